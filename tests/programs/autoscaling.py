@@ -9,15 +9,13 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +30,12 @@ from ray.util import placement_group_table
 from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, is_running
 from tests.conftest import GOLDEN
+from tests.support.counting_client import PROMPT, CountingClient
+from tests.support.main_thread import MainThread
 from tests.support.programs import REPOSITORY
 from tests.support.ray_nodes import few_processes
 from tests.support.waiting import until
 
-PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
-# A request whose body is incomplete counts as load, and leaves processor time to the processes that start.
-SLOW_BODY_S = 2.0
-NUM_TOKENS = 60  # of a completion of the load: enough that some are seen running
 LOOK_EACH_S = 0.25  # each look is a request or several, which take processor time from the processes that start
 
 
@@ -82,29 +78,6 @@ def groups() -> dict[str, str]:
     return {key: group["state"] for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
 
 
-class MainThread:
-    """Runs calls that work only in the main thread for a coroutine of another thread, whose streams go on meanwhile."""
-
-    def __init__(self) -> None:
-        self._calls: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue()
-
-    async def run(self, call: Callable[[], Any]) -> Any:
-        future: Future[Any] = Future()
-        self._calls.put((future, call))
-        return await asyncio.wrap_future(future)
-
-    def serve_until(self, done: Future[Any]) -> None:
-        while not done.done():
-            try:
-                future, call = self._calls.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            try:
-                future.set_result(call())
-            except Exception as error:
-                future.set_exception(error)
-
-
 def nodes_of_groups() -> set[str]:
     table = placement_group_table().values()
     return {node for group in table if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
@@ -120,260 +93,241 @@ def pending_cpus() -> list[float]:
     ]
 
 
-class Client:
-    """An HTTP client that counts how each completion ended."""
+Processes = dict[int, ProcessIdentity]  # by pid
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http = http
-        self.endings: Counter[str] = Counter()
-        self.streams_wanted = 0
-        self.ranks: dict[tuple[int, ...], int] = {}  # pids of a replica's ranks -> most requests seen running on it
 
-    async def look(self, method: str, path: str, **body: Any) -> httpx.Response | None:
-        """None where nothing answers within 10 s."""
-        with contextlib.suppress(httpx.TransportError):
-            return await self.http.request(method, path, json=body or None, timeout=10)
+def identified(pids: Iterable[int]) -> Processes:
+    """The processes that have these ids now, which others may get later."""
+    return {pid: ProcessIdentity.of(pid) for pid in pids}
+
+
+def running(processes: Processes) -> list[int]:
+    return [pid for pid, process in processes.items() if is_running(process)]
+
+
+class Observations:
+    """What this program prints, and how long each step took."""
+
+    def __init__(self, log: Path) -> None:
+        self.seen: dict[str, Any] = {}
+        self._log = log  # of the server
+        self._began = time.monotonic()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.seen[name] = value
+
+    def stamp(self, name: str) -> None:
+        """Note the seconds since the last stamp."""
+        now = time.monotonic()
+        self.seen[f"{name}_s"], self._began = round(now - self._began, 2), now
+
+    async def said(self, words: str) -> str | None:
+        """The first line of the server's log with these words."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return next((line for line in lines if words in line), None)
+
+
+async def no_node_has_room(client: CountingClient, seen: Observations) -> None:
+    """The first replica waits, and the server says so."""
+
+    async def is_pending() -> bool:
+        return "PENDING" in groups().values()
+
+    await until("a placement group waits", is_pending, 160, LOOK_EACH_S)
+    seen.stamp("submitted")
+    early: list[int] = []
+
+    async def waits() -> str | None:
+        answer = await client.look("GET", "/ready")
+        early.append(answer.status_code if answer is not None else 0)
+        return await seen.said("Waiting for room")
+
+    seen["waiting"] = await until("the line", waits, pause_s=LOOK_EACH_S)
+    seen.stamp("waiting")
+    seen["warning"] = await until("the warning", lambda: seen.said("it waits until there is room"))
+    seen["ready_without_room"] = sorted(set(early))
+
+
+async def answers_while_loading(client: CountingClient, ready: httpx.Response) -> dict[str, Any] | None:
+    """How a replica that loads, and has answered `ready`, answers other requests; None if it does not load any more."""
+    health = await client.look("GET", "/health")
+    post = await client.look("POST", "/v1/completions", **PROMPT)
+    if health is None or post is None or post.status_code == 200:
         return None
-
-    async def props(self) -> tuple[int, ...]:
-        """Pids of the ranks of the replica that answers; () if none does."""
-        answer = await self.look("GET", "/props")
-        if answer is None or answer.status_code != 200 or answer.json()["phase"] != "ready":
-            return ()
-        pids = tuple(rank["pid"] for rank in answer.json()["ranks"])
-        self.ranks[pids] = max(self.ranks.get(pids, 0), answer.json()["requests_running"])
-        return pids
-
-    async def stream(
-        self, max_tokens: int = NUM_TOKENS, begun: asyncio.Event | None = None, slow_body_s: float = 0.0
-    ) -> str:
-        """The end of a streamed completion: its finish reason, or its error. slow_body_s: until its body is complete."""
-        body = json.dumps(PROMPT | {"max_tokens": max_tokens, "stream": True}).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-
-        async def parts() -> AsyncIterator[bytes]:
-            yield body[:-1]
-            await asyncio.sleep(slow_body_s)
-            yield body[-1:]
-
-        reason, done, count = "no finish reason", False, 0
-        try:
-            async with self.http.stream(
-                "POST", "/v1/completions", content=parts(), headers=headers, timeout=180
-            ) as response:
-                if response.status_code != 200:
-                    return f"{response.status_code} {(await response.aread())[:200]!r}"
-                async for line in response.aiter_lines():
-                    if line == "data: [DONE]":
-                        done = True
-                    elif line.startswith("data: "):
-                        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                        reason, count = choice["finish_reason"] or reason, count + 1
-                        if begun is not None:
-                            begun.set()
-        except httpx.HTTPError as error:
-            return type(error).__name__
-        return reason if done and count > 1 else f"cut off: {count} chunks, {reason}"
-
-    async def stream_until_it_fails(self, begun: asyncio.Event) -> str:
-        """How the first stream ended that was not whole; at most 50 streams."""
-        for _ in range(50):
-            if (ending := await self.stream(4000, begun)) != "length":
-                return ending
-        return "length"
-
-    async def keep_streaming(self, worker: int) -> None:
-        """Stream one completion after the other while `worker` is below the wanted number of streams."""
-        while True:
-            if worker < self.streams_wanted:
-                self.endings[await self.stream(slow_body_s=SLOW_BODY_S)] += 1
-            await asyncio.sleep(0.05)
+    return {
+        "health": health.status_code,
+        "ready": [ready.status_code, ready.headers.get("Retry-After"), ready.json()["phase"]],
+        "completion": [post.status_code, post.headers.get("Retry-After"), post.json()],
+    }
 
 
-async def end(up: subprocess.Popen[bytes], seen: dict[str, Any], ranks: dict[int, ProcessIdentity]) -> None:
-    """End the server by SIGTERM, and note what is left of it."""
+async def the_first_replica_starts(client: CountingClient, seen: Observations) -> None:
+    """A node has joined, which has room for one replica."""
+    loading: list[dict[str, Any]] = []
+
+    async def is_ready() -> bool:
+        ready = await client.look("GET", "/ready")
+        if ready is not None and ready.status_code == 200:
+            return True
+        if ready is not None and "phase" in ready.text:
+            answers = await answers_while_loading(client, ready)
+            loading.extend([answers] if answers is not None else [])
+        return False
+
+    await until("ready", is_ready, 240, LOOK_EACH_S)
+    seen.stamp("first_replica")
+    seen["loading"] = loading
+    await until("the banner", lambda: seen.said("is ready at"))
+    seen["first"] = list(await until("the ranks of the first replica", client.props))
+
+
+async def a_second_replica_waits(client: CountingClient, seen: Observations) -> None:
+    """More load than one replica takes makes another placement group wait, which a cluster autoscaler sees."""
+
+    async def wants_more() -> bool:
+        return sorted(groups().values()) == ["CREATED", "PENDING"]
+
+    await until("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
+    seen.stamp("second_wanted")
+    seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
+    served = client.endings.total()
+    await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 4))
+    await until("a second placement group still waits", wants_more)
+    seen["groups_while_waiting"] = sorted(groups().values())
+    seen["replicas_while_waiting"] = len(client.ranks)
+
+
+async def the_second_replica_serves(client: CountingClient, seen: Observations) -> Processes:
+    """Another node has joined, which has room for the second replica. Returns the ranks of both."""
+
+    def replicas() -> list[tuple[int, ...]]:
+        """The replicas seen whose ranks all run; a busy machine may have replaced one meanwhile."""
+        return [pids for pids in client.ranks if len(running(identified(pids))) == len(pids)]
+
+    async def both_work() -> Processes | None:
+        await client.props()
+        both = replicas()
+        settled = sorted(groups().values()) == ["CREATED", "CREATED"]
+        if not settled or len(both) != 2 or not all(client.ranks[pids] for pids in both):
+            return None
+        return identified(pid for pids in both for pid in pids)
+
+    what = "two replicas have rows to run and a placement group each"
+    ranks = await until(what, both_work, 240, LOOK_EACH_S)
+    seen.stamp("second_replica")
+    seen["ranks_under_load"] = len(running(ranks))
+    return ranks
+
+
+async def one_replica_ends(client: CountingClient, ranks: Processes, seen: Observations) -> list[int]:
+    """The load is one stream at a time, which one replica can serve. Returns the pids of its ranks."""
+
+    async def one_is_gone() -> list[int] | None:
+        left = running(ranks)
+        return left if len(left) == 2 and len(groups()) == 1 else None
+
+    left = await until("one replica's ranks and placement group are gone", one_is_gone, 240, LOOK_EACH_S)
+    seen.stamp("gone")
+    seen["left"] = left
+    seen["left_is_one_replica"] = tuple(left) in client.ranks
+    seen["groups_left"] = list(groups().values())
+    served = client.endings.total()
+    await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() > served))
+    seen["answers"] = list(await until("an answer", client.props))
+    return left
+
+
+async def the_replicas_node_is_lost(
+    cluster: Cluster, client: CountingClient, ranks: Processes, seen: Observations
+) -> list[int]:
+    """The node is lost during a stream; the other node has room for the replica. Returns the pids of its new ranks."""
+    begun = asyncio.Event()
+    cut = asyncio.create_task(client.stream_until_it_fails(begun))
+    await asyncio.wait_for(begun.wait(), 120)
+    (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
+    removing = asyncio.get_running_loop().run_in_executor(None, lambda: cluster.remove_node(lost, allow_graceful=False))
+    lost_at = time.monotonic()
+    seen["stream_of_the_lost_node"] = await cut
+    seen["cut_s"] = time.monotonic() - lost_at
+    # Requests now wait for the next replica, or get 503 with Retry-After.
+    meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
+    await until("the lost node's ranks are gone", lambda: asyncio.sleep(0, not running(ranks)))
+    seen["lost_ranks_gone_s"] = time.monotonic() - lost_at
+    anew = await until("another replica serves", client.props, 360, LOOK_EACH_S)
+    seen["placed_anew_s"] = time.monotonic() - lost_at
+    seen["meanwhile"] = await asyncio.gather(*meanwhile)
+    seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
+    await removing
+    seen.stamp("node_lost")
+    return list(anew)
+
+
+async def the_application_is_deleted(client: CountingClient, ranks: Processes, seen: Observations) -> None:
+    """During streams, which end whole."""
+    all_begun, late = [asyncio.Event() for _ in range(8)], set()
+    # Together they last long enough for a busy machine to ask for readiness meanwhile.
+    last = asyncio.gather(*(client.stream(2000, begun) for begun in all_begun))
+    await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in all_begun)), 120)
+    deleting = asyncio.create_task(asyncio.to_thread(serve.delete, "llama"))
+
+    async def is_drained() -> bool:
+        ready = await client.look("GET", "/ready")
+        if ready is not None and not last.done():
+            late.add(ready.status_code)
+        return last.done()
+
+    await until("the live streams have ended", is_drained, 240)
+    seen["ready_while_draining"], seen["streams_while_draining"] = sorted(late - {200}), sorted(set(await last))
+    await deleting
+    what = "the application's ranks and placement groups are gone"
+    await until(what, lambda: asyncio.sleep(0, not groups() and not running(ranks)))
+    seen.stamp("drained")
+
+
+async def the_server_ends(up: subprocess.Popen[bytes], ranks: Processes, seen: Observations) -> None:
+    """By SIGTERM. Notes what is left of it."""
     up.send_signal(signal.SIGTERM)
     seen["exit"] = await asyncio.to_thread(up.wait, 180)
     seen["groups_after"] = list(groups().values())
-    seen["ranks_after"] = sum(is_running(process) for process in ranks.values())
+    seen["ranks_after"] = len(running(ranks))
+    seen.stamp("ended")
+
+
+@contextlib.asynccontextmanager
+async def load(client: CountingClient, num_streams: int) -> AsyncIterator[None]:
+    """One completion after the other in `num_streams` streams, or in fewer where `client.streams_wanted` is lowered."""
+    workers = [asyncio.create_task(client.keep_streaming(i)) for i in range(num_streams)]
+    client.streams_wanted = num_streams
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def main(
     cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str, *, is_full: bool
 ) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
-    began = time.monotonic()
-
-    def stamp(name: str) -> None:
-        nonlocal began
-        seen[f"{name}_s"], began = round(time.monotonic() - began, 2), time.monotonic()
-
-    def said(words: str) -> str | None:
-        return next((line for line in log.read_text(errors="replace").splitlines() if words in line), None)
-
+    seen = Observations(log)
     async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0)) as http:
-        client = Client(http)
-
-        # No node has room for a replica.
-        async def is_pending() -> bool:
-            return "PENDING" in groups().values()
-
-        await until("a placement group waits", is_pending, 160, LOOK_EACH_S)
-        stamp("submitted")
-        early: list[int] = []
-
-        async def waits() -> str | None:
-            answer = await client.look("GET", "/ready")
-            early.append(answer.status_code if answer is not None else 0)
-            return said("Waiting for room")
-
-        seen["waiting"] = await until("the line", waits, pause_s=LOOK_EACH_S)
-        stamp("waiting")
-        seen["warning"] = await until("the warning", lambda: asyncio.sleep(0, said("it waits until there is room")))
-        seen["ready_without_room"] = sorted(set(early))
-
-        # A node joins: room for one replica.
+        client = CountingClient(http)
+        await no_node_has_room(client, seen)
         await main_thread.run(lambda: cluster.add_node(num_cpus=2))
-        loading: list[dict[str, Any]] = []
-
-        async def is_ready() -> bool:
-            ready = await client.look("GET", "/ready")
-            if ready is not None and ready.status_code == 200:
-                return True
-            if ready is not None and "phase" in ready.text:
-                health = await client.look("GET", "/health")
-                post = await client.look("POST", "/v1/completions", **PROMPT)
-                if health is not None and post is not None and post.status_code != 200:
-                    loading.append(
-                        {
-                            "health": health.status_code,
-                            "ready": [ready.status_code, ready.headers.get("Retry-After"), ready.json()["phase"]],
-                            "completion": [post.status_code, post.headers.get("Retry-After"), post.json()],
-                        }
-                    )
-            return False
-
-        await until("ready", is_ready, 240, LOOK_EACH_S)
-        stamp("first_replica")
-        seen["loading"] = loading
-        await until("the banner", lambda: asyncio.sleep(0, said("is ready at")))
-        seen["first"] = list(await until("the ranks of the first replica", client.props))
-
-        # More load than one replica takes.
-        workers = [asyncio.create_task(client.keep_streaming(i)) for i in range(4)]
-        client.streams_wanted = 4
-
-        async def wants_more() -> bool:
-            return sorted(groups().values()) == ["CREATED", "PENDING"]
-
-        await until("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
-        stamp("second_wanted")
-        seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
-        served = client.endings.total()
-        await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 4))
-        await until("a second placement group still waits", wants_more)
-        seen["groups_while_waiting"] = sorted(groups().values())
-        seen["replicas_while_waiting"] = len(client.ranks)
-
-        # Another node joins: room for two replicas. A pause of the load until it has started would remove one.
-        await main_thread.run(lambda: cluster.add_node(num_cpus=2))
-
-        def running() -> dict[tuple[int, ...], dict[int, ProcessIdentity]]:
-            """The replicas seen whose ranks all run; a busy machine may have replaced one meanwhile."""
-            known = {pids: {pid: ProcessIdentity.of(pid) for pid in pids} for pids in client.ranks}
-            return {pids: ranks for pids, ranks in known.items() if all(map(is_running, ranks.values()))}
-
-        async def both_work() -> dict[tuple[int, ...], dict[int, ProcessIdentity]] | None:
-            await client.props()
-            both = running()
-            settled = sorted(groups().values()) == ["CREATED", "CREATED"]
-            return both if settled and len(both) == 2 and all(client.ranks[pids] for pids in both) else None
-
-        what = "two replicas have rows to run and a placement group each"
-        replicas = await until(what, both_work, 240, LOOK_EACH_S)
-        stamp("second_replica")
-        processes = {pid: process for ranks in replicas.values() for pid, process in ranks.items()}
-        seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
-
-        # One stream at a time, which one replica can serve.
-        client.streams_wanted = 1
-
-        async def one_is_gone() -> list[int] | None:
-            left = [pid for pid, process in processes.items() if is_running(process)]
-            return left if len(left) == 2 and len(groups()) == 1 else None
-
-        left = await until("one replica's ranks and placement group are gone", one_is_gone, 240, LOOK_EACH_S)
-        stamp("gone")
-        seen["left"] = left
-        seen["left_is_one_replica"] = tuple(left) in client.ranks
-        seen["groups_left"] = list(groups().values())
-        served = client.endings.total()
-        await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() > served))
-        seen["answers"] = list(await until("an answer", client.props))
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await the_first_replica_starts(client, seen)
+        async with load(client, 4):
+            await a_second_replica_waits(client, seen)
+            # A pause of the load until the second replica has started would remove one.
+            await main_thread.run(lambda: cluster.add_node(num_cpus=2))
+            ranks = await the_second_replica_serves(client, seen)
+            client.streams_wanted = 1
+            ranks = identified(await one_replica_ends(client, ranks, seen))
         seen["endings"] = client.endings
-        if not is_full:
-            await end(up, seen, {pid: ProcessIdentity.of(pid) for pid in left})
-            return seen
-
-        # The replica's node is lost during a stream; the other node has room.
-        begun = asyncio.Event()
-        cut = asyncio.create_task(client.stream_until_it_fails(begun))
-        await asyncio.wait_for(begun.wait(), 120)
-        (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
-        removing = asyncio.get_running_loop().run_in_executor(
-            None, lambda: cluster.remove_node(lost, allow_graceful=False)
-        )
-        lost_at, processes = time.monotonic(), {pid: ProcessIdentity.of(pid) for pid in left}
-        seen["stream_of_the_lost_node"] = await cut
-        seen["cut_s"] = time.monotonic() - lost_at
-        # Requests now wait for the next replica, or get 503 with Retry-After.
-        meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
-
-        async def all_are_gone() -> bool:
-            return not any(is_running(process) for process in processes.values())
-
-        await until("the lost node's ranks are gone", all_are_gone)
-        seen["lost_ranks_gone_s"] = time.monotonic() - lost_at
-
-        async def is_placed_anew() -> tuple[int, ...]:
-            return await client.props()
-
-        anew = await until("another replica serves", is_placed_anew, 360, LOOK_EACH_S)
-        seen["placed_anew_s"] = time.monotonic() - lost_at
-        seen["meanwhile"] = await asyncio.gather(*meanwhile)
-        seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
-        await removing
-        stamp("node_lost")
-        processes = {pid: ProcessIdentity.of(pid) for pid in anew}
-
-        # The application is deleted during a stream; then the server ends.
-        all_begun, late = [asyncio.Event() for _ in range(8)], set()
-        # Together they last long enough for a busy machine to ask for readiness meanwhile.
-        last = asyncio.gather(*(client.stream(2000, begun) for begun in all_begun))
-        await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in all_begun)), 120)
-        deleting = asyncio.create_task(asyncio.to_thread(serve.delete, "llama"))
-
-        async def is_drained() -> bool:
-            ready = await client.look("GET", "/ready")
-            if ready is not None and not last.done():
-                late.add(ready.status_code)
-            return last.done()
-
-        await until("the live streams have ended", is_drained, 240)
-        seen["ready_while_draining"], seen["streams_while_draining"] = sorted(late - {200}), sorted(set(await last))
-        await deleting
-
-        async def nothing_is_left() -> bool:
-            return not groups() and not any(is_running(process) for process in processes.values())
-
-        await until("the application's ranks and placement groups are gone", nothing_is_left)
-        stamp("drained")
-        await end(up, seen, processes)
-        stamp("ended")
-    return seen
+        if is_full:
+            ranks = identified(await the_replicas_node_is_lost(cluster, client, ranks, seen))
+            await the_application_is_deleted(client, ranks, seen)
+        await the_server_ends(up, ranks, seen)
+    return seen.seen
 
 
 def run(directory: str, *, is_full: bool) -> dict[str, Any]:

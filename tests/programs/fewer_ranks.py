@@ -31,7 +31,7 @@ from ray.util import placement_group_table
 
 from benchmarks.harness.programs import free_port
 from cluster.driver.placement import REPLICA_BUNDLE
-from tests.programs.autoscaling import MainThread
+from tests.support.main_thread import MainThread
 from tests.support.programs import REPOSITORY
 from tests.support.ray_nodes import few_processes
 from tests.support.waiting import until
