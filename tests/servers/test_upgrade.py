@@ -19,10 +19,9 @@ import torch
 from tests.chaos.load import Ask, hear
 from tests.programs.startup import Malicious
 from tests.servers.conftest import CPUS_PER_RANK, SHARED_MEMORY_BEFORE
-from tests.servers.test_end_to_end import WITH_TOKEN, address_of
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import REPOSITORY, environment
-from tests.support.server import Server
+from tests.support.server import WITH_TOKEN, Server, address_of
 from tests.support.traced_server import Traced
 from tests.support.waiting import until, wait_until
 

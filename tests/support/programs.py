@@ -1,4 +1,4 @@
-"""Runs a program of tests/programs in a process of its own and reads its one line of JSON."""
+"""Runs commands, and programs of tests/programs, in processes of their own and reads what they print."""
 
 import json
 import os
@@ -16,6 +16,21 @@ def environment(**changes: str) -> dict[str, str]:
     """This process's variables without those of Ray and of the server, with this repository on the Python path."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
     return inherited | PATIENT_SERVE | {"PYTHONPATH": str(REPOSITORY)} | changes
+
+
+def output_of(command: list[str], env: dict[str, str] | None = None, timeout_s: float = 240.0) -> str:
+    """What a command prints, which must end well. `env` is set in its environment."""
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=environment(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def seen_by(module: str, *words: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import yaml
 
 from benchmarks.harness.programs import free_port
@@ -34,6 +35,8 @@ GOLDEN_ARGS = {
 }
 UP = [sys.executable, "-m", "cli", "up"]
 SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
+# Ray guards its cluster by a token in the user's home. With an explicit address the token must be enabled.
+WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 
 
@@ -144,6 +147,22 @@ class Server:
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
+
+
+def openai_client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+
+
+def address_of(server: Server) -> str:
+    """The Ray address of a server's own cluster, from the command line of its raylet."""
+    for pid in server.processes():
+        words: list[str] = []
+        with contextlib.suppress(OSError):  # it has just ended
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        for word in words:
+            if word.startswith("--gcs-address="):
+                return word.removeprefix("--gcs-address=")
+    raise AssertionError("the server's cluster was not found")
 
 
 def is_idle(server: Server) -> bool:
