@@ -191,6 +191,13 @@ def consume(matcher: "LLMatcher", tokens: list[int]) -> None:
         raise LimitsExceeded
 
 
+def mask_of(matcher: "LLMatcher", vocabulary: JsonVocabulary) -> np.ndarray:
+    """uint32 [words]: the tokens that the grammar allows."""
+    bits = np.zeros(vocabulary.num_words, np.uint32)
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    return bits
+
+
 def check_limits(matcher: "LLMatcher") -> None:
     if matcher.is_error():
         raise LimitsExceeded

@@ -5,31 +5,23 @@ to end is found by following its grammar ahead, with the token that closes most 
 away than that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its masks: it is told from JSON by
 what the grammar allows.
 
-The closing path, the tokens to the answer's end, is found once and then kept up to date. Behind most tokens the rest of it, or
-all of it, is still a path, which the grammar tells in microseconds.
+The closing path, the tokens to the answer's end, is found once and then kept up to date. Which tokens of a mask are in time
+is decided in `tokens_in_time`, and kept for the rest of a string and for other answers (`json_lookahead`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.closing_path import LimitsExceeded, Search, check_limits, consume
-from llama_core.execution.json_lookahead import MARGIN, MAX_OTHER, MAX_WATCHED, KnownMask, Lookahead, Place
+from llama_core.execution.closing_path import LimitsExceeded, Search, check_limits, consume, mask_of
+from llama_core.execution.json_lookahead import MAX_OTHER, MAX_WATCHED, KnownMask, Lookahead, Place
 from llama_core.execution.json_outline import JsonOutline
-from llama_core.execution.json_vocabulary import (
-    SPACES,
-    JsonText,
-    JsonVocabulary,
-    bits_of,
-    count_of,
-    each_of,
-    first_of,
-    tokens_of,
-)
+from llama_core.execution.json_vocabulary import SPACES, JsonText, bits_of, each_of
+from llama_core.execution.tokens_in_time import TokensInTime, are_few
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -37,19 +29,12 @@ if TYPE_CHECKING:
 # With fewer tokens beyond those of the closing path the model has no choice: a character may take four, and an escape that
 # begins with one token for "\\u" five.
 _FORCED_BELOW: Final = 5
-_MAX_TOKENS: Final = 64  # that are tried one by one at a position outside of strings
-_MAX_TOKENS_IN_STRING: Final = 256  # as in an enum
-# Tokens of the paths that are found for one mask, and twice those that are tried: some milliseconds for most grammars.
-_MAX_FOLLOWED: Final = 512
-_MAX_TRIED: Final = 256  # tokens that are tried behind one of them, within strings that cannot end anywhere
-_GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need
 _MAX_UNREAD: Final = 64  # tokens before the watched positions that are followed at once
 # With so many tokens left an answer without a closing path is looked at again, because the model may have taken a shorter way,
 # and with less effort, because most have not.
 _LOOK_AGAIN: Final = frozenset(int(MAX_WATCHED * 0.7**i) for i in range(18))
 _MAX_TRIED_AGAIN: Final = 256
 _SPACES: Final = frozenset(SPACES[i : i + 1] for i in range(len(SPACES)))
-_CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
 
 
 @dataclass(slots=True)
@@ -90,11 +75,6 @@ class JsonEnding:
     arrived: int = -1
     is_broken: bool = False
     unread: list[int] = field(default_factory=list)  # of the answer, behind `tokens` and before the watched positions
-    num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
-    # For one mask: the texts, as far as they were followed, of the tokens that are late.
-    late_texts: list[bytes] = field(default_factory=list)
-    most_needed: int = 0  # for one mask: with fewer tokens left, other tokens may be in time
-    is_any_late: bool = False  # for one mask: a token was late, maybe only with a margin
     in_string: KnownMask | None = None  # of the string within which the answer stands
 
     @classmethod
@@ -111,7 +91,6 @@ class JsonEnding:
             place=self.place.copy(),
             tokens=list(self.tokens),
             unread=list(self.unread),
-            late_texts=[],
         )
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
@@ -197,7 +176,7 @@ class JsonEnding:
     def _follow(self, token: int, position: int) -> None:
         self._arrive(position)
         if self.place.path:
-            self.place.path = self._path_behind(token, self.limit - position - 1, MAX_OTHER)
+            self.place.path = self._in_time(self.limit - position - 1).path_behind(token, max_other=MAX_OTHER)
         consume(self.matcher, [token])
         self.tokens.append(token)
         text = self.ahead.vocabulary.text(token)
@@ -212,7 +191,7 @@ class JsonEnding:
         self.arrived, place = position, self.place
         if self.ahead.begins_with_text:
             in_text = self._is_in_text(
-                _mask_of(self.matcher, self.ahead.vocabulary) if bits is None else bits, len(self.tokens)
+                mask_of(self.matcher, self.ahead.vocabulary) if bits is None else bits, len(self.tokens)
             )
             if in_text:
                 place.path = None
@@ -247,7 +226,7 @@ class JsonEnding:
             # A mask that the matcher has kept is right: all these positions are on one way.
             earlier.rollback(1)
             num_before -= 1
-            in_text = self._is_in_text(_mask_of(earlier, self.ahead.vocabulary), num_before)
+            in_text = self._is_in_text(mask_of(earlier, self.ahead.vocabulary), num_before)
             check_limits(earlier)
             if in_text:
                 break
@@ -273,28 +252,29 @@ class JsonEnding:
         most = left - 1
         if self.in_string and self.in_string.holds(bits, path, most):
             return self.in_string.kept
-        is_few = count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS)
         # Where all tokens that go on within a string are kept, only what follows the string counts.
         text = self.place.text
-        is_alike = text.in_string and not text.is_escaped and not is_few and self._is_in_free_value()
+        is_alike = text.in_string and not text.is_escaped and not are_few(bits, text) and self._is_in_free_value()
         place = self._place_of(bits, is_alike=is_alike)
         known = None if place is None else self.ahead.known(place)
         if known is None or not known.holds(bits, path, most):
-            self.num_followed = self.most_needed = 0
-            self.is_any_late = False
-            self.late_texts.clear()
-            kept = self._few_in_time(bits, most) if is_few else self._groups_in_time(bits, most)
-            # Where more tokens are followed, the last ones are guessed, which depends on the tokens that are left.
-            if self.num_followed >= _MAX_FOLLOWED:
+            in_time = self._in_time(most)
+            kept = in_time.of(bits)
+            if in_time.is_guessed:  # guesses depend on the tokens that are left
                 return kept
             check_limits(self.matcher)  # beyond them tokens may be refused that the grammar allows
             # What follows a late token is followed further with more tokens left, up to those that are guessed.
-            known = KnownMask(bits.copy(), path, kept, self.most_needed, most if self.is_any_late else None)
+            known = KnownMask(bits.copy(), path, kept, in_time.most_needed, most if in_time.is_any_late else None)
             if place is not None:
                 self.ahead.keep(place, known)
         if is_alike:
             self.in_string = known
         return known.kept
+
+    def _in_time(self, most: int) -> TokensInTime:
+        """Judges tokens at this place, behind each of which `most` others may follow."""
+        assert self.place.path
+        return TokensInTime(self.ahead.vocabulary, self.matcher, self.place.text, self.place.path, most)
 
     def _place_of(self, bits: np.ndarray, *, is_alike: bool) -> Place | None:
         """What determines which tokens of a mask are kept; None if no less than the whole answer does. is_alike: it is the same
@@ -309,166 +289,9 @@ class JsonEnding:
             return None
         return outline.text, path, hash(bits.tobytes())
 
-    def _few_in_time(self, bits: np.ndarray, most: int) -> np.ndarray:
-        shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
-        return bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
-
     def _is_in_free_value(self) -> bool:
         """Whether what may follow the string does not depend on its text. Behind a key it does."""
         path, vocabulary = self.place.path, self.ahead.vocabulary
         assert path
         ending = b"".join(map(vocabulary.text, path[:3])).partition(b'"')[2].lstrip(SPACES)
         return self.ahead.is_string_free and ending[:1] in (b",", b"]", b"}")
-
-    def _groups_in_time(self, bits: np.ndarray, most: int) -> np.ndarray:
-        """The allowed tokens that are in time. Tokens that go on within a string or a number are not looked at."""
-        vocabulary, text = self.ahead.vocabulary, self.place.text
-        if text.in_string:
-            late = self._late_behind_string(bits & vocabulary.leaving_string, most)
-        else:
-            late = self._late_outside(bits & ~vocabulary.in_numbers if text.in_number else bits, most)
-        return bits & ~bits_of(late, len(bits)) if late else bits.copy()
-
-    def _late_behind_string(self, bits: np.ndarray, most: int) -> list[int]:
-        """Of the tokens that end the string, those that are late. The shortest stands for all with the same text behind the
-        end."""
-        late = list[int]()
-        for alike in self._alike(bits, self.ahead.vocabulary.texts_behind_string):
-            if not self._fits(alike[0], most):
-                late += alike
-        return late
-
-    def _late_outside(self, bits: np.ndarray, most: int) -> list[int]:
-        """Of the tokens outside of a string, those that are late. Of those that begin alike the longest stands for all, if it
-        is in time."""
-        late = list[int]()
-        for alike in self._alike(bits, self.ahead.vocabulary.openings):
-            if not self.ahead.vocabulary.text(alike[0]).strip(SPACES):
-                continue
-            if len(alike) == 1 or not self._fits(alike[-1], most, MARGIN):
-                late += [token for i, token in enumerate(alike) if i >= _MAX_TOKENS or not self._fits(token, most)]
-        return late
-
-    def _alike(self, bits: np.ndarray, numbers: np.ndarray) -> Iterator[list[int]]:
-        """The tokens with the same number, the shortest first."""
-        tokens = np.array(tokens_of(bits), np.int64)
-        if not len(tokens):
-            return
-        order = np.lexsort((self.ahead.vocabulary.lengths[tokens], numbers[tokens]))
-        for alike in np.split(tokens[order], np.flatnonzero(np.diff(numbers[tokens][order])) + 1):
-            yield alike.tolist()
-
-    def _fits(self, token: int, most: int, margin: int = 0) -> bool:
-        """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare."""
-        is_late = not self._is_in_time(token, most, margin)
-        self.is_any_late |= is_late
-        return not is_late
-
-    def _is_in_time(self, token: int, most: int, margin: int) -> bool:
-        """As `_fits`. A token that begins a text that is late counts as late too, without another search."""
-        path, text = self.place.path, self.ahead.vocabulary.text(token)
-        assert path
-        if token in self.ahead.vocabulary.ends:
-            return True
-        if token == path[0]:
-            num_needed = len(path) - 1
-        elif text and any(late.startswith(text) for late in self.late_texts):
-            # With fewer tokens left than this text has bytes, the late text might not have been followed so far.
-            self.most_needed = max(self.most_needed, len(text))
-            return False
-        elif self.num_followed > _MAX_FOLLOWED:
-            if self.late_texts:
-                return False
-            num_needed = len(path) + _GUESSED
-        else:
-            self.num_followed += 1
-            num_late = len(self.late_texts)
-            behind = self._path_behind(token, most - margin)
-            if not behind:
-                if margin:  # it may be in time without
-                    del self.late_texts[num_late:]
-                return False
-            num_needed = len(behind)
-        self.most_needed = max(self.most_needed, num_needed + margin if num_needed + margin <= most else 0)
-        return num_needed + margin <= most
-
-    def _path_behind(self, token: int, most: int, max_other: int = 0) -> list[int]:
-        """The closing path behind `token`, which the matcher has not consumed; none if none of `most` tokens is found.
-
-        max_other: as in `Search`."""
-        path, vocabulary = self.place.path, self.ahead.vocabulary
-        assert path
-        if token == path[0]:
-            return path[1:]
-        text, within = vocabulary.text(token), list[int]()
-        behind = self.matcher
-        if text[-1:] >= b"\x80":
-            behind = self.matcher.deep_copy()
-            consume(behind, [token])
-            within = _rest_of_character(behind, vocabulary)
-        closers = list(self._closers(text))
-        # The token may stand for any number of the path's, up to one for each of its characters. In a string that may end here
-        # it mostly stands for none.
-        goes_on = self.place.text.in_string and b'"' not in text and vocabulary.text(path[0])[:1] == b'"'
-        for num_replaced in (*((0, 1) if goes_on else (1, 0)), *range(2, min(len(text) + 1, len(path)))):
-            for some in (within, *(within + each for each in closers)):
-                rest = some + path[num_replaced:] if some or num_replaced else path
-                if num_replaced < len(path) and len(rest) <= most and self._is_allowed([token, *rest]):
-                    return rest
-        behind = self.matcher.deep_copy()
-        consume(behind, [token])
-        place = self.place.text.copy()
-        place.append(text)
-        search = Search(vocabulary, most, max_other) if max_other else Search(vocabulary, most, max_tried=_MAX_TRIED)
-        found = search.path(behind, place)
-        self.num_followed += search.num_followed
-        if not found:
-            self.late_texts.append(text + b"".join(map(vocabulary.text, search.first_path)))
-        return found
-
-    def _is_allowed(self, tokens: list[int]) -> bool:
-        return bool(self.matcher.validate_tokens(tokens) == len(tokens))
-
-    def _closers(self, text: bytes) -> Iterator[list[int]]:
-        """The tokens that may close what `text` opens."""
-        characters = self.ahead.vocabulary.characters
-        for closing in _closings(text, self.place.text.in_string, self.place.text.is_escaped):
-            tokens = [characters.get(closing[i : i + 1]) for i in range(len(closing))]
-            if None not in tokens:
-                yield [token for token in tokens if token is not None]
-
-
-@lru_cache(maxsize=2**14)
-def _closings(text: bytes, in_string: bool, is_escaped: bool) -> tuple[bytes, ...]:
-    """What may close the brackets and the string that `text` opens, and an empty string for another item or value."""
-    place, brackets, opens_string = JsonText(in_string, is_escaped), b"", False
-    for i, char in enumerate(text):
-        was_in_string = place.in_string
-        place.append(text[i : i + 1])
-        if was_in_string:
-            continue
-        opens_string = place.in_string
-        if char in _CLOSERS:
-            brackets = _CLOSERS[char] + brackets
-        elif brackets[:1] == text[i : i + 1]:
-            brackets = brackets[1:]
-    if place.in_string:
-        return (b'"' + brackets,) if opens_string and not place.is_escaped else ()
-    if text.rstrip(SPACES)[-1:] in (b",", b":"):
-        return (b'""' + brackets,)
-    return (brackets,) if brackets else ()
-
-
-def _rest_of_character(matcher: "LLMatcher", vocabulary: JsonVocabulary) -> list[int]:
-    """Tokens that end a character within which the matcher stands, which it consumes."""
-    tokens: list[int] = []
-    while (mask := _mask_of(matcher, vocabulary)).any() and not (mask & vocabulary.beginning_character).any():
-        tokens.append(first_of(mask))
-        consume(matcher, tokens[-1:])
-    return tokens
-
-
-def _mask_of(matcher: "LLMatcher", vocabulary: JsonVocabulary) -> np.ndarray:
-    bits = np.zeros(vocabulary.num_words, np.uint32)
-    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-    return bits

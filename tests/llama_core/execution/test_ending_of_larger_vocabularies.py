@@ -9,15 +9,7 @@ from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.reasoning import ReasoningMarks
 from llama_core.text.tools.registry import find_tool_format
 from tests.support import sampled_answers
-from tests.support.sampled_answers import (
-    BIG,
-    RESPELLED,
-    STORY,
-    TOKENIZER,
-    behind,
-    grammar_of,
-    respelled,
-)
+from tests.support.sampled_answers import BIG, RESPELLED, STORY, TOKENIZER, behind, grammar_of, respelled
 
 VOCABULARY = respelled()
 by_chance = partial(sampled_answers.by_chance, vocabulary=VOCABULARY)

@@ -12,6 +12,7 @@ import pytest
 
 from llama_core.execution.closing_path import LimitsExceeded
 from llama_core.execution.json_ending import JsonEnding
+from llama_core.execution.tokens_in_time import TokensInTime
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import ToolUse
@@ -78,13 +79,13 @@ def test_another_answer_of_the_same_outline_is_not_looked_at_again() -> None:
     schema = members(TEXT, flag={"type": "boolean"}, tags={"type": "array", "items": TEXT})
     grammar = grammar_of(schema)
     ahead, looks = lookahead_of(grammar), list[int]()
-    fits = JsonEnding._fits
+    fits = TokensInTime._fits
 
-    def counted(self: JsonEnding, *how: Any) -> bool:
+    def counted(self: TokensInTime, *how: Any) -> bool:
         looks[-1] += 1
         return fits(self, *how)
 
-    with patch.object(JsonEnding, "_fits", counted):
+    with patch.object(TokensInTime, "_fits", counted):
         for text in ('{"k":"one","flag":true,"tags":["a","b"]}', '{"k":"three two","flag":true,"tags":["cc","d"]}'):
             looks.append(0)
             tokens = list(VOCABULARY.tokens(text))
@@ -137,8 +138,8 @@ def test_what_is_kept_does_not_depend_on_an_answer_with_fewer_tokens_left(
     max_followed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more of them left, more tokens are followed before the rest is guessed."""
-    monkeypatch.setattr("llama_core.execution.json_ending._MAX_FOLLOWED", max_followed)
-    monkeypatch.setattr("llama_core.execution.json_ending._MAX_TOKENS", 8)
+    monkeypatch.setattr("llama_core.execution.tokens_in_time._MAX_FOLLOWED", max_followed)
+    monkeypatch.setattr("llama_core.execution.tokens_in_time._MAX_TOKENS", 8)
     grammar, vocabulary = grammar_of({"type": "array", "items": TEXT}), respelled()
     ahead, begin = lookahead_of(grammar, vocabulary), vocabulary.tokens('["a",')
     bits = np.zeros(NUM_WORDS, np.uint32)
@@ -161,7 +162,7 @@ def test_what_was_found_beyond_the_limits_is_not_kept() -> None:
     ending = ending_of(grammar, len(begin) + 20)
     ending.append(begin, 0)
     with (
-        patch.object(JsonEnding, "_few_in_time", autospec=True, side_effect=JsonEnding._few_in_time) as found,
+        patch.object(TokensInTime, "of", autospec=True, side_effect=TokensInTime.of) as found,
         patch("llama_core.execution.json_ending.check_limits", side_effect=[LimitsExceeded, None, None]),
     ):
         ending.narrow(bits, len(begin))
