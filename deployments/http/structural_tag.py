@@ -1,19 +1,19 @@
 """Structural tags in vLLM's newer form, `{"type": "structural_tag", "format": {...}}`, as a grammar of llguidance's Lark.
 
-The formats are those of XGrammar (its docs/structural_tag): texts, JSON, patterns and grammars, and what joins them. The
-matcher divides an answer into the longest words that the grammar allows, so neighbouring texts and patterns become one regular
-expression, and free text is the part of one that lacks what may end it.
+The formats are those of XGrammar (its docs/structural_tag): texts, JSON, patterns and grammars, and what joins them. Each
+becomes the ways in which the answer goes on from where it stands (`lark_rules.Path`).
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import regex_to_lark
 
 from deployments.http.errors import Unsupported
+from deployments.http.lark_rules import LarkRules, Path, Paths, before, expression, literal
 from llama_core.errors import InvalidParameter
 from llama_core.text import grammar as grammars
 from llama_core.text.schema_numbers import bounded_schema
@@ -35,19 +35,6 @@ _UNSUPPORTED: Final = (
 Format = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """One way in which the answer goes on. head: a regular expression, as parts of a terminal. begins: the text with which it
-    begins, where that is known. tail: the items of a rule that follow it; "" where the answer ends."""
-
-    head: tuple[str, ...] = ()
-    begins: str = ""
-    tail: str = ""
-
-
-_Paths = tuple[_Path, ...]
-
-
 def parsed(given: Any, param: str) -> Any:
     """A structural tag, which vLLM's clients may send as a text."""
     if not isinstance(given, str):
@@ -63,10 +50,9 @@ def structural_tag_grammar(given: object, param: str) -> str:
 
     param: the field that has it. Raises InvalidParameter or Unsupported that names the part.
     """
-    grammar = _Grammar()
-    start = grammar.paths(given, f"{param}.format", (), (_Path(),), MAX_DEPTH)
-    source = "\n".join([f"start: {grammar.alternatives(start)}", *grammar.lines])
-    return json.dumps({"grammars": [{"lark_grammar": source}, *grammar.others]})
+    formats = _Formats()
+    start = formats.paths(given, f"{param}.format", (), (Path(),), MAX_DEPTH)
+    return formats.grammar.source(start)
 
 
 def refused_part(grammar: str, param: str) -> InvalidParameter | None:
@@ -93,17 +79,15 @@ def refused_part(grammar: str, param: str) -> InvalidParameter | None:
     return None
 
 
-class _Grammar:
-    """The lines of the grammar beside `start`, made from the last part to the first: a part knows what follows it."""
+class _Formats:
+    """Makes a grammar of the formats of one structural tag."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.others: list[dict[str, Any]] = []  # grammars of their own
-        self._num_parts = self._num_names = 0
-        self._terminals: dict[str, str] = {}  # body -> name
+        self.grammar = LarkRules()
+        self._num_parts = 0
 
-    def paths(self, given: object, place: str, ends: tuple[str, ...], after: _Paths, depth: int) -> _Paths:
-        """The part `given`, and what follows it. ends: of the innermost tag around it, which free text leaves out."""
+    def paths(self, given: object, place: str, ends: tuple[str, ...], after: Paths, depth: int) -> Paths:
+        """The format `given`, and what follows it. ends: of the innermost tag around it, which free text leaves out."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS or not depth:
             raise _invalid(place, f"a structural tag has at most {MAX_PARTS} parts, {MAX_DEPTH} levels deep")
@@ -116,65 +100,29 @@ class _Grammar:
                 param=f"{place}.type",
             )
         if len(after) > _MAX_PATHS:
-            after = (self._rule(self.alternatives(after)),)
+            after = (self.grammar.rule(self.grammar.alternatives(after)),)
         return _KINDS[kind](_Part(self, given, place, ends, after, depth - 1))
-
-    def alternatives(self, paths: _Paths) -> str:
-        """The body of a rule."""
-        return " | ".join(self._items(path) or '""' for path in paths)
-
-    def _items(self, path: _Path) -> str:
-        head = "" if not path.head else path.head[0] if len(path.head) == 1 else self.terminal(" ".join(path.head))
-        return f"{head} {path.tail}".strip()
-
-    def follow(self, after: _Paths) -> str:
-        """What follows, as items of a rule."""
-        return self._items(after[0]) if len(after) == 1 else self._rule(self.alternatives(after)).tail
-
-    def new_name(self, prefix: str) -> str:
-        self._num_names += 1
-        return f"{prefix}{self._num_names}"
-
-    def define(self, name: str, body: str, place: str = "") -> None:
-        """place: of a part that an error may be about."""
-        self.lines += [f"// {place}"] if place else []
-        self.lines.append(f"{name}: {body}")
-
-    def _rule(self, body: str) -> _Path:
-        name = self.new_name("r")
-        self.define(name, body)
-        return _Path(tail=name)
-
-    def terminal(self, body: str) -> str:
-        """The name of a terminal, one for each body."""
-        if (name := self._terminals.get(body)) is None:
-            name = self._terminals[body] = self.new_name("T")
-            self.define(name, body)
-        return name
-
-    def text(self, excluded: Iterable[str], max_chars: int | None = None) -> str:
-        """Free text without any of these."""
-        free = self.terminal("/(?s:.*)/")
-        limited = free if max_chars is None else self.terminal(f"/(?s:.{{0,{max_chars}}})/")
-        texts = " | ".join(_quoted(text) for text in dict.fromkeys(excluded))
-        return self.terminal(f"{limited} & ~({free} ({texts}) {free})") if texts else limited
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One format of a structural tag where it stands."""
 
-    grammar: _Grammar
+    formats: _Formats
     given: Format
     place: str
     ends: tuple[str, ...]
-    after: _Paths
+    after: Paths
     depth: int
 
-    def inner(self, name: str, after: _Paths, ends: tuple[str, ...] | None = None) -> _Paths:
+    @property
+    def grammar(self) -> LarkRules:
+        return self.formats.grammar
+
+    def inner(self, name: str, after: Paths, ends: tuple[str, ...] | None = None) -> Paths:
         """The format in a field, followed by `after`."""
         ends = self.ends if ends is None else ends
-        return self.grammar.paths(self.given.get(name), f"{self.place}.{name}", ends, after, self.depth)
+        return self.formats.paths(self.given.get(name), f"{self.place}.{name}", ends, after, self.depth)
 
     def string(self, name: str) -> str:
         value = self.given.get(name)
@@ -227,38 +175,38 @@ class _Part:
             )
         return tuple(path.begins for path in self.after)
 
-    def tags(self, after: _Paths) -> _Paths:
+    def tags(self, after: Paths) -> Paths:
         """Any of the tags, followed by `after`."""
-        found: list[_Path] = []
+        found: list[Path] = []
         for index, tag in enumerate(self.items("tags")):
             place = f"{self.place}.tags[{index}]"
             if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
                 raise _invalid(place, "must be an object of type tag")
-            found += self.grammar.paths({**tag, "type": "tag"}, place, self.ends, after, self.depth)
+            found += self.formats.paths({**tag, "type": "tag"}, place, self.ends, after, self.depth)
         return tuple(found)
 
 
-def _const_string(part: _Part) -> _Paths:
-    return _literal(part.string("value"), part.after)
+def _const_string(part: _Part) -> Paths:
+    return literal(part.string("value"), part.after)
 
 
-def _regex(part: _Part) -> _Paths:
+def _regex(part: _Part) -> Paths:
     pattern = part.string("pattern")
     if not pattern:
         return part.after
     name = part.grammar.new_name("T")
     part.grammar.define(name, f"/{regex_to_lark(pattern, '')}/", f"{part.place}.pattern")
-    return _before(name, "", part.after)
+    return before(name, "", part.after)
 
 
-def _any_text(part: _Part) -> _Paths:
+def _any_text(part: _Part) -> Paths:
     part.refuse("max_tokens")
     max_chars = None if part.given.get("max_chars") is None else part.number("max_chars", 0, MAX_TEXT_CHARS)
     excluded = [*part.ends, *part.strings("excludes"), *part.endings()]
-    return _before(part.grammar.text(excluded, max_chars), "", part.after)
+    return before(part.grammar.text(excluded, max_chars), "", part.after)
 
 
-def _json_schema(part: _Part) -> _Paths:
+def _json_schema(part: _Part) -> Paths:
     part.refuse("style", "json")
     part.refuse("any_order", False)
     part.refuse("excludes", [])
@@ -275,7 +223,7 @@ def _json_schema(part: _Part) -> _Paths:
     return _rule(part, "json", f"%json {body}", "json_schema")
 
 
-def _grammar(part: _Part) -> _Paths:
+def _grammar(part: _Part) -> Paths:
     source = part.given.get("grammar")
     if not isinstance(source, str) or not source.strip():
         raise _invalid(f"{part.place}.grammar", "must be a grammar in Lark's notation or in GBNF")
@@ -288,67 +236,67 @@ def _grammar(part: _Part) -> _Paths:
     return _rule(part, "grammar", f"@{name}", "grammar")
 
 
-def _rule(part: _Part, prefix: str, body: str, field: str) -> _Paths:
+def _rule(part: _Part, prefix: str, body: str, field: str) -> Paths:
     """A part that is no regular expression."""
     name = part.grammar.new_name(f"{prefix}_")
     part.grammar.define(name, body, f"{part.place}.{field}")
-    return (_Path(tail=f"{name} {part.grammar.follow(part.after)}".strip()),)
+    return (Path(tail=f"{name} {part.grammar.follow(part.after)}".strip()),)
 
 
-def _sequence(part: _Part) -> _Paths:
+def _sequence(part: _Part) -> Paths:
     after = part.after
     for index, element in reversed(list(enumerate(part.items("elements")))):
-        after = part.grammar.paths(element, f"{part.place}.elements[{index}]", part.ends, after, part.depth)
+        after = part.formats.paths(element, f"{part.place}.elements[{index}]", part.ends, after, part.depth)
     return after
 
 
-def _or(part: _Part) -> _Paths:
+def _or(part: _Part) -> Paths:
     elements = part.items("elements")
     after = part.after
     if len(elements) * len(after) > _MAX_PATHS:
-        after = (_Path(tail=part.grammar.follow(after)),)
-    found: list[_Path] = []
+        after = (Path(tail=part.grammar.follow(after)),)
+    found: list[Path] = []
     for index, element in enumerate(elements):
-        found += part.grammar.paths(element, f"{part.place}.elements[{index}]", part.ends, after, part.depth)
+        found += part.formats.paths(element, f"{part.place}.elements[{index}]", part.ends, after, part.depth)
     return tuple(found)
 
 
-def _optional(part: _Part) -> _Paths:
+def _optional(part: _Part) -> Paths:
     return (*part.inner("content", part.after), *part.after)
 
 
-def _repeated(part: _Part, least: int, most: int | None) -> _Paths:
+def _repeated(part: _Part, least: int, most: int | None) -> Paths:
     """The content `least` to `most` times."""
     times = f"{{{least},{'' if most is None else most}}}"
     if most == 0:
         return part.after
     if _is_regular(part.given.get("content")) and not any(path.tail for path in part.after):
-        content = part.inner("content", (_Path(),))
-        return _before(part.grammar.terminal(f"({_expression(content)}){times}"), "", part.after)
+        content = part.inner("content", (Path(),))
+        return before(part.grammar.terminal(f"({expression(content)}){times}"), "", part.after)
     grammar, name = part.grammar, part.grammar.new_name("r")
     ended = grammar.new_name("r")
     grammar.define(ended, '""')
-    grammar.define(name, grammar.alternatives(part.inner("content", (_Path(tail=ended),))))
-    return (_Path(tail=f"{name}{times} {grammar.follow(part.after)}".strip()),)
+    grammar.define(name, grammar.alternatives(part.inner("content", (Path(tail=ended),))))
+    return (Path(tail=f"{name}{times} {grammar.follow(part.after)}".strip()),)
 
 
-def _repeat(part: _Part) -> _Paths:
+def _repeat(part: _Part) -> Paths:
     least = part.number("min", 0, MAX_REPEATS)
     most = None if part.given.get("max") == -1 else part.number("max", least, MAX_REPEATS)
     return _repeated(part, least, most)
 
 
-def _tag(part: _Part) -> _Paths:
+def _tag(part: _Part) -> Paths:
     for name in ("begin", "end"):
         if isinstance(part.given.get(name), dict):
             raise Unsupported(f"{part.place}.{name}: only a text is supported", param=f"{part.place}.{name}")
     given = part.given.get("end")
     ends = dict.fromkeys(part.strings("end") if given and isinstance(given, list) else [part.string("end")])
-    after = tuple(path for end in ends for path in _literal(end, part.after))
-    return _literal(part.string("begin"), part.inner("content", after, tuple(filter(None, ends))))
+    after = tuple(path for end in ends for path in literal(end, part.after))
+    return literal(part.string("begin"), part.inner("content", after, tuple(filter(None, ends))))
 
 
-def _triggered_tags(part: _Part) -> _Paths:
+def _triggered_tags(part: _Part) -> Paths:
     """Free text up to a trigger, which begins a tag, and so on."""
     triggers = part.strings("triggers")
     for index, tag in enumerate(part.items("tags")):
@@ -359,30 +307,30 @@ def _triggered_tags(part: _Part) -> _Paths:
             )
     goes_on, grammar = not part.flag("stop_after_first"), part.grammar
     name = grammar.new_name("r")
-    tags = part.tags((_Path(tail=name),) if goes_on else part.after)
+    tags = part.tags((Path(tail=name),) if goes_on else part.after)
     is_first, excludes = part.flag("at_least_one"), part.strings("excludes")
     if is_first and not goes_on:
         return tags
     text = grammar.text([*triggers, *part.ends, *excludes, *part.endings()])
-    texts = (*_before(text, "", tags), *_before(text, "", part.after))
+    texts = (*before(text, "", tags), *before(text, "", part.after))
     if not goes_on:
         return texts
     grammar.define(name, grammar.alternatives(texts))
-    return tags if is_first else (_Path(tail=name),)
+    return tags if is_first else (Path(tail=name),)
 
 
-def _tags_with_separator(part: _Part) -> _Paths:
+def _tags_with_separator(part: _Part) -> Paths:
     separator, grammar = part.string("separator"), part.grammar
     none = () if part.flag("at_least_one") else part.after
     if part.flag("stop_after_first"):
         return (*part.tags(part.after), *none)
     name = grammar.new_name("r")
-    tags = part.tags((_Path(tail=name),))
-    grammar.define(name, grammar.alternatives((*_literal(separator, tags), *part.after)))
+    tags = part.tags((Path(tail=name),))
+    grammar.define(name, grammar.alternatives((*literal(separator, tags), *part.after)))
     return (*tags, *none)
 
 
-_KINDS: Final[Mapping[str, Callable[[_Part], _Paths]]] = {
+_KINDS: Final[Mapping[str, Callable[[_Part], Paths]]] = {
     "const_string": _const_string,
     "json_schema": _json_schema,
     "regex": _regex,
@@ -408,25 +356,6 @@ def _is_regular(given: object) -> bool:
         return False
     elements = given.get("elements")
     return all(map(_is_regular, [given.get("content"), *(elements if isinstance(elements, list) else [])]))
-
-
-def _expression(paths: _Paths) -> str:
-    """Paths without a tail as one regular expression."""
-    return " | ".join(dict.fromkeys(" ".join(path.head) or '""' for path in paths))
-
-
-def _literal(text: str, after: _Paths) -> _Paths:
-    return _before(_quoted(text), text, after) if text else after
-
-
-def _before(item: str, begins: str, after: _Paths) -> _Paths:
-    """`item`, a part of a terminal, in front of each path."""
-    return tuple(replace(path, head=(item, *path.head), begins=begins) for path in after)
-
-
-def _quoted(text: str) -> str:
-    """`text` as a string of Lark."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _invalid(param: str, reason: str) -> InvalidParameter:
