@@ -21,7 +21,7 @@ def run_batch(runner: ModelRunner, num_blocks: int, stop_ids: frozenset[int], se
     )
     if runner.parallel.device.type == "cuda":
         # Nobody waits for single tokens here, and long chunks use a GPU better. The same on every rank.
-        scheduler.use_prompt_chunk(config.max_step_tokens)
+        scheduler.prompt_budget.use_chunk(config.max_step_tokens)
     for seq in sequences:
         scheduler.add(seq)
     is_alone = runner.parallel.world_size == 1

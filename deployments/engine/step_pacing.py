@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from llama_core.scheduling.scheduler import TOKENS_ALONE, Scheduler
+from llama_core.scheduling.prompt_budget import TOKENS_ALONE
+from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepCosts, StepShape
 
@@ -74,7 +75,7 @@ class StepPacing:
         self._completed_s = 0.0  # the newest completed step
         self._lead_factor = 1.0
         scheduler.use_costs(self.costs)
-        scheduler.limit_prompt_tokens(TOKENS_ALONE)  # until the first steps show how fast the ranks are
+        scheduler.prompt_budget.limit(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
     def due_s(self, in_flight: Sequence[SentStep], now_s: float) -> float | None:
         """When the next step should be made, by time.monotonic. None for at once: no step is in flight, a newcomer could not
@@ -111,5 +112,5 @@ class StepPacing:
         """Learn from a step with prompts how many prompt tokens fit into the times that a step and a chunk may take."""
         if shape.num_prompt_tokens >= LEAST_PROMPT_TOKENS and elapsed_ms > 0:
             tokens_a_second = shape.num_tokens / elapsed_ms * 1e3
-            self._scheduler.limit_prompt_tokens(max(LEAST_PROMPT_TOKENS, int(tokens_a_second * LONGEST_STEP_S)))
-            self._scheduler.use_prompt_chunk(int(tokens_a_second * CHUNK_S))
+            self._scheduler.prompt_budget.limit(max(LEAST_PROMPT_TOKENS, int(tokens_a_second * LONGEST_STEP_S)))
+            self._scheduler.prompt_budget.use_chunk(int(tokens_a_second * CHUNK_S))

@@ -3,8 +3,8 @@
 A step is made in three moves under one budget of tokens. Decodes, oldest first: a row for each running sequence that has one
 known token to compute. A sequence that crosses into a new block gets one; when none is free, the sequence admitted last is
 preempted: it releases its blocks and waits, first in the queue, to be computed again from its tokens. Prefills: prompts in
-chunks of what is left, and of fewer tokens where they would delay the decodes beside them. Admission (`admission.py`): the
-next waiting sequence gets a slot, blocks and its first row, as long as there is budget.
+chunks of what is left, and of fewer tokens where they would delay the decodes beside them (`prompt_budget.py`). Admission
+(`admission.py`): the next waiting sequence gets a slot, blocks and its first row, as long as there is budget.
 
 Steps may be pipelined. `schedule` counts a step's tokens as computed and its samples as in flight; `commit` takes the outputs
 in the order of the steps. Ranks run steps in order, so blocks that a sequence releases may be given to the next step at once,
@@ -20,13 +20,13 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Final
 
 from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
+from llama_core.scheduling.prompt_budget import PromptBudget
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -34,11 +34,6 @@ from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.speculation import Speculation
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepCosts
-
-# Prompt tokens beside decodes, and of each prompt in a burst: most prompts fit into one step; longer ones come in several.
-# `use_prompt_chunk` raises it for fast ranks.
-TOKENS_A_PROMPT: Final = 256
-TOKENS_ALONE: Final = 2 * TOKENS_A_PROMPT  # prompt tokens of a step without decodes
 
 
 @dataclass(slots=True)
@@ -58,16 +53,12 @@ class _InFlightStep:
 
 
 class Scheduler:
-    """`add` sequences; `schedule` and `commit` steps until nothing is left.
-
-    max_prompt_tokens: of one step. prompt_chunk: of one prompt in a step beside decodes.
-    """
+    """`add` sequences; `schedule` and `commit` steps until nothing is left."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.config = config
         self.epoch = 0
-        self.max_prompt_tokens = config.max_step_tokens
-        self.prompt_chunk = TOKENS_A_PROMPT
+        self.prompt_budget = PromptBudget(config.max_step_tokens)
         self.num_preemptions = 0
         self.quarantine = Quarantine()
         self.speculation = Speculation(config.max_drafts, config.max_step_tokens, config.stop_ids)
@@ -191,14 +182,6 @@ class Scheduler:
         self.finish(seq, FinishReason.STOP)
         seq.finish_reason, seq.error = FinishReason.STOP, None
 
-    def limit_prompt_tokens(self, num_tokens: int) -> None:
-        """Put at most this many tokens of prompts into one step."""
-        self.max_prompt_tokens = num_tokens
-
-    def use_prompt_chunk(self, num_tokens: int) -> None:
-        """Put so many tokens of a prompt into a step beside decodes, but TOKENS_A_PROMPT at least."""
-        self.prompt_chunk = max(TOKENS_A_PROMPT, num_tokens)
-
     def use_costs(self, costs: StepCosts) -> None:
         """Weigh drafts by what these measurements say that they cost."""
         self.speculation.costs = costs
@@ -222,7 +205,8 @@ class Scheduler:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
         step = _InFlightStep(StepInput(self.epoch, self._step + 1, rows=[]))
         prefills, budget = self._add_decodes(step)
-        budget = min(budget, self._prompt_budget(len(step.sequences), len(prefills)))
+        num_prompts = len(prefills) + min(len(self._waiting), len(self.admission.free_slots))
+        budget = min(budget, self.prompt_budget.of_step(len(step.sequences), num_prompts))
         for seq in prefills:
             budget -= self._add_prefill(seq, step, budget)
         while budget and (admitted := self.admission.admit_next(self._running)) is not None:
@@ -357,20 +341,6 @@ class Scheduler:
         if seq.drafting is None:
             return []
         return self.speculation.propose(seq.drafting, seq.tokens, limit, price, ignore_eos=seq.params.ignore_eos)
-
-    def _prompt_budget(self, num_decodes: int, num_prefills: int) -> int:
-        """Prompt tokens beside so many decodes, which they delay by the time that they take themselves.
-
-        A prompt that comes alone is computed in chunks, so that a long one delays the decodes in many short steps. Where many
-        come at once, a third of all sequences or more wait for their first token, and few long steps delay them and the others
-        less than many short ones: every prompt may add a chunk.
-        """
-        chunk = self.prompt_chunk
-        budget = chunk if num_decodes else 2 * chunk
-        num_prompts = num_prefills + min(len(self._waiting), len(self.admission.free_slots))
-        if 2 * num_prompts >= num_decodes:
-            budget = max(budget, chunk * num_prompts)
-        return min(budget, self.max_prompt_tokens)
 
     def _add_prefill(self, seq: Sequence, step: _InFlightStep, budget: int) -> int:
         """A row for as many of the sequence's known tokens as the budget allows. Returns how many."""

@@ -217,7 +217,7 @@ class Bench:
 
     def limit_prompts(self, num_tokens: int) -> None:
         """Lower the prompt limit, as for slow ranks."""
-        self.scheduler.limit_prompt_tokens(num_tokens)
+        self.scheduler.prompt_budget.limit(num_tokens)
 
     def drain(self) -> None:
         """Without new requests every sequence ends, within the steps that the design allows: the sequence that runs longest is

@@ -26,9 +26,10 @@ from deployments.engine.step_pacing import (
 )
 from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.prompt_budget import TOKENS_A_PROMPT, TOKENS_ALONE
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
+from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Row, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
@@ -147,17 +148,17 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
 ) -> None:
     scheduler = make()
     pacing = StepPacing(scheduler)
-    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "no step has been measured"
+    assert scheduler.prompt_budget.max_tokens == TOKENS_ALONE, "no step has been measured"
     pacing.completed(await decode(0.0, 300), taking(1000.0), 1000.0)
-    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decode steps give no prefill rate"
+    assert scheduler.prompt_budget.max_tokens == TOKENS_ALONE, "decode steps give no prefill rate"
     batch = StepInput(0, 1, [Row(0, 0, 400, True)])
     step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
     pacing.completed(step, taking(400 / tokens_a_second), 2000.0)
-    assert scheduler.max_prompt_tokens == longest
+    assert scheduler.prompt_budget.max_tokens == longest
     batch = StepInput(0, 2, [Row(0, 0, LEAST_PROMPT_TOKENS, True)])
     step = step._replace(batch=batch, shape=StepShape.of(batch))
     pacing.completed(step, taking(LEAST_PROMPT_TOKENS / 200.0), 3000.0)
-    assert scheduler.max_prompt_tokens == 200 * LONGEST_STEP_S, (
+    assert scheduler.prompt_budget.max_tokens == 200 * LONGEST_STEP_S, (
         "the limit of slow ranks grows again when they are faster"
     )
 
@@ -168,7 +169,7 @@ async def test_fast_ranks_are_given_longer_chunks_of_prompts(tokens_a_second: fl
     batch = StepInput(0, 1, [Row(0, 0, 400, True)])
     step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
     StepPacing(scheduler).completed(step, taking(400 / tokens_a_second), 2000.0)
-    assert scheduler.prompt_chunk == chunk
+    assert scheduler.prompt_budget.chunk == chunk
 
 
 class Timed(FakeGroup):

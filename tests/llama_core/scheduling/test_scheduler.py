@@ -11,13 +11,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.prefix_cache import prefix_hash
+from llama_core.scheduling.prompt_budget import TOKENS_A_PROMPT, TOKENS_ALONE
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import (
-    TOKENS_A_PROMPT,
-    TOKENS_ALONE,
-    Scheduler,
-)
+from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepOutput
 from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
@@ -109,7 +106,7 @@ def test_prompts_take_little_of_a_step_beside_decodes_unless_they_come_in_a_burs
         scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
     for i in range(num_prompts):
         scheduler.add(sequence(790 - i, 2, ignore_eos=True))
-    scheduler.limit_prompt_tokens(longest)
+    scheduler.prompt_budget.limit(longest)
     batch = scheduler.schedule()
     assert batch is not None
     assert batch.num_tokens == num_decodes + room
