@@ -7,13 +7,14 @@ follows it token by token (`execution/grammar_masks.py`).
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from llama_core.errors import InvalidParameter
 from llama_core.text import gbnf
-from llama_core.text.grammar_words import lark_reason, regex_fault
+from llama_core.text.grammar_words import is_beyond_limits, lark_reason, regex_fault
 from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
 from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_forms.unique_lists import without_unique_lists
@@ -33,9 +34,9 @@ _SPACING: Final = Spacing(
 
 
 def limits() -> LLParserLimits:
-    """Of time and memory for one grammar: about 20 ms to compile, 10 ms for a token, 40 MB."""
+    """Of time and memory for one grammar: about 0.1 s to compile and for its first token, 10 ms for a later one, 40 MB."""
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
+        initial_lexer_fuel=300_000,
         step_lexer_fuel=100_000,
         step_max_items=30_000,
         max_lexer_states=20_000,
@@ -106,12 +107,33 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "", *, is_whol
 
     Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits; `schema_param`
     instead where that is the place of a JSON schema. is_whole: nothing comes before the answer, so that the items of its lists
-    can be kept distinct (`unique_lists_of`). Takes processor time: up to 60 ms, and twice as much for an error.
+    can be kept distinct (`unique_lists_of`). Takes processor time: up to 60 ms, twice as much for an error, and up to a second
+    for a grammar that is too large.
     """
     problem = _problem(grammar)
     if (followed := _rewritten(grammar, is_whole) if problem else _bounded(grammar) or grammar) is None:
         raise _refusal(grammar, problem, param, schema_param or param, is_whole)
+    if _exceeds_limits(followed):
+        place = param if schema_of(grammar) is None else schema_param or param
+        raise InvalidParameter(f"{place}: is too large or too complex to be followed", param=place)
     return followed
+
+
+def _exceeds_limits(grammar: str) -> bool:
+    """Whether a matcher exceeds its limits by the first token. On rank 0 it would delay the tokens of every request, and
+    validating builds no states of the lexer, which take most of the time."""
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
+    if not matcher.is_error():
+        allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        matcher.try_consume_tokens(allowed[-1:])  # "{" rather than a space
+        matcher.compute_ff_tokens()
+    return matcher.is_error() and is_beyond_limits(matcher.get_error())
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary of bytes."""
+    return LLTokenizer("byte")
 
 
 def _bounded(grammar: str) -> str | None:

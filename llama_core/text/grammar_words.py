@@ -56,6 +56,10 @@ _LARK_WORDS: Final = (
 )
 _UNSUPPORTED: Final = re.compile(r"[^:\n\"']*\bnot supported\b|[^:\n\"']*cannot be used\b")
 _SIZE: Final = re.compile(r"[^\n\"']*(?:fuel\b|limit\b|stack level|too (?:large|big|complex|many))")
+_BEYOND_LIMITS: Final = re.compile(
+    r"(?:lexer|parser) error: too many |parser error: current row has |initial lexer configuration .*too big",
+    re.IGNORECASE,
+)
 _SCHEMA: Final = "failed to compile JSON schema: "
 
 
@@ -99,6 +103,11 @@ def is_too_large(problem: str) -> bool:
     return _SIZE.match(problem) is not None
 
 
+def is_beyond_limits(problem: str) -> bool:
+    """Whether a limit of time or memory ended the matching."""
+    return _BEYOND_LIMITS.match(problem) is not None
+
+
 def lark_reason(problem: str, source: str, schema_reason: Callable[[str], str]) -> str:
     """What is wrong with `source`, a grammar in Lark, by line and column from 1. schema_reason: in words, llguidance's problem
     with a JSON schema."""
@@ -121,6 +130,8 @@ def lark_place(problem: str) -> tuple[int, int] | None:
 def lark_words(problem: str, schema_reason: Callable[[str], str]) -> str:
     """The problem without its place."""
     problem = problem[at.end() :] if (at := _AT.match(problem)) else problem
+    if is_beyond_limits(problem):
+        return "the grammar is too large or too complex"
     if problem.startswith(_SCHEMA):
         return f"a JSON schema cannot be followed: {schema_reason(problem.removeprefix(_SCHEMA))}"
     if problem.startswith("invalid regex "):

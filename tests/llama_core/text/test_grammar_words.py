@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.gbnf import is_gbnf, rule_lines
-from llama_core.text.grammar import checked_grammar, lark_grammar, regex_grammar
+from llama_core.text.grammar import checked_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llama_core.text.grammar_words import lark_words
 
 MARK = "Zq7Marker"
 
@@ -112,6 +113,38 @@ def test_gbnf_that_takes_too_long_to_convert_is_refused_before() -> None:
     assert refused.value.message == "in GBNF, the number of rules times that of characters may be at most 8388608"
     some = "".join(rules.splitlines(keepends=True)[:150])
     assert "gbnf_lines" in checked_grammar(lark_grammar(f'root ::= r0\n{some}r150 ::= "a"\n'), "field")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "param"),
+    [
+        (regex_grammar("(a{1000}){1000}"), "field"),  # as long to match on rank 0 as 1,500 steps of a small model
+        (lark_grammar("start: A\nA: /(a{1000}){1000}/"), "field"),
+        (json_schema_grammar({"type": "string", "pattern": "^(a{1000}){1000}$"}), "field.schema"),
+        (json_schema_grammar({"properties": {f"p{i}": {"type": "string"} for i in range(1100)}}), "field.schema"),
+    ],
+)
+def test_a_grammar_that_takes_too_long_to_match_is_refused_before_rank_0_has_it(grammar: str, param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        checked_grammar(grammar, "field", "field.schema")
+    assert refused.value.message == f"{param}: is too large or too complex to be followed"
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("source", ['start: <secret> "a"', 'start: "a"{1,100000}', "start: /a{0,20000}/"])
+def test_a_grammar_within_the_limits_is_followed(source: str) -> None:
+    checked_grammar(lark_grammar(source), "field")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "lexer error: too many expressions constructed\n<non-verbose/>",
+        "Parser Error: Current row has 2004 items; max is 2000",
+    ],
+)
+def test_a_matcher_beyond_its_limits_is_no_error_of_syntax(problem: str) -> None:
+    assert lark_words(problem, str) == "the grammar is too large or too complex"
 
 
 @pytest.mark.parametrize(
