@@ -18,6 +18,7 @@ from deployments.http.merged_roles import encode_merging
 from deployments.http.structured_outputs import checked
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
+from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
 from llama_core.text.grammar import for_answer
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
@@ -109,7 +110,10 @@ class PromptEncoder:
         if not grammar:
             return ""
         answer = await self.checked_grammar(grammar, param, is_whole=is_whole)
-        return for_answer(answer, self._engine.tokenizer) if answer else ""
+        written = for_answer(answer, self._engine.tokenizer) if answer else ""
+        if len(written.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidParameter(f"{param}: makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes", param=param)
+        return written
 
     async def checked_grammar(self, grammar: str, param: str, *, is_whole: bool) -> str:
         """The grammar, if it compiles, which a thread finds out. Raises InvalidParameter that names `param`.

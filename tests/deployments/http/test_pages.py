@@ -322,7 +322,9 @@ def test_calls_of_tools_are_shown_and_their_results_sent(page: Any, served: Serv
 def test_the_status_view_plots_metrics_and_names_the_ranks(page: Any, served: Served) -> None:
     page.click("#open-status")
     page.wait_for_selector(".plot polyline", state="attached")
-    assert page.locator(".plot h3").all_text_contents()[:3] == ["Requests running", "Requests waiting", "Cache in use"]
+    assert page.locator(".plot h3").all_text_contents() == [
+        "Requests running", "Requests waiting", "Cache in use", "Tokens a second", "Step of a rank", "Restarts of the ranks",
+    ]  # fmt: skip
     until(page, "document.querySelector('.plot polyline').getAttribute('points').split(' ').length >= 2")
     facts = page.text_content("#facts")
     assert MODEL_ID in facts and "max seq len" in facts

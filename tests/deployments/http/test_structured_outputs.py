@@ -194,6 +194,12 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"guided_choice": ["x"], "guided_regex": "y"}, "guided_choice", "exclude"),
         ({"guided_regex": "a" * 200_000}, "guided_regex", "196608 bytes"),
         ({"json_schema": "[" * 200_000}, "json_schema", "196608 bytes"),
+        (
+            {"json_schema": {"enum": [f"value {i}" for i in range(9000)]}},
+            "json_schema",
+            "a grammar of more than 196608",
+        ),
+        ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "too large or too complex"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
         (
             {"structured_outputs": {"structural_tag": {"structures": [{"begin": "x", "end": ""}], "triggers": ["y"]}}},
