@@ -34,8 +34,13 @@ _SPACING: Final = Spacing(
 
 
 def limits() -> LLParserLimits:
-    """Of time and memory for one grammar: about 0.1 s to compile and for its first token, 10 ms for a later one, 40 MB."""
+    """Of time and memory for one grammar: about 0.1 s to compile and for its first token, 20 ms for a later one, 40 MB.
+
+    The time of a mask grows with the cube of the items in a row: ambiguous grammars have some for each token, and schemas two
+    for each optional property.
+    """
     return LLParserLimits(
+        max_items_in_row=1_200,
         initial_lexer_fuel=300_000,
         step_lexer_fuel=100_000,
         step_max_items=30_000,

@@ -5,11 +5,19 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.gbnf import is_gbnf, rule_lines
-from llama_core.text.grammar import checked_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from llama_core.text.grammar_words import lark_words
+from llama_core.text.grammar import (
+    checked_grammar,
+    choice_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    limits,
+    regex_grammar,
+)
+from llama_core.text.grammar_words import is_beyond_limits, lark_words
 
 MARK = "Zq7Marker"
 
@@ -134,6 +142,19 @@ def test_a_grammar_that_takes_too_long_to_match_is_refused_before_rank_0_has_it(
 @pytest.mark.parametrize("source", ['start: <secret> "a"', 'start: "a"{1,100000}', "start: /a{0,20000}/"])
 def test_a_grammar_within_the_limits_is_followed(source: str) -> None:
     checked_grammar(lark_grammar(source), "field")
+
+
+def test_as_many_choices_as_a_request_may_have_are_followed() -> None:
+    checked_grammar(choice_grammar([f"choice {i}" for i in range(1024)]), "field")
+
+
+def test_an_ambiguous_grammar_ends_before_a_token_takes_long() -> None:
+    """Without a limit, masks take ever longer: 40 ms of processor time behind 200 tokens."""
+    source = 'start: s\ns: (s | "a") (s | "a") (s | "b")? (s | "a")? | "a"'
+    grammar = checked_grammar(lark_grammar(source), "field")
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits())
+    assert matcher.try_consume_tokens([ord("a")] * 100) == 100
+    assert matcher.try_consume_tokens([ord("a")] * 50) < 50 and is_beyond_limits(matcher.get_error())
 
 
 @pytest.mark.parametrize(
