@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 
@@ -10,7 +11,7 @@ from llama_core.model_config import ModelConfig
 
 
 class ContinuousBatching:
-    """A model that gets all requests at once and batches them by itself. Raises ImportError without transformers."""
+    """A model that gets all requests of a batch at once and batches them by itself. Raises ImportError without transformers."""
 
     def __init__(self, config: ModelConfig, max_seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -36,25 +37,36 @@ class ContinuousBatching:
         self._model.set_attn_implementation("sdpa")
         self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
 
+    def __enter__(self) -> "ContinuousBatching":
+        """Start its thread. One serves all batches: a second that starts while the first ends changes the model under it."""
+        self._stack = ExitStack()
+        self._stack.enter_context(
+            torch.no_grad()
+        )  # its thread writes to tensors made here, which inference mode forbids
+        self._manager = self._stack.enter_context(
+            self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5)
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
     def seconds(self, requests: Sequence[Request], limit_s: float = float("inf")) -> float | None:
-        """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit."""
-        with (
-            torch.no_grad(),  # its thread writes to tensors made here, which inference mode forbids
-            self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5) as manager,
-        ):
-            begin = time.perf_counter()
-            for request in requests:
-                manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1)
-            generated = 0
-            for _ in requests:
-                while (result := manager.get_result(timeout=1)) is None or not result.is_finished():
-                    if time.perf_counter() - begin > limit_s:
-                        return None
-                    if not manager.is_running():
-                        raise RuntimeError("transformers' generation thread has ended")
-                if result.error is not None:
-                    raise RuntimeError(f"transformers: {result.error}")
-                generated += len(result.generated_tokens)
-            seconds = time.perf_counter() - begin
+        """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit. Raises
+        RuntimeError if it fails."""
+        manager, begin, generated = self._manager, time.perf_counter(), 0
+        for request in requests:
+            manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1)
+        for _ in requests:
+            # Not every version counts a request that failed as finished.
+            while (result := manager.get_result(timeout=1)) is None or not (result.error or result.is_finished()):
+                if not manager.is_running():
+                    raise RuntimeError("transformers' generation thread has ended")
+                if time.perf_counter() - begin > limit_s:
+                    return None
+            if result.error is not None:
+                raise RuntimeError(f"transformers: {result.error}")
+            generated += len(result.generated_tokens)
+        seconds = time.perf_counter() - begin
         assert generated == sum(request.num_output for request in requests), "every request gets what it asked for"
         return seconds
