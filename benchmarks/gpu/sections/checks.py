@@ -17,6 +17,7 @@ from benchmarks.harness.common import REPOSITORY
 
 CONFIGURATION = REPOSITORY / "tests" / "gpu" / "pytest.ini"
 _LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_MARK = re.compile(r"^@pytest\.mark\.cuda$", re.MULTILINE)
 _COUNT = re.compile(r"(\d+) (failed|passed|skipped|errors?)")
 
 
@@ -25,7 +26,7 @@ _MOST_AT_ONCE: Final = 14  # each has a context and tensors on the device
 _PARTS: Final = {
     "test_gpu.py": 3,
     "test_fused_products.py": 12,
-    "test_fused_attention.py": 3,
+    "test_fused_attention.py": 10,
     "test_fused_sampling.py": 1,
 }
 
@@ -36,7 +37,7 @@ def files_with_mark() -> list[str]:
         (REPOSITORY / "tests").rglob("test_*.py"),
         key=lambda path: (list(_PARTS).index(path.name) if path.name in _PARTS else len(_PARTS), path),
     )
-    return [str(path.relative_to(REPOSITORY)) for path in found if "mark.cuda\n" in path.read_text()]
+    return [str(path.relative_to(REPOSITORY)) for path in found if _MARK.search(path.read_text())]
 
 
 def run(record: Recorder, settings: Settings) -> str:

@@ -34,7 +34,16 @@ WIDE_SHAPES = ((4, 1, 128, 16), (2, 1, 256, 16), (3, 1, 96, 16), (2, 1, 160, 16)
 LENGTHS = (1, 2, 5, 17, 70)
 STARTS = (0, 1, 15, 127, 128, 150, 300)
 WINDOWS = (0, 1, 40, 129, 1000)
+COMPILED_WINDOWS = (0, 129)  # a GPU compiles a kernel for each; the interpreter has them all
 SPARE_SLOT = 77
+MANY_POSITIONS = (
+    Row(0, 3000, 1, True),
+    Row(1, 2000, 5, True, 4),
+    Row(2, 1500, 700, False),
+    Row(3, 0, 300, True),
+    Row(4, 527, 1, True),
+    Row(5, 63, 1, True),
+)
 FLOAT8_NAN = 0x7F
 # A GPU's ex2.approx is wrong by 2^-22 of its result, NumPy's exp2 by 2^-24.
 FLOAT32_LIMIT = 5e-6 if torch.cuda.is_available() else 2e-6
@@ -146,11 +155,12 @@ def check(
     seeds: Seq[int],
     *,
     shapes: Seq[tuple[int, int, int, int]] = SHAPES,
+    windows: Seq[int] = WINDOWS,
     is_float8: bool = False,
     rows: Seq[Row] | None = None,
 ) -> None:
     for seed in seeds:
-        shape, window = shapes[seed % len(shapes)], WINDOWS[seed % len(WINDOWS)]
+        shape, window = shapes[seed % len(shapes)], windows[seed % len(windows)]
         check_step(ops, Case(seed, shape, dtype, device, is_float8=is_float8, rows=rows), window)
 
 
@@ -246,13 +256,16 @@ def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(call: str)
 
 @pytest.mark.cuda
 @needs_cuda
+@pytest.mark.parametrize("shape", [*SHAPES, *WIDE_SHAPES], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype) -> None:
+def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+    """Of many positions too, so that splits and buffers of all of a program's loop are used."""
     from llama_core.execution.fused.kernels import TritonOps
 
-    for shapes in (SHAPES, WIDE_SHAPES):
-        check(TritonOps(), torch.device("cuda"), dtype, range(60), shapes=shapes)
-        check(TritonOps(), torch.device("cuda"), dtype, range(20), shapes=shapes, is_float8=True)
+    to = TritonOps(), torch.device("cuda"), dtype
+    for is_float8 in (False, True):
+        check(*to, range(12), shapes=[shape], windows=COMPILED_WINDOWS, is_float8=is_float8)
+        check(*to, range(4), shapes=[shape], windows=COMPILED_WINDOWS, is_float8=is_float8, rows=MANY_POSITIONS)
 
 
 GROWING = """
@@ -315,9 +328,9 @@ def contiguous(case: Case, cache: torch.Tensor) -> torch.Tensor:
 def test_the_kernel_computes_what_flash_attention_does_on_a_gpu(dtype: torch.dtype) -> None:
     from llama_core.execution.fused.kernels import TritonOps
 
-    for seed in range(60):
-        shapes = SHAPES + WIDE_SHAPES
-        shape, window = shapes[seed % len(shapes)], WINDOWS[seed % len(WINDOWS)]
+    shapes = SHAPES + WIDE_SHAPES
+    for seed in range(2 * len(shapes)):
+        shape, window = shapes[seed % len(shapes)], COMPILED_WINDOWS[seed % len(COMPILED_WINDOWS)]
         case = Case(seed, shape, dtype, torch.device("cuda"))
         keys, values = (contiguous(case, cache) for cache in (case.keys, case.values))
         try:
