@@ -40,6 +40,19 @@ SHAPES = {
     "llama-2-7b": Shape(
         {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "multiple_of": 256, "norm_eps": 1e-5}, 4096
     ),
+    "llama-3-8b": Shape(
+        {
+            "dim": 4096,
+            "n_layers": 32,
+            "n_heads": 32,
+            "n_kv_heads": 8,
+            "ffn_dim_multiplier": 1.3,
+            "multiple_of": 1024,
+            "norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+        },
+        8192,
+    ),
 }
 # The dimension along which a weight is split into shards. Other weights are whole in every shard.
 _COLUMNS = ("wq", "wk", "wv", "w1", "w3", "output")
