@@ -4,7 +4,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from string import ascii_letters
-from typing import Any
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -12,8 +12,10 @@ import pytest
 
 from llama_core.execution.closing_path import LimitsExceeded
 from llama_core.execution.json_ending import JsonEnding
+from llama_core.execution.json_vocabulary import tokens_of
 from llama_core.execution.tokens_in_time import TokensInTime
 from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.tokenizer import Tokenizer
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import ToolUse
 from tests.programs.structured_output import bounded, unbounded
@@ -22,6 +24,8 @@ from tests.support.sampled_answers import (
     SEEDS,
     TOKENIZER,
     VOCABULARY,
+    Respelled,
+    Vocabulary,
     behind,
     by_chance,
     ending_of,
@@ -151,6 +155,31 @@ def test_what_is_kept_does_not_depend_on_an_answer_with_fewer_tokens_left(
             ending = JsonEnding.of(ahead, 0, len(begin) + num_left)
             ending.append(begin, 0)
             ending.narrow(bits, len(begin))
+
+
+class _WithLongToken(Respelled):
+    """A token begins a string, and another one all of its characters."""
+
+    TEXTS: ClassVar = {**Respelled.TEXTS, 960: b'"x', 961: b'"x' + b"^" * 12}
+
+
+def test_a_token_that_begins_a_late_text_is_judged_again_with_fewer_tokens_left() -> None:
+    """With 14 tokens behind it, `"x` is late with a text that token 961 begins; with 10, that text is shorter."""
+    vocabulary = Vocabulary.of(cast(Tokenizer, _WithLongToken()))
+    grammar = grammar_of({"type": "array", "items": {"type": "string", "pattern": "^(y|x[~^]{12})$"}})
+    ahead, begin = lookahead_of(grammar, vocabulary), vocabulary.tokens('["y",')
+    matcher = vocabulary.matcher(grammar)
+    assert matcher.try_consume_tokens(begin) == len(begin)
+    keeps_long = list[bool]()
+    with checking_what_is_kept([]):
+        for num_left in (15, 11):
+            bits = np.zeros(NUM_WORDS, np.uint32)
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            ending = JsonEnding.of(ahead, 0, len(begin) + num_left)
+            ending.append(begin, 0)
+            ending.narrow(bits, len(begin))
+            keeps_long.append(961 in tokens_of(bits))
+    assert keeps_long == [False, True]
 
 
 def test_what_was_found_beyond_the_limits_is_not_kept() -> None:
