@@ -7,6 +7,7 @@ results = handle.sample.remote(["Once upon a time"], SamplingParams(max_tokens=3
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any, overload
 
@@ -30,6 +31,7 @@ from llama_core.text.spellings import spellings
 
 Prompt = str | Sequence[int] | Dialog
 Continuation = str | Sequence[int]
+_checked_grammar = lru_cache(maxsize=128)(checked_grammar)  # a program sends the same schema with every call
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ class TypedHandleApi(HandleApi):
             params = replace(params, bad_words=(*params.bad_words, *bad_words))
         if not params.grammar:
             return params
-        grammar = await asyncio.to_thread(checked_grammar, params.grammar, "grammar")
+        grammar = await asyncio.to_thread(_checked_grammar, params.grammar, "grammar")
         return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
 
     def _continued(self, prompt: Prompt, before: list[int], continuation: Continuation) -> tuple[list[int], int]:

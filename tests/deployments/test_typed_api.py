@@ -23,6 +23,7 @@ from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.text.grammar import json_schema_grammar
 from llama_core.text.spellings import spellings
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
@@ -224,6 +225,15 @@ async def test_invalid_parameters_are_named(ingress: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         await ingress.score([1], [[]])
     assert refused.value.param == "continuations"
+
+
+async def test_a_grammar_that_comes_again_is_checked_once(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(
+        0.0, max_tokens=2, grammar=json_schema_grammar({"type": "integer", "title": "checked once"})
+    )
+    await ingress.sample([[1, 5]], params)
+    monkeypatch.setattr("llama_core.text.grammar._exceeds_limits", lambda grammar: pytest.fail("checked again"))
+    await ingress.sample([[1, 6], [1, 7]], params)
 
 
 def watched(ingress: Any) -> list[tuple[list[int], SamplingParams]]:
