@@ -296,7 +296,7 @@ class SlotGrammars:
 
         from llama_core.text.grammar import limits
 
-        compiled = LLMatcher(self._loaded()[0], grammar, log_level=0, limits=limits())
+        compiled = LLMatcher(self._loaded()[0], grammar, log_level=0, limits=limits(grammar))
         _check(compiled)
         return compiled
 

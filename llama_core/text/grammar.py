@@ -33,14 +33,15 @@ _SPACING: Final = Spacing(
 )
 
 
-def limits() -> LLParserLimits:
-    """Of time and memory for one grammar: about 0.1 s to compile and for its first token, 20 ms for a later one, 40 MB.
+def limits(grammar: str = "") -> LLParserLimits:
+    """Of time and memory for the grammar: about 0.1 s to compile and for its first token, mostly 20 ms for a later one, 40 MB.
 
-    The time of a mask grows with the cube of the items in a row: ambiguous grammars have some for each token, and schemas two
-    for each optional property.
+    A row of the matcher has up to four items for each optional property that may come next, in each member of `anyOf`. A mask
+    of 1,500 such items takes 10 ms, and few vocabularies can follow more. In ambiguous grammars a row has some items for each
+    token before it, and a mask takes longer: up to 0.3 s at the end of 1,200 items of `s: s s | "a"`.
     """
     return LLParserLimits(
-        max_items_in_row=1_200,
+        max_items_in_row=1_500 if json_description(grammar) else 1_200,
         initial_lexer_fuel=300_000,
         step_lexer_fuel=100_000,
         step_max_items=30_000,
@@ -127,7 +128,7 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "", *, is_whol
 def _exceeds_limits(grammar: str) -> bool:
     """Whether a matcher exceeds its limits by the first token. On rank 0 it would delay the tokens of every request, and
     validating builds no states of the lexer, which take most of the time."""
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits(grammar))
     if not matcher.is_error():
         allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()) if bias]
         matcher.try_consume_tokens(allowed[-1:])  # "{" rather than a space

@@ -43,7 +43,7 @@ def _shared_opening(grammar: str, tool_format: ToolFormat) -> str | None:
 
     from llama_core.text.grammar import limits
 
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=limits())
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=limits(grammar))
     openings = (tool_format.written_calls([Call("f", "{}")])[0], *(mark[0] for mark in tool_format.marks))
     states = [matcher]
     for _ in range(MAX_SPACES + 1):

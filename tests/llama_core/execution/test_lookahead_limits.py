@@ -112,7 +112,7 @@ def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_lim
         return tokens
 
     with (
-        patch("llama_core.text.grammar.limits", lambda: few),
+        patch("llama_core.text.grammar.limits", lambda grammar: few),
         patch.object(SlotGrammars, "_compile", autospec=True, side_effect=compiled) as compile_again,
     ):
         shared = SlotGrammars(lambda: VOCABULARY.tokenizer, TOKENIZER.n_words, 1, 4096)

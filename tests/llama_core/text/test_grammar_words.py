@@ -148,11 +148,37 @@ def test_as_many_choices_as_a_request_may_have_are_followed() -> None:
     checked_grammar(choice_grammar([f"choice {i}" for i in range(1024)]), "field")
 
 
+def _union(num_classes: int, num_shared: int) -> dict[str, object]:
+    """A list of objects of one of the classes, which have optional properties in common."""
+    shared: dict[str, object] = {f"shared_{i}": {"type": ["string", "number", "null"]} for i in range(num_shared)}
+    classes = [{"type": "object", "properties": {**shared, f"own_{i}": {"type": "string"}}} for i in range(num_classes)]
+    return {"type": "array", "items": {"anyOf": classes}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (_union(40, 15), '[{"shared_0":1,"shared_7":"x","own_3":"y"}]'),
+        (
+            {"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(340)}}
+            | {"additionalProperties": False},
+            '{"field_0":"a","field_300":"b"}',
+        ),
+    ],
+    ids=["a union of classes", "optional properties"],
+)
+def test_a_schema_of_many_alternatives_is_followed_to_its_end(schema: dict[str, object], text: str) -> None:
+    grammar = checked_grammar(json_schema_grammar(schema), "field")
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits(grammar))
+    assert matcher.try_consume_tokens(list(text.encode())) == len(text), matcher.get_error()
+    assert matcher.is_accepting()
+
+
 def test_an_ambiguous_grammar_ends_before_a_token_takes_long() -> None:
     """Without a limit, masks take ever longer: 40 ms of processor time behind 200 tokens."""
     source = 'start: s\ns: (s | "a") (s | "a") (s | "b")? (s | "a")? | "a"'
     grammar = checked_grammar(lark_grammar(source), "field")
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits())
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits(grammar))
     assert matcher.try_consume_tokens([ord("a")] * 100) == 100
     assert matcher.try_consume_tokens([ord("a")] * 50) < 50 and is_beyond_limits(matcher.get_error())
 
