@@ -86,7 +86,7 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
 
 @lru_cache(maxsize=128)
 def checked(grammar: str, param: str, *, is_whole: bool = True) -> str:
-    """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 60 ms the first time, GBNF up to a second."""
+    """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 0.1 s the first time, GBNF up to a second."""
     if grammar.startswith(_GBNF):
         grammar = _of_gbnf(json.loads(grammar)["gbnf"], param)
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:

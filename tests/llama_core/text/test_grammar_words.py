@@ -144,6 +144,14 @@ def test_a_grammar_within_the_limits_is_followed(source: str) -> None:
     checked_grammar(lark_grammar(source), "field")
 
 
+def test_a_terminal_may_have_more_alternatives_than_a_rule() -> None:
+    columns = " | ".join(f'"column {i}"' for i in range(2000))
+    checked_grammar(lark_grammar(f"start: COLUMN+\nCOLUMN: {columns}"), "field")
+    checked_grammar(lark_grammar(f"root ::= column+\ncolumn ::= {columns}"), "field")
+    with pytest.raises(InvalidParameter, match="too large or too complex"):
+        checked_grammar(lark_grammar(f"start: column+\ncolumn: {columns}"), "field")
+
+
 def test_as_many_choices_as_a_request_may_have_are_followed() -> None:
     checked_grammar(choice_grammar([f"choice {i}" for i in range(1024)]), "field")
 
