@@ -22,10 +22,12 @@ _LEAST_SM: Final = 90  # that has programmatic dependent launch
 
 @cache
 def has_early_launch() -> bool:
-    """Whether the current GPU has programmatic dependent launch."""
+    """Whether kernels run on a GPU that has programmatic dependent launch, not in Triton's interpreter."""
+    if triton.knobs.runtime.interpret:
+        return False
     try:
         target = driver.active.get_current_target()
-    except RuntimeError:  # Triton's interpreter has no device
+    except RuntimeError:  # without a GPU
         return False
     return bool(target.backend == "cuda" and target.arch >= _LEAST_SM)
 

@@ -3,6 +3,8 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -51,9 +53,38 @@ def test_products_let_the_next_kernel_begin_and_wait_in_order_themselves() -> No
             assert WAITS not in ast.unparse(function) and BEGINS not in ast.unparse(function)
 
 
-def test_no_kernel_begins_early_on_a_machine_without_a_gpu() -> None:
-    pytest.importorskip("triton")
-    from llama_core.execution.fused.kernel_functions import early_launch, has_early_launch
+class NoDriver:
+    @property
+    def active(self) -> object:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
 
-    has_early_launch.cache_clear()
-    assert early_launch() == {"is_early": False}
+
+@pytest.mark.parametrize(
+    ("target", "interprets", "begins_early"),
+    [
+        (("cuda", 80), False, False),
+        (("cuda", 90), False, True),
+        (("cuda", 120), False, True),
+        (("cuda", 90), True, False),
+        (("hip", "gfx942"), False, False),
+        (None, False, False),
+    ],
+)
+def test_kernels_begin_early_on_gpus_from_sm_90_on(
+    target: tuple[str, Any] | None, interprets: bool, begins_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in Triton's interpreter, which has no such instruction, beside such a GPU."""
+    pytest.importorskip("triton")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from llama_core.execution.fused import kernel_functions
+
+    driver: object = NoDriver()
+    if target is not None:
+        driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: GPUTarget(*target, 32)))
+    monkeypatch.setattr(kernel_functions, "driver", driver)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", interprets)
+    monkeypatch.setattr(kernel_functions, "has_early_launch", kernel_functions.has_early_launch.__wrapped__)
+    expected = {"is_early": True, "launch_pdl": True} if begins_early else {"is_early": False}
+    assert kernel_functions.early_launch() == expected
