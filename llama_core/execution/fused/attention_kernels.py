@@ -83,7 +83,8 @@ def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     one program has all shared memory, double buffers as well would spill registers (64 bytes on sm_120)."""
     launch = _chunk_launch(group, dtype, head_dim)
     num_stages = launch.num_stages if has_much_shared_memory() else 2
-    return replace(launch, rows=min(launch.rows, 64), num_warps=8, num_stages=num_stages)
+    rows = min(launch.rows, max(64, triton.next_power_of_2(group)))
+    return replace(launch, rows=rows, num_warps=8, num_stages=num_stages)
 
 
 def tile_sizes(

@@ -289,6 +289,18 @@ def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> Non
     interpret(GROWING.format(sizes))
 
 
+@pytest.mark.parametrize("has_much", [False, True])
+def test_a_tile_has_all_heads_that_share_a_key_head(has_much: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from llama_core.execution.fused import attention_kernels as kernels
+
+    monkeypatch.setattr(kernels, "has_much_shared_memory", lambda: has_much)
+    for group in (1, 7, 64, 71, 128):
+        for dtype, head_dim, batch_invariant in itertools.product(LIMITS, (64, 128, 256), (False, True)):
+            sizes = kernels.tile_sizes(2 * group, 2, head_dim, dtype, batch_invariant=batch_invariant)
+            assert min(sizes) >= 1, (group, dtype, head_dim, batch_invariant)
+
+
 @pytest.mark.parametrize("sm", TARGETS)
 def test_each_target_has_room_for_buffers_that_are_loaded_ahead(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton loads keys and values while it computes from 5 stages on: it then has two buffers of each, or three where products
