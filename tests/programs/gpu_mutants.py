@@ -28,6 +28,7 @@ RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 EARLY = (f"{TESTS}/test_early_launch.py", "waits")
 TIMES = (f"{TESTS}/test_step_seconds.py", "rank")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
+SHARES = (f"{TESTS}/test_fused_attention.py", "share_its_positions")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 KEYS = (f"{TESTS}/test_compile_keys.py", "int8 or bfloat16")
@@ -259,9 +260,16 @@ MUTANTS = (
     Mutant(
         "programs that leave out the splits between theirs",
         "attention_kernels",
-        "stop = tl.minimum(_split_begin(split + several, split_unit, split_bits), end)",
+        "stop = tl.minimum(_split_begin(next_split, split_unit, split_bits), end)",
         "stop = tl.minimum(_split_begin(split + 1, split_unit, split_bits), end)",
         ATTENTION,
+    ),
+    Mutant(
+        "a decode whose first program reads all positions",
+        "attention_kernels",
+        "share = tl.cdiv(end - begin, tl.num_programs(2))",
+        "share = end - begin",
+        SHARES,
     ),
     Mutant(
         "a kernel that begins early and does not wait",

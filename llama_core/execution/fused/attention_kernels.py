@@ -292,11 +292,15 @@ def _attend(
             if joins:
                 joined, joined_total, joined_best = _nothing_seen(rows, dim_block)
             else:
-                end_split = _split_of(end - 1, split_unit, split_bits) + 1
-                several = tl.cdiv(end_split - split, tl.num_programs(2))
-                split += tl.program_id(2) * several
+                # A program has the splits that begin in its share of the positions. Equal numbers of splits would be unequal
+                # shares, because later splits are longer.
+                share = tl.cdiv(end - begin, tl.num_programs(2))
+                own = begin + tl.program_id(2) * share
+                if tl.program_id(2) > 0:
+                    split = _split_of(own - 1, split_unit, split_bits) + 1
+                next_split = _split_of(own + share - 1, split_unit, split_bits) + 1
                 begin = tl.maximum(_split_begin(split, split_unit, split_bits), begin)
-                stop = tl.minimum(_split_begin(split + several, split_unit, split_bits), end)
+                stop = tl.minimum(_split_begin(next_split, split_unit, split_bits), end)
                 token = tl.load(about + 4) + index
             split_end = _split_begin(split + 1, split_unit, split_bits)
         mixed, total, best = _nothing_seen(rows, dim_block)

@@ -289,6 +289,38 @@ def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> Non
     interpret(GROWING.format(sizes))
 
 
+SHARED_OUT = """
+import torch
+from collections import Counter
+from triton.runtime.interpreter import interpreter_builder
+from llama_core.step_time import attention_splits as splits
+splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
+from llama_core.execution.fused import attention_kernels as kernels
+from llama_core.execution.fused.kernels import TritonOps
+from llama_core.scheduling.step import Row
+from tests.llama_core.execution.test_fused_attention import Case
+
+case = Case(0, (1, 1, 16, 16), torch.float32, torch.device("cpu"), rows=[Row(0, 2047, 1, True)])
+tiles, attend_tile = Counter(), kernels._attend_tile
+
+def counted(*args):
+    tiles[interpreter_builder.grid_idx[2]] += 1
+    return attend_tile(*args)
+
+kernels._attend_tile = counted
+longest = splits.longest_split(2048) // 32
+for kernels._WAVES in (1, 2, 3, 5):  # a program each
+    tiles.clear()
+    case.attend(TritonOps(), case.rows, case.q, 0)
+    assert sum(tiles.values()) == 64 and max(tiles.values()) < 64 / kernels._WAVES + longest, tiles
+"""
+
+
+def test_programs_of_a_decode_share_its_positions_where_later_splits_are_longer() -> None:
+    """No program reads more than its share and the split at the end of it: the longest program's time is the kernel's."""
+    interpret(SHARED_OUT)
+
+
 @pytest.mark.parametrize("has_much", [False, True])
 def test_a_tile_has_all_heads_that_share_a_key_head(has_much: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
