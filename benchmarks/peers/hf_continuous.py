@@ -38,11 +38,11 @@ class ContinuousBatching:
         self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
 
     def __enter__(self) -> "ContinuousBatching":
-        """Start its thread. One serves all batches: a second that starts while the first ends changes the model under it."""
+        """Start transformers' thread. One serves all batches: a second one that starts before the first has ended changes the
+        model that both run."""
         self._stack = ExitStack()
-        self._stack.enter_context(
-            torch.no_grad()
-        )  # its thread writes to tensors made here, which inference mode forbids
+        # Inference mode would forbid the thread to write to tensors that are made here.
+        self._stack.enter_context(torch.no_grad())
         self._manager = self._stack.enter_context(
             self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5)
         )

@@ -28,8 +28,8 @@ def command() -> list[str]:
 
 
 def run(record: Recorder, settings: Settings) -> None:
-    """The parts of `every_kernel` side by side: most of their time is the host's, which compiles. Each part's kernels, and last
-    the number of all."""
+    """The parts of `every_kernel` side by side: most of their time is the host's, which compiles. Records the kernels of each
+    part, and last the number of all kernels."""
     # On a CPU the kernels run in Triton's interpreter, which finds no wrong address.
     words = [] if settings.device == "cpu" else command()
     names = [name for name in parts(torch.device(settings.device)) if not record.has(name)]
@@ -56,7 +56,7 @@ def _kernels(words: list[str], device: str, part: str) -> list[str]:
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     elif part != CAPTURES:
-        # Without torch's cache each tensor is an allocation, whose end memcheck knows. No graph is captured so.
+        # Without torch's cache each tensor is an allocation, whose end memcheck knows. Graphs need the cache.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     program = [sys.executable, "-m", "benchmarks.gpu.every_kernel", device, part]
     done = subprocess.run([*words, *program], cwd=REPOSITORY, env=environment, capture_output=True, text=True)

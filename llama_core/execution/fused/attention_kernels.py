@@ -75,7 +75,7 @@ def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     if head_dim > 128:
         num_warps = 4 if has_much_shared_memory() else 8
         return _Launch(max(32, triton.next_power_of_2(group)), 32, num_warps, _DOUBLE_BUFFERED)
-    # Each position that is read serves all rows: with twice as many, half as much of the GPU's cache is read.
+    # All rows use each position that is loaded: twice as many rows load half as many bytes from the L2 cache.
     rows, num_warps = (128, 8 if head_dim > 64 else 4) if has_much_shared_memory() else (64, 8)
     return _Launch(max(rows, triton.next_power_of_2(group)), 64, num_warps, _DOUBLE_BUFFERED)
 
@@ -109,9 +109,7 @@ def _reading_float8(decode: _Launch, chunk: _Launch, dtype: torch.dtype) -> tupl
     """The launches for a cache of float8, whose values are expanded in registers: fewer of them, or more threads."""
     if dtype == torch.float32:
         return replace(decode, positions=_MIN_DOT), replace(chunk, positions=_MIN_DOT)
-    # Factors that come from registers have one buffer with fewer stages than that.
-    num_stages = _DOUBLE_BUFFERED if chunk.num_stages > 2 else chunk.num_stages
-    return replace(decode, most_registers=None), replace(chunk, num_warps=8, num_stages=num_stages)
+    return replace(decode, most_registers=None), replace(chunk, num_warps=8)
 
 
 @triton.jit

@@ -38,6 +38,8 @@ def launched_early() -> set[str]:
 def test_each_kernel_that_begins_early_waits_before_anything_else() -> None:
     kernels = launched_early()
     assert {"_add_norm", "_rotate_and_store", "_attend", "_combine_splits"} == kernels
+    # Nothing else asks Triton for it.
+    assert [path.name for path in ROOT.rglob("*.py") if "launch_pdl" in path.read_text()] == ["kernel_functions.py"]
     by_name = {function.name: function for function in functions()}
     for name in kernels:
         assert first_statement(by_name[name]) == BEGINS, name
