@@ -1,8 +1,8 @@
 """Compiles every Triton kernel for GPUs that this machine lacks: `make gpu-check`, or `python -m tests.programs.gpu_check`.
 
 The shapes are those of the families on 1 to 8 ranks in bfloat16, and of some families in the other dtypes; each distinct
-compile key is compiled once. Exit status 1 if a kernel does not compile, needs more shared memory than a block may have, or
-spills more than SPILL_LIMIT bytes a thread.
+compile key is compiled once. Exit status 1 if a kernel does not compile, needs more shared memory than a block may have, spills
+more than SPILL_LIMIT bytes a thread, or is launched before the kernel before has ended and does not wait for it first.
 --json writes the worst variant of each kernel and GPU, with those of --compare, such a file; both are printed side by side.
 """
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from benchmarks.harness.common import machine
-from tests.support.kernel_compiler import TARGETS, Variant, compiling_for
+from tests.support.kernel_compiler import TARGETS, Variant, compiling_for, waits_first
 
 if TYPE_CHECKING:
     from llama_core.execution.weight_formats.format import HeldWeights
@@ -34,6 +34,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 RANKS: Final = (1, 2, 4, 8)
 BLOCK_SIZES: Final = (16, 32)
 MULTICAST_SM: Final = 90  # the first that has the instructions
+EARLY_SM: Final = 90  # the first that has programmatic dependent launch
 VOCABULARIES: Final = (640, 32_000, 128_256, 151_936)  # of the small model of the tests, and of families
 
 
@@ -271,7 +272,16 @@ def compile_for(sm: int, choice: Choice) -> list[Variant]:
                     in_all_sizes = is_usual and name in OF_ALL_SIZES
                     for number, size in enumerate(BLOCK_SIZES if in_all_sizes else BLOCK_SIZES[:1]):
                         launch_layer(shape, dtype, size, in_all_modes=number == 0 and has_modes)
+        check_early_kernels(Path(cache), sm)
     return variants
+
+
+def check_early_kernels(cache: Path, sm: int) -> None:
+    """Raises RuntimeError if a compiled kernel that is launched before the kernel before has ended does not wait first."""
+    kernels = [path for path in cache.rglob("*.json") if json.loads(path.read_text()).get("launch_pdl")]
+    assert bool(kernels) == (sm >= EARLY_SM)
+    if wrong := {path.stem for path in kernels if not waits_first(path.with_suffix(".ptx").read_text())}:
+        raise RuntimeError(f"{', '.join(sorted(wrong))} on sm_{sm}: memory is accessed before griddepcontrol.wait")
 
 
 def worst(variants: Seq[Variant]) -> list[dict[str, object]]:

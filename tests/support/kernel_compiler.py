@@ -68,6 +68,18 @@ class Variant:
         return TARGETS[self.sm].occupancy(self.registers, self.shared, self.num_warps)
 
 
+# An access of global memory, or the end of a block that all threads execute.
+_NOT_BEFORE_A_WAIT: Final = re.compile(
+    r"^\s*(?:@!?%p\d+\s+)?(?:(?:ld|st|atom|red)\.(?!param|shared)|cp\.|multimem\.|bra\b|ret\b)", re.MULTILINE
+)
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether all threads of a kernel wait for the kernel before (programmatic dependent launch) before they access memory."""
+    before, wait, _ = ptx.partition("\tgriddepcontrol.wait;")
+    return bool(wait) and _NOT_BEFORE_A_WAIT.search(before) is None
+
+
 @contextlib.contextmanager
 def compiling_for(sm: int) -> Iterator[list[Variant]]:
     """The kernels that are launched inside, one for each distinct compile key. Once in a process, before Triton is imported."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.kernel_compiler import waits_first
+
 ROOT = Path(__file__).parents[3] / "llama_core"
 BEGINS, WAITS = "begin_early(is_early)", "gdc_wait"
 
@@ -53,6 +55,20 @@ def test_products_let_the_next_kernel_begin_and_wait_in_order_themselves() -> No
         if function.name in ("_product_of_rows", "_gated_product"):
             assert first_statement(function) == "let_next_begin(is_early)"
             assert WAITS not in ast.unparse(function) and BEGINS not in ast.unparse(function)
+
+
+def test_a_kernel_that_accesses_memory_before_it_waits_is_found() -> None:
+    """`make gpu-check` looks at all kernels: a compiler might move a load."""
+    arguments, wait = "\tld.param.b64 \t%rd1, [_attend_param_0];\n", "\tgriddepcontrol.wait; // dummy %r1\n"
+    alloc = (
+        "\t@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r32], 32;\n\tld.shared.b32 \t%r9, [%r32];\n"
+    )
+    load = "\t@%p1 ld.global.b32 { %r2 }, [ %rd1 + 0 ];\n"
+    copy = "\tcp.async.cg.shared.global [ %r1 + 0 ], [ %rd2 + 0 ], 0x10, %r3;\n"
+    assert waits_first(arguments + alloc + wait + load + copy + "\tret;\n")
+    for before in (load, copy, "\t@%p1 bra \t$L__BB0_2;\n", "\t@%p2 red.global.add.s32 [%rd1], 1;\n"):
+        assert not waits_first(arguments + before + wait + load), before
+    assert not waits_first(arguments + load)
 
 
 class NoDriver:
