@@ -28,6 +28,7 @@ RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 EARLY = (f"{TESTS}/test_early_launch.py", "waits")
 TIMES = (f"{TESTS}/test_step_seconds.py", "rank")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
+BORDERS = (f"{TESTS}/test_fused_attention.py", "see_other_splits")
 SHARES = (f"{TESTS}/test_fused_attention.py", "share_its_positions")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
@@ -263,6 +264,34 @@ MUTANTS = (
         "stop = tl.minimum(_split_begin(next_split, split_unit, split_bits), end)",
         "stop = tl.minimum(_split_begin(split + 1, split_unit, split_bits), end)",
         ATTENTION,
+    ),
+    Mutant(
+        "masks of the positions that only a tile's last query sees",
+        "attention_kernels",
+        "                first + 1,\n                kv_head,",
+        "                first + count,\n                kv_head,",
+        BORDERS,
+    ),
+    Mutant(
+        "a split before the window of a tile's later queries",
+        "attention_kernels",
+        "is_query & (first_seen < split_end) &",
+        "is_query &",
+        BORDERS,
+    ),
+    Mutant(
+        "a split behind a tile's first queries",
+        "attention_kernels",
+        " & (length > _split_begin(split, split_unit, split_bits))",
+        "",
+        BORDERS,
+    ),
+    Mutant(
+        "a share of positions that leaves out a split at its begin",
+        "attention_kernels",
+        "split = _split_of(own - 1, split_unit, split_bits) + 1",
+        "split = _split_of(own, split_unit, split_bits) + 1",
+        BORDERS,
     ),
     Mutant(
         "a decode whose first program reads all positions",

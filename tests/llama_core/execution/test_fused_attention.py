@@ -289,6 +289,31 @@ def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> Non
     interpret(GROWING.format(sizes))
 
 
+BORDERS = """
+import torch
+from llama_core.step_time import attention_splits as splits
+splits.SPLIT_UNIT = 32
+from llama_core.execution.fused import attention_kernels as kernels
+from llama_core.execution.fused.kernels import TritonOps
+from llama_core.scheduling.step import Row
+from tests.llama_core.execution.test_fused_attention import Case, check_step
+
+torch.use_deterministic_algorithms(True)  # fills the results of splits with NaN first
+rows = [Row(0, 63, 9, True, 8), Row(1, 63, 9, False), Row(2, 48, 20, False), Row(3, 255, 1, True), Row(4, 0, 1, True)]
+for batch_invariant in (False, True):
+    for window in (0, 33):
+        for kernels._WAVES in (1, 4, 44):
+            case = Case(0, (1, 1, 16, 8), torch.float32, torch.device("cpu"), rows=rows)
+            check_step(TritonOps(batch_invariant=batch_invariant), case, window)
+"""
+
+
+def test_queries_of_a_tile_see_other_splits_than_each_other_in_tritons_interpreter() -> None:
+    """Windows of 33 positions: the first query sees splits 0 and 1, the next splits 1 and 2, whose results lie where those of 0
+    did. Shares of programs end at borders of splits and beside them, and a chunk's tile of queries at one of positions."""
+    interpret(BORDERS)
+
+
 SHARED_OUT = """
 import torch
 from collections import Counter
