@@ -62,9 +62,9 @@ def _decode_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     rows = max(_MIN_DOT, triton.next_power_of_2(group))
     if dtype == torch.float32:  # such products use no tensor cores, and hold both factors in registers
         return _Launch(rows, 32, 8, 2)
-    # A multiprocessor then has registers for four programs. Other targets lack the shared memory for four, and larger heads or
-    # groups would spill registers.
-    is_limited = has_much_shared_memory() and head_dim <= 128 and rows <= 32
+    # A multiprocessor then has registers for four programs. Other targets lack the shared memory for four, smaller heads need
+    # fewer registers, and larger heads or groups would spill them.
+    is_limited = has_much_shared_memory() and 64 < head_dim <= 128 and rows <= 32
     most_registers = 65_536 // (4 * 4 * 32) if is_limited else None
     return _Launch(rows, 32, 4, _DOUBLE_BUFFERED, most_registers)
 
