@@ -11,7 +11,6 @@ size, and a program of a chunk computes the same splits one after the other, and
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import math
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -20,96 +19,16 @@ import triton
 import triton.language as tl
 
 from llama_core.execution.float8_kernels import from_float8
+from llama_core.execution.fused.attention_launches import MIN_DOT, launches, reading_float8
 from llama_core.execution.fused.kernel_functions import begin_early, early_launch
-from llama_core.execution.fused.shared_memory import has_much_shared_memory
-from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
+from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_count
 
-_MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
-# From these stages on, Triton loads the next positions' keys and values, and the block numbers of those behind them, while it
-# computes. With fewer it waits for what it has just begun to load, because addresses are loaded too.
-_DOUBLE_BUFFERED: Final = 5
 _COMBINED_AT_ONCE: Final = 8  # splits, whose results are loaded before the first is added
 _LOG2_E: Final = math.log2(math.e)
-
-
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    """rows: queries times the heads that share a key head. positions: cached positions that are read at a time. most_registers:
-    of a thread; None: as many as the compiler takes."""
-
-    rows: int
-    positions: int
-    num_warps: int
-    num_stages: int
-    most_registers: int | None = None
-
-    def constants(self, group: int) -> dict[str, int | None]:
-        return {
-            "rows": self.rows,
-            "queries": self.rows // group,
-            "tile": self.positions,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "maxnreg": self.most_registers,
-        }
-
-
-def _decode_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
-    rows = max(_MIN_DOT, triton.next_power_of_2(group))
-    if dtype == torch.float32:  # such products use no tensor cores, and hold both factors in registers
-        return _Launch(rows, 32, 8, 2)
-    # A multiprocessor then has registers for four programs. Other targets lack the shared memory for four, smaller heads need
-    # fewer registers, and larger heads or groups would spill them.
-    is_limited = has_much_shared_memory() and 64 < head_dim <= 128 and rows <= 32
-    most_registers = 65_536 // (4 * 4 * 32) if is_limited else None
-    return _Launch(rows, 32, 4, _DOUBLE_BUFFERED, most_registers)
-
-
-def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
-    if dtype == torch.float32:
-        return _decode_launch(group, dtype, head_dim)
-    if head_dim > 128:
-        num_warps = 4 if has_much_shared_memory() else 8
-        return _Launch(max(32, triton.next_power_of_2(group)), 32, num_warps, _DOUBLE_BUFFERED)
-    # All rows use each position that is loaded: twice as many rows load half as many bytes from the L2 cache.
-    rows, num_warps = (128, 8 if head_dim > 64 else 4) if has_much_shared_memory() else (64, 8)
-    return _Launch(max(rows, triton.next_power_of_2(group)), 64, num_warps, _DOUBLE_BUFFERED)
-
-
-def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
-    """Of decodes and chunks alike, so with fewer rows. A program of a chunk holds two sums, of a split and of all so far. Where
-    one program has all shared memory, double buffers as well would spill registers (64 bytes on sm_120)."""
-    launch = _chunk_launch(group, dtype, head_dim)
-    num_stages = launch.num_stages if has_much_shared_memory() else 2
-    rows = min(launch.rows, max(64, triton.next_power_of_2(group)))
-    return replace(launch, rows=rows, num_warps=8, num_stages=num_stages)
-
-
-def tile_sizes(
-    n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, *, batch_invariant: bool = False
-) -> TileSizes:
-    group = n_heads // n_kv_heads
-    decode, chunk = _launches(group, dtype, head_dim, batch_invariant=batch_invariant)
-    return TileSizes(decode.rows // group, chunk.rows // group)
-
-
-def _launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant: bool) -> tuple[_Launch, _Launch]:
-    """Of decodes and of chunks."""
-    if batch_invariant:
-        launch = _invariant_launch(group, dtype, head_dim)
-        return launch, launch
-    return _decode_launch(group, dtype, head_dim), _chunk_launch(group, dtype, head_dim)
-
-
-def _reading_float8(decode: _Launch, chunk: _Launch, dtype: torch.dtype) -> tuple[_Launch, _Launch]:
-    """The launches for a cache of float8, whose values are expanded in registers: fewer of them, or more threads."""
-    if dtype == torch.float32:
-        return replace(decode, positions=_MIN_DOT), replace(chunk, positions=_MIN_DOT)
-    return replace(decode, most_registers=None), replace(chunk, num_warps=8)
 
 
 @triton.jit
@@ -419,7 +338,7 @@ def attend(
     about = {
         "group": group,
         "head_dim": head_dim,
-        "dim_block": max(_MIN_DOT, triton.next_power_of_2(head_dim)),
+        "dim_block": max(MIN_DOT, triton.next_power_of_2(head_dim)),
         "block_size": block_size,
         "window": window,
         "split_unit": SPLIT_UNIT,
@@ -430,9 +349,9 @@ def attend(
     scale = head_dim**-0.5 * _LOG2_E
     cached = (q, keys, values, block_tables)
     sizes = (scale, q.stride(0), block_tables.stride(0))
-    decode, chunk = _launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
+    decode, chunk = launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
     if keys.dtype == FLOAT8_BYTES:
-        decode, chunk = _reading_float8(decode, chunk, q.dtype)
+        decode, chunk = reading_float8(decode, chunk, q.dtype)
     if count := len(tiles.decodes):
         num_splits = split_count(block_tables.shape[1] * block_size, window)
         partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)

@@ -8,7 +8,8 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 from llama_core.execution.float8_kernels import to_float8
-from llama_core.execution.fused.attention_kernels import attend, tile_sizes
+from llama_core.execution.fused.attention_kernels import attend
+from llama_core.execution.fused.attention_launches import tile_sizes
 from llama_core.execution.fused.kernel_functions import (
     begin_early,
     early_launch,

@@ -26,7 +26,7 @@ from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
 from tests.conftest import RankPool
-from tests.llama_core.execution.test_fused_attention import LIMITS, SHAPES, WIDE_SHAPES, WINDOWS, Case
+from tests.support.attention_cases import LIMITS, SHAPES, WIDE_SHAPES, WINDOWS, Case
 from tests.support.interpreter import interpret, prepare_interpreter
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
