@@ -7,7 +7,6 @@ results = handle.sample.remote(["Once upon a time"], SamplingParams(max_tokens=3
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from typing import Any, overload
 
@@ -26,12 +25,12 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
 from llama_core.text.chat_format import Dialog
-from llama_core.text.grammar import checked_grammar, for_answer
+from llama_core.text.grammar import checked_grammar, for_answer, kept
 from llama_core.text.spellings import spellings
 
 Prompt = str | Sequence[int] | Dialog
 Continuation = str | Sequence[int]
-_checked_grammar = lru_cache(maxsize=128)(checked_grammar)  # a program sends the same schema with every call
+_checked_grammar = kept(checked_grammar)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ SGLang's `regex` and `ebnf`.
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from llguidance import StructTag
@@ -84,7 +83,7 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
     return found[0] if found else ("", "")
 
 
-@lru_cache(maxsize=128)
+@grammars.kept
 def checked(grammar: str, param: str, *, is_whole: bool = True) -> str:
     """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 0.1 s the first time, GBNF up to a second."""
     if grammar.startswith(_GBNF):

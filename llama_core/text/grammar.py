@@ -5,10 +5,10 @@ follows it token by token (`execution/grammar_masks.py`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any, Final
+from functools import cache, lru_cache
+from typing import Any, Final, ParamSpec
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
@@ -31,6 +31,7 @@ _SPACING: Final = Spacing(
     colon='":"',
     options=_JSON_OPTIONS,
 )
+_P = ParamSpec("_P")
 
 
 def limits(grammar: str = "") -> LLParserLimits:
@@ -123,6 +124,27 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "", *, is_whol
         place = param if schema_of(grammar) is None else schema_param or param
         raise InvalidParameter(f"{place}: is too large or too complex to be followed", param=place)
     return followed
+
+
+def kept(check: Callable[_P, str]) -> Callable[_P, str]:
+    """`check` with its latest results: a client sends the same schema with every request. Refusals are kept too, some of which
+    take longer than any result."""
+
+    @lru_cache(maxsize=128)
+    def outcome(*args: Any, **kwargs: Any) -> str | InvalidParameter:
+        try:
+            return check(*args, **kwargs)
+        except InvalidParameter as refusal:
+            return refusal.with_traceback(None)
+
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> str:
+        found = outcome(*args, **kwargs)  # type: ignore[arg-type]  # texts and booleans, which are hashable
+        if isinstance(found, InvalidParameter):
+            # A new one, because an exception keeps the frames of every time that it is raised.
+            raise InvalidParameter(found.message, param=found.param)
+        return found
+
+    return checked
 
 
 def _exceeds_limits(grammar: str) -> bool:

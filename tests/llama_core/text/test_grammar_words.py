@@ -13,6 +13,7 @@ from llama_core.text.grammar import (
     checked_grammar,
     choice_grammar,
     json_schema_grammar,
+    kept,
     lark_grammar,
     limits,
     regex_grammar,
@@ -237,3 +238,23 @@ def test_no_error_repeats_the_source(text: str, is_before: bool, is_regex: bool)
         except InvalidParameter as error:
             refused = error
         assert refused is None or MARK.lower() not in refused.message.lower()
+
+
+def test_what_was_checked_is_kept_and_what_was_refused_too() -> None:
+    asked, refusals = [], []
+
+    @kept
+    def check(grammar: str, param: str) -> str:
+        asked.append(grammar)
+        if grammar == "bad":
+            raise InvalidParameter(f"{param}: is bad", param=param)
+        return grammar.upper()
+
+    for _ in range(2):
+        assert check("good", "x") == "GOOD"
+        with pytest.raises(InvalidParameter, match="x: is bad") as refused:
+            check("bad", "x")
+        refusals.append(refused.value)
+    assert asked == ["good", "bad"] and [each.param for each in refusals] == ["x", "x"]
+    # An exception that was kept itself would hold the frames of every time that it was raised.
+    assert refusals[0] is not refusals[1]
