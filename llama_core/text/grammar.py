@@ -35,11 +35,12 @@ _P = ParamSpec("_P")
 
 
 def limits(grammar: str = "") -> LLParserLimits:
-    """Of time and memory for the grammar: about 0.1 s to compile and for its first token, mostly 20 ms for a later one, 40 MB.
+    """Limits of llguidance's time and memory for the grammar: about 0.1 s to compile it and for its first token, mostly 20 ms
+    for a later token, and 40 MB.
 
-    A row of the matcher has up to four items for each optional property that may come next, in each member of `anyOf`. A mask
-    of 1,500 such items takes 10 ms, and few vocabularies can follow more. In ambiguous grammars a row has some items for each
-    token before it, and a mask takes longer: up to 0.3 s at the end of 1,200 items of `s: s s | "a"`.
+    A row of its Earley parser has up to four items for each optional property that may come next, in each member of `anyOf`. A
+    mask over 1,500 such items takes 10 ms, and few vocabularies can follow more. In ambiguous grammars a row has some items for
+    each earlier token, and a mask takes longer: up to 0.3 s where `s: s s | "a"` reaches 1,200 items.
     """
     return LLParserLimits(
         max_items_in_row=1_500 if json_description(grammar) else 1_200,
@@ -127,8 +128,8 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "", *, is_whol
 
 
 def kept(check: Callable[_P, str]) -> Callable[_P, str]:
-    """`check` with its latest results: a client sends the same schema with every request. Refusals are kept too, some of which
-    take longer than any result."""
+    """`check` with a cache of its latest results, because clients send the same schema with every request. The cache holds
+    refusals too, because some take longer than any accepted grammar."""
 
     @lru_cache(maxsize=128)
     def outcome(*args: Any, **kwargs: Any) -> str | InvalidParameter:
@@ -140,7 +141,7 @@ def kept(check: Callable[_P, str]) -> Callable[_P, str]:
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> str:
         found = outcome(*args, **kwargs)  # type: ignore[arg-type]  # texts and booleans, which are hashable
         if isinstance(found, InvalidParameter):
-            # A new one, because an exception keeps the frames of every time that it is raised.
+            # A new exception, because one that is raised again keeps the frames of every earlier raise.
             raise InvalidParameter(found.message, param=found.param)
         return found
 
@@ -148,8 +149,8 @@ def kept(check: Callable[_P, str]) -> Callable[_P, str]:
 
 
 def _exceeds_limits(grammar: str) -> bool:
-    """Whether a matcher exceeds its limits by the first token. On rank 0 it would delay the tokens of every request, and
-    validating builds no states of the lexer, which take most of the time."""
+    """Whether a matcher of the grammar exceeds its limits by the first token. On rank 0 such a matcher would delay the tokens
+    of every request. `validate_grammar` does not find this: it builds no lexer states, which take most of the time."""
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits(grammar))
     if not matcher.is_error():
         allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()) if bias]

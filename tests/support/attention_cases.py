@@ -1,6 +1,6 @@
-"""Attention of random steps over a paged cache, beside attention in float64.
+"""Checks attention of random steps over a paged cache against attention in float64.
 
-The cache holds NaN wherever no token of the step's sequences lies, so that a result that reads further is NaN.
+The cache holds NaN wherever no token of the step's sequences lies, so that a kernel that reads outside them returns NaN.
 """
 
 from collections.abc import Sequence as Seq
@@ -13,13 +13,13 @@ from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, S
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
 
-# (query heads, key heads, head_dim, tokens of a block)
+# (query heads, key heads, head_dim, block size in tokens)
 SHAPES = ((4, 4, 16, 16), (6, 2, 24, 4), (8, 1, 64, 32), (7, 1, 16, 8))
 WIDE_SHAPES = ((4, 1, 128, 16), (2, 1, 256, 16), (3, 1, 96, 16), (2, 1, 160, 16), (1, 1, 192, 16))
 LENGTHS = (1, 2, 5, 17, 70)
 STARTS = (0, 1, 15, 127, 128, 150, 300)
 WINDOWS = (0, 1, 40, 129, 1000)
-COMPILED_WINDOWS = (0, 129)  # a GPU compiles a kernel for each; the interpreter has them all
+COMPILED_WINDOWS = (0, 129)  # on a GPU, which compiles a kernel for each window; the interpreter runs all of WINDOWS
 SPARE_SLOT = 77
 MANY_POSITIONS = (
     Row(0, 3000, 1, True),
@@ -30,13 +30,13 @@ MANY_POSITIONS = (
     Row(5, 63, 1, True),
 )
 FLOAT8_NAN = 0x7F
-# A GPU's ex2.approx is wrong by 2^-22 of its result, NumPy's exp2 by 2^-24.
+# The relative error of a GPU's ex2.approx is 2^-22, that of NumPy's exp2 2^-24.
 FLOAT32_LIMIT = 5e-6 if torch.cuda.is_available() else 2e-6
 LIMITS = {torch.float32: FLOAT32_LIMIT, torch.float16: 4e-3, torch.bfloat16: 0.04}
 
 
 def random_rows(generator: np.random.Generator, count: int) -> list[Row]:
-    """Decodes, decodes with drafts, chunks that end their prompt and chunks that do not."""
+    """Decodes, decodes with drafts, prefill chunks that end their prompt and chunks that do not."""
     rows = []
     for slot in generator.permutation(count).tolist():
         start = int(generator.choice(STARTS))
@@ -49,7 +49,7 @@ def random_rows(generator: np.random.Generator, count: int) -> list[Row]:
 
 
 def planned(rows: Seq[Row], sizes: TileSizes, padding: int = 0) -> StepArrays:
-    """The plan of a step, over numbers that no plan has."""
+    """The plan of a step, written over arrays of -9, which no plan contains."""
     plan = plan_of(rows, sizes)
     tokens, decode_tokens, chunk_tiles = plan.shape
     shapes = (3, len(plan.sampled_slots)), (2, tokens), (decode_tokens, TILE_COLUMNS), (chunk_tiles, TILE_COLUMNS)
@@ -74,7 +74,7 @@ class Case:
         is_float8: bool = False,
         rows: Seq[Row] | None = None,
     ) -> None:
-        """is_float8: of the cache. rows: random ones if absent."""
+        """is_float8: the cache is float8. rows: random rows if None."""
         self.name = f"seed {seed}, {shape}"
         generator = np.random.default_rng(seed)
         self.n_heads, self.n_kv_heads, self.head_dim, self.block_size = shape
@@ -92,7 +92,7 @@ class Case:
                 cache.flatten(0, 1)[place] = torch.randn(len(place), *cache_shape[2:]).to(device, dtype)
         if is_float8:
             self.keys, self.values = (cached_as(FLOAT8_BYTES, cache) for cache in (self.keys, self.values))
-        # A view with a stride, as the backend's queries are.
+        # A strided view, like the queries of the backend.
         qkv = torch.randn(sum(row.length for row in self.rows), self.n_heads + 2, self.head_dim)
         self.q = qkv.to(device, dtype)[:, : self.n_heads]
 
@@ -107,7 +107,7 @@ class Case:
         return ops.attend(q, self.keys, self.values, self.tables, tiles, window)
 
     def expected(self, window: int) -> torch.Tensor:
-        """In float64, token by token."""
+        """Attention in float64, token by token."""
         parts, group, token = [], self.n_heads // self.n_kv_heads, 0
         for row in self.rows:
             keys, values = (
@@ -122,7 +122,7 @@ class Case:
         return torch.stack(parts)
 
     def forget_before_windows(self, window: int) -> None:
-        """Blocks behind every window of a sequence may belong to others."""
+        """Fill the blocks before all windows of each row with NaN, because they may belong to other sequences."""
         for row in self.rows:
             stale = self.places(row, 0)[: max(0, (row.start + 1 - window) // self.block_size * self.block_size)]
             for cache in (self.keys, self.values):
@@ -150,7 +150,7 @@ def check(
 
 
 def check_step(ops: Ops, case: Case, window: int) -> None:
-    """All rows together are near float64, and each alone has the same bits."""
+    """All rows in one step are within the limit of float64, and each row alone has the same bits as in the step."""
     expected = case.expected(window)
     if window:
         case.forget_before_windows(window)
@@ -166,7 +166,7 @@ def check_step(ops: Ops, case: Case, window: int) -> None:
 
 
 def check_random(ops: Ops, device: torch.device, dtype: torch.dtype, examples: int) -> None:
-    # Imported here, because machines with GPUs that run the tests marked cuda may lack it.
+    # Imported here, because GPU machines that run the tests marked cuda may lack Hypothesis.
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel once, under compute-sanitizer's memcheck."""
+"""Runs every Triton kernel once under compute-sanitizer's memcheck."""
 
 import os
 import shutil
@@ -16,11 +16,11 @@ from benchmarks.harness.common import REPOSITORY
 
 _PLACES = ("/usr/local/cuda/bin/compute-sanitizer",)
 _ERROR_STATUS = 86
-_MOST_AT_ONCE: Final = 14  # each has a context on the device
+_MOST_AT_ONCE: Final = 14  # processes, each with a CUDA context on the device
 
 
 def command() -> list[str]:
-    """compute-sanitizer before a program. Raises Unavailable where it is not installed."""
+    """The command line that runs a program under compute-sanitizer. Raises Unavailable if that is not installed."""
     found = shutil.which("compute-sanitizer") or next((path for path in _PLACES if os.access(path, os.X_OK)), None)
     if found is None:
         raise Unavailable("compute-sanitizer is not installed")
@@ -28,9 +28,12 @@ def command() -> list[str]:
 
 
 def run(record: Recorder, settings: Settings) -> None:
-    """The parts of `every_kernel` side by side: most of their time is the host's, which compiles. Records the kernels of each
-    part, and last the number of all kernels."""
-    # On a CPU the kernels run in Triton's interpreter, which finds no wrong address.
+    """Run the parts of `every_kernel` concurrently, because they spend most of their time compiling on the host.
+
+    Records the kernels of each part, and last the number of all kernels. Raises AssertionError if a part fails or a kernel is
+    not launched.
+    """
+    # On a CPU the kernels run in Triton's interpreter, without compute-sanitizer: no invalid address is found there.
     words = [] if settings.device == "cpu" else command()
     names = [name for name in parts(torch.device(settings.device)) if not record.has(name)]
     with ThreadPoolExecutor(max(1, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 2))) as threads:
@@ -51,12 +54,12 @@ def run(record: Recorder, settings: Settings) -> None:
 
 
 def _kernels(words: list[str], device: str, part: str) -> list[str]:
-    """The kernels of a part. Raises AssertionError with what memcheck says."""
+    """Run a part and return the names of its kernels. Raises AssertionError with memcheck's report."""
     environment = dict(os.environ)
     if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     elif part != CAPTURES:
-        # Without torch's cache each tensor is an allocation, whose end memcheck knows. Graphs need the cache.
+        # Without torch's caching allocator, each tensor is an allocation whose end memcheck knows. Graphs need that allocator.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     program = [sys.executable, "-m", "benchmarks.gpu.every_kernel", device, part]
     done = subprocess.run([*words, *program], cwd=REPOSITORY, env=environment, capture_output=True, text=True)

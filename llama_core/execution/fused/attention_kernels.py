@@ -1,11 +1,12 @@
-"""Attention over the paged cache in Triton, for decodes, checked drafts and chunks of prompts.
+"""Attention over the paged KV cache in Triton, for decodes, draft tokens to verify and prefill chunks.
 
-A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. Block tables and
-keys are read in place. Positions of decodes are split over programs at fixed positions (`attention_splits`), and combined in
-order (flash decoding, Dao et al. 2023), so that a row's result depends neither on the other rows nor on the configuration.
+A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. It reads block
+tables, keys and values in place. The context of a decode is split over programs at fixed positions (`attention_splits`), and
+the splits' results are combined in order (flash decoding, Dao et al. 2023). So a row's result depends neither on the other rows
+nor on the configuration.
 
-With `batch_invariant` a token's result is also the same in a decode and in a chunk of a prompt: both have tiles of the same
-size, and a program of a chunk computes the same splits one after the other, and combines them in the same order.
+With `batch_invariant` a token's result is also the same in a decode and in a prefill chunk. Both have tiles of the same size;
+a chunk's program computes the same splits one after the other, and combines them in the same order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -26,14 +27,14 @@ from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_count
 
-_WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
-_COMBINED_AT_ONCE: Final = 8  # splits, whose results are loaded before the first is added
+_WAVES: Final = 4  # programs per multiprocessor at most: more would only shorten each program's loop
+_COMBINED_AT_ONCE: Final = 8  # splits whose results are loaded before the first one is added
 _LOG2_E: Final = math.log2(math.e)
 
 
 @triton.jit
 def _read(cached, inside, to: tl.constexpr):
-    """Values of a cache in their own type or as bytes of float8."""
+    """Load cached values, which are stored in the model's dtype or as bytes of float8."""
     if cached.dtype.element_ty == tl.uint8:
         values = from_float8(tl.load(cached, mask=inside, other=0)).to(to)
     else:
@@ -51,7 +52,7 @@ def _first_seen(length, window: tl.constexpr):
 
 @triton.jit
 def _split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
-    """See `attention_splits.split_of`. The exponent is that of a float32, which has numbers below 2^24 exactly."""
+    """See `attention_splits.split_of`. The exponent is read from a float32, which represents integers below 2^24 exactly."""
     units = position // split_unit
     exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - split_bits
     exponent = tl.maximum(exponent, 0)
@@ -67,7 +68,7 @@ def _split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
 
 @triton.jit
 def _nothing_seen(rows: tl.constexpr, dim_block: tl.constexpr):
-    """The sums of `_attend_tile` before the first position."""
+    """The initial values of the sums of `_attend_tile`."""
     mixed = tl.zeros([rows, dim_block], tl.float32)
     return mixed, tl.zeros([rows], tl.float32), tl.full([rows], float("-inf"), tl.float32)
 
@@ -102,15 +103,17 @@ def _attend_tile(
     tile: tl.constexpr,
     skips_masks: tl.constexpr,
 ):
-    """Add `tile` positions from `first` on to the sums of each query: of the weighted values, of the weights, and the binary
-    log of their common factor, -inf before the first position. Read are those of [seen, end).
+    """Add `tile` positions from `first` on to each query's running sums (online softmax), and return the new sums.
 
-    Query i sees positions first_seen[i] .. length[i]. skips_masks: all queries see all positions before `all_see`.
+    mixed: of the weighted values. total: of the weights. best: the greatest scaled score so far, which is the binary log of the
+    common factor of both sums; -inf before the first position. The tile reads its positions in [seen, end). Query i sees
+    positions [first_seen[i], length[i]). skips_masks: all queries see all positions before `all_see`, so tiles there need no
+    mask.
     """
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
     position = first + tl.arange(0, tile)
-    # What lies outside may be another sequence's, and may be NaN, which no weight of zero removes.
+    # Values outside may be another sequence's, and may be NaN: a weight of zero times NaN is NaN.
     inside = (position >= seen) & (position < end)
     block = tl.load(blocks + position // block_size, mask=inside, other=0)
     is_inside = inside[:, None] & in_dim[None, :]
@@ -135,19 +138,19 @@ def _attend_tile(
 
 @triton.jit
 def _joining_weights(best, log_sum):
-    """The factors of what was combined so far and of a further split, and their new common factor's binary log."""
+    """The factors of the splits combined so far and of a further split, and the binary log of their new common factor."""
     highest = tl.maximum(best, log_sum)
     return tl.exp2(best - highest), tl.exp2(log_sum - highest), highest
 
 
 @triton.jit
 def _join(mixed, kept, part, weight):
-    # Written as one FMA: a compiler may choose either product to be rounded, in each kernel another one.
+    # An explicit FMA: without it, the compiler chooses which product it rounds, and may choose differently in each kernel.
     return tl.fma(mixed, kept, part * weight)
 
 
-# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves. The number of heads
-# changes no address's alignment, so one variant is enough for all.
+# Without `do_not_specialize`, Triton would compile further variants for some numbers of blocks while the server runs. The
+# number of heads changes no address's alignment, so one variant is enough for all.
 @triton.jit(do_not_specialize=["block_table_stride", "n_splits", "n_kv_heads"])
 def _attend(
     q,
@@ -177,16 +180,20 @@ def _attend(
     tile_columns: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """Without is_split, `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens,
-    H, n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a
-    program computes all splits of its tile, and writes the result that `_combine_splits` would."""
+    """Attention of one tile, or of a program's share of the tile's splits.
+
+    Without is_split, `out` is the result, [T, H, head_dim]. With is_split, each split writes its normalized result to `out`,
+    float32 [decode tokens, H, n_splits, head_dim], and the binary log of its sum to `log_sums` [decode tokens, H, n_splits];
+    split s is at index s % n_splits. With joins too, a program computes all splits of its tile, and writes to `out` the result
+    that `_combine_splits` would write.
+    """
     begin_early(is_early)
-    # Programs that run at the same time read neighbouring memory: of decodes the heads of a position, of chunks one head, whose
-    # positions stay in the GPU's cache for the next tile.
+    # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
+    # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
     if is_split and not joins:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
     else:
-        # A prompt's last tiles see most positions, so they begin first.
+        # The last tiles of a prompt see the most positions, so they start first.
         tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
         about, kv_head = tiles + tile_index * tile_columns, tl.program_id(1)
     count = tl.load(about + 1)
@@ -211,8 +218,8 @@ def _attend(
             if joins:
                 joined, joined_total, joined_best = _nothing_seen(rows, dim_block)
             else:
-                # A program has the splits that begin in its share of the positions. Equal numbers of splits would be unequal
-                # shares, because later splits are longer.
+                # A program computes the splits that begin in its share of the positions. Equal numbers of splits would be
+                # unequal work, because later splits are longer.
                 share = tl.cdiv(end - begin, tl.num_programs(2))
                 own = begin + tl.program_id(2) * share
                 if tl.program_id(2) > 0:
@@ -223,7 +230,7 @@ def _attend(
                 token = tl.load(about + 4) + index
             split_end = _split_begin(split + 1, split_unit, split_bits)
         mixed, total, best = _nothing_seen(rows, dim_block)
-        # One loop over all splits: a loop for each would wait for its first positions each time.
+        # One loop reads all splits: with a loop for each split, the program would wait for the first positions of each.
         for at in range(begin, stop, tile):
             mixed, total, best = _attend_tile(
                 mixed,
@@ -251,7 +258,7 @@ def _attend(
             if is_split:  # noqa: SIM102, known when the kernel is compiled
                 if (at + tile >= split_end) | (at + tile >= stop):
                     part, log_sum = mixed / total[:, None], best + tl.log2(total)
-                    # A split may lie beside the window of some of the queries.
+                    # A split may lie outside the window of some of the tile's queries.
                     sees = is_query & (first_seen < split_end) & (length > _split_begin(split, split_unit, split_bits))
                     if joins:
                         kept, weight, highest = _joining_weights(joined_best, log_sum)
@@ -306,7 +313,7 @@ def _combine_splits(
         best = float("-inf")
         begin = _split_of(_first_seen(length, window), split_unit, split_bits)
         end = _split_of(length - 1, split_unit, split_bits) + 1
-        # Unrolled, so that several splits are loaded at once. Those behind the end have a weight of 0, which changes no bit.
+        # Unrolled, so that several splits are loaded at once. Splits behind the end have a weight of 0, which changes no bit.
         for several in range(begin, end, at_once):
             for ahead in tl.static_range(at_once):
                 split = several + ahead
@@ -330,7 +337,7 @@ def attend(
     *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """See `ops.Ops.attend`. The tiles have the sizes of `tile_sizes` with the same `batch_invariant`."""
+    """See `ops.Ops.attend`. The tiles have the sizes that `tile_sizes` returns for the same `batch_invariant`."""
     n_heads, head_dim = q.shape[1:]
     block_size, n_kv_heads = keys.shape[1:3]
     group = n_heads // n_kv_heads

@@ -1,4 +1,4 @@
-"""How attention is launched: the rows, positions, warps and pipeline stages of a program, by the GPU's shared memory."""
+"""Launch parameters of attention by the GPU's shared memory: rows, positions, warps and pipeline stages of a program."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,15 +10,15 @@ from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.fused.step_plan import TileSizes
 
 MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
-# From these stages on, Triton loads the next positions' keys and values, and the block numbers of those behind them, while it
-# computes. With fewer it waits for what it has just begun to load, because addresses are loaded too.
+# With this num_stages or more, a program loads the next positions' keys and values, and the block numbers of those after them,
+# while it computes. With fewer, it waits for the load that it has just begun, because the keys' addresses are loaded as well.
 _DOUBLE_BUFFERED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """rows: queries times the heads that share a key head. positions: cached positions that are read at a time. most_registers:
-    of a thread; None: as many as the compiler takes."""
+    """rows: a program's queries times the query heads that share a key head. positions: cached positions read per iteration.
+    most_registers: per thread; None: no limit but the compiler's."""
 
     rows: int
     positions: int
@@ -39,10 +39,10 @@ class Launch:
 
 def _decode_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
     rows = max(MIN_DOT, triton.next_power_of_2(group))
-    if dtype == torch.float32:  # such products use no tensor cores, and hold both factors in registers
+    if dtype == torch.float32:  # float32 products use no tensor cores, and hold both operands in registers
         return Launch(rows, 32, 8, 2)
-    # A multiprocessor then has registers for four programs. Other targets lack the shared memory for four, smaller heads need
-    # fewer registers, and larger heads or groups would spill them.
+    # With this limit a multiprocessor has registers for four programs. Targets with less shared memory have no room for four,
+    # smaller heads need fewer registers anyway, and larger heads or groups would spill.
     is_limited = has_much_shared_memory() and 64 < head_dim <= 128 and rows <= 32
     most_registers = 65_536 // (4 * 4 * 32) if is_limited else None
     return Launch(rows, 32, 4, _DOUBLE_BUFFERED, most_registers)
@@ -54,14 +54,17 @@ def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
     if head_dim > 128:
         num_warps = 4 if has_much_shared_memory() else 8
         return Launch(max(32, triton.next_power_of_2(group)), 32, num_warps, _DOUBLE_BUFFERED)
-    # All rows use each position that is loaded: twice as many rows load half as many bytes from the L2 cache.
+    # All rows of a program share the keys and values that it loads: twice the rows halve the bytes read from the L2 cache.
     rows, num_warps = (128, 8 if head_dim > 64 else 4) if has_much_shared_memory() else (64, 8)
     return Launch(max(rows, triton.next_power_of_2(group)), 64, num_warps, _DOUBLE_BUFFERED)
 
 
 def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
-    """Of decodes and chunks alike, so with fewer rows. A program of a chunk holds two sums, of a split and of all so far. Where
-    one program has all shared memory, double buffers as well would spill registers (64 bytes on sm_120)."""
+    """The same launch for decodes and for chunks, so with fewer rows than chunks have otherwise.
+
+    A chunk's program holds two sums: of the current split and of all splits so far. Where one program takes all shared memory,
+    double buffering would spill registers as well (64 bytes on sm_120).
+    """
     launch = _chunk_launch(group, dtype, head_dim)
     num_stages = launch.num_stages if has_much_shared_memory() else 2
     rows = min(launch.rows, max(64, triton.next_power_of_2(group)))
@@ -77,7 +80,7 @@ def tile_sizes(
 
 
 def launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant: bool) -> tuple[Launch, Launch]:
-    """Of decodes and of chunks."""
+    """The launch of decodes and that of chunks."""
     if batch_invariant:
         launch = _invariant_launch(group, dtype, head_dim)
         return launch, launch
@@ -85,7 +88,8 @@ def launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant: 
 
 
 def reading_float8(decode: Launch, chunk: Launch, dtype: torch.dtype) -> tuple[Launch, Launch]:
-    """The launches for a cache of float8, whose values are expanded in registers: fewer of them, or more threads."""
+    """The launches for a float8 cache, whose values are expanded in registers: a program reads fewer positions, or has more
+    registers or warps."""
     if dtype == torch.float32:
         return replace(decode, positions=MIN_DOT), replace(chunk, positions=MIN_DOT)
     return replace(decode, most_registers=None), replace(chunk, num_warps=8)

@@ -1,10 +1,10 @@
-"""What several kernels do: programmatic dependent launch, and with a row or a tile the same rounding, to the model's dtype
-after each operation.
+"""Functions that several kernels share: programmatic dependent launch, and operations on a row or tile, each of which rounds
+its result to the model's dtype.
 
 With programmatic dependent launch (CUDA, sm_90 and later) a kernel's programs start while the kernel before still runs, and
-wait for its results: the launch takes no time of its own. The kernels between a layer's products are launched so. The products
-let them start, but are launched in order themselves: programs of a product that start early are spread unevenly over the
-multiprocessors, which costs more than the launch.
+wait for its results, so that the launch takes no time of its own. The kernels between a layer's matrix products are launched
+this way. Matrix products let the next kernel start early, but do not start early themselves: their programs would be spread
+unevenly over the multiprocessors, which costs more than the launch.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -17,30 +17,33 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
-_LEAST_SM: Final = 90  # that has programmatic dependent launch
+_LEAST_SM: Final = 90  # the first with programmatic dependent launch
 
 
 @cache
 def has_early_launch() -> bool:
-    """Whether kernels run on a GPU that has programmatic dependent launch, not in Triton's interpreter."""
+    """Whether kernels run on a GPU with programmatic dependent launch, rather than in Triton's interpreter."""
     if triton.knobs.runtime.interpret:
         return False
     try:
         target = driver.active.get_current_target()
-    except RuntimeError:  # without a GPU
+    except RuntimeError:  # no GPU
         return False
     return bool(target.backend == "cuda" and target.arch >= _LEAST_SM)
 
 
 def early_launch() -> dict[str, bool]:
-    """Options of a launch whose kernel calls `begin_early` first."""
+    """Launch options of a kernel that calls `begin_early` first."""
     return {"is_early": True, "launch_pdl": True} if has_early_launch() else {"is_early": False}
 
 
 @triton.jit
 def begin_early(is_early: tl.constexpr):
-    """Let the next kernel start, if it begins early, and wait until the kernel before has ended. Each program of a kernel that
-    begins early calls this before it reads or writes: so a kernel that has ended has waited for all before it."""
+    """Let the next kernel start, if it begins early, and wait until the kernel before has ended.
+
+    Each program of a kernel that begins early calls this before it reads or writes. So when such a kernel has
+    ended, all kernels before it have ended too.
+    """
     if is_early:
         gdc_launch_dependents()
         gdc_wait()
@@ -54,8 +57,8 @@ def let_next_begin(is_early: tl.constexpr):
 
 
 def norm_warps(dim: int) -> int:
-    """Warps of every kernel that calls `store_norm`: the order in which a row's squares are added depends on them, so kernels
-    with the same rows have the same bits only with the same number."""
+    """Warps of every kernel that calls `store_norm`. Their number decides the order in which a row's squares are added, so two
+    kernels have bit-identical norms of the same rows only with the same number of warps."""
     return 16 if dim >= 4096 else 4
 
 
@@ -71,7 +74,7 @@ def _times(x, factor, inside):
 
 @triton.jit
 def store_norm(out, x, weight, inside, dim, eps):
-    """RMSNorm of one row, to `out`."""
+    """Store the RMSNorm of one row to `out`."""
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
     tl.store(out, _times(normed, weight, inside), mask=inside)
