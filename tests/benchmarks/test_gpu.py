@@ -123,6 +123,7 @@ def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:
     assert {"tests/llama_core/execution/test_gpu.py", "tests/llama_core/execution/test_fused_attention.py"} <= set(
         files
     )
+    assert not [file for file in files if file.startswith("tests/benchmarks/")], "none of these has a test for a GPU"
     words = ["-c", str(checks.CONFIGURATION), "--rootdir", ".", "--noconftest", "-m", "cuda", *files]
     done = run_without_libraries("import pytest\nsys.exit(pytest.main(sys.argv[1:]))", *words)
     assert done.returncode == 0 and " skipped" in done.stdout and "error" not in done.stdout.lower(), done.stdout
@@ -172,7 +173,6 @@ def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the
 def test_parts_of_a_module_are_its_tests_and_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two waits for the other, so that one after the other they would fail."""
     (tmp_path / "test_many.py").write_text("""import pathlib, pytest, time
-@pytest.mark.cuda
 @pytest.mark.parametrize("mine", (0, 1))
 def test_both(mine):
     here = pathlib.Path(__file__).parent
@@ -181,6 +181,7 @@ def test_both(mine):
     while not (here / str(1 - mine)).exists():
         assert time.monotonic() < end
         time.sleep(0.02)
+pytestmark = pytest.mark.cuda
 """)
     monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / "test_many.py")])
     monkeypatch.setattr(checks, "_PARTS", {"test_many.py": 2})
