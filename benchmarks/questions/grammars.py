@@ -71,10 +71,12 @@ def timed_masks(llama: Llama) -> Iterator[MaskTimes]:
     fill_row: Any = grammars._fill_row
     fill: Any = grammars._fill
 
-    def timed_row(job: Any, masks: Any) -> None:
+    def timed_row(job: Any, masks: Any) -> bool:
         begin = time.perf_counter()
-        fill_row(job, masks)
-        found.seconds.append(time.perf_counter() - begin)
+        is_ready: bool = fill_row(job, masks)
+        if is_ready:
+            found.seconds.append(time.perf_counter() - begin)
+        return is_ready
 
     def timed(*masks: Any) -> None:
         begin = time.thread_time()

@@ -1,79 +1,80 @@
-"""Rank 0's matchers: which tokens the grammars of a step's rows allow, computed beside the forward pass.
+"""Rank 0's grammars by slot: which tokens they allow a step's rows, computed beside the forward pass.
 
-A matcher belongs to a slot. It is made from the slot's grammar and follows the tokens generated so far, which a preempted
-sequence or new ranks have from their `SlotInit`. One thread makes matchers and masks; a sampler waits for the masks of its own
-rows, not for others'. A matcher that exceeds the limits of time and memory refuses its row only.
+A follower belongs to a slot. It is made from the slot's grammar and follows the tokens generated so far, which a preempted
+sequence or new ranks have from their `SlotInit`. One thread makes masks; a sampler waits for the masks of its own rows, not for
+others'. A matcher that exceeds the limits of time and memory refuses its row only.
+
+Other rows do not wait for a slow grammar. Another thread compiles grammars, and a process follows those whose masks have taken
+too long here. Where such a row is not ready when the step needs it, its samples are deferred: a later step computes them, so
+that the tokens stay the same. Ranks that schedule for themselves (torchrun) do not know what rank 0 defers, so it waits there.
 
 On a GPU, the thread waits for the tokens of the step before in the copy that the host reads anyway, so that the thread which
 queues steps never waits for the device.
-
-Matchers of one grammar share what they have built, and so the limits. Where one exceeds them, the row's grammar is compiled
-again for it alone, so that an answer does not depend on earlier ones.
 """
 
 import logging
-from collections import OrderedDict
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.item_text import UniqueLists
-from llama_core.execution.json_ending import JsonEnding
-from llama_core.execution.json_lookahead import Lookahead
-from llama_core.execution.json_vocabulary import JsonVocabulary
-from llama_core.execution.unique_items import ItemTokens, UniqueItems
+from llama_core.execution.grammar_follower import (
+    AnswerFollower,
+    BeginAgain,
+    CompiledGrammar,
+    CompiledGrammars,
+    GrammarRefused,
+    RowMasks,
+)
+from llama_core.execution.grammar_process import GrammarProcess, SlowRow
 from llama_core.log_lines import where
 from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 log = logging.getLogger(__name__)
 
-_KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
-_NEAR: Final = 8  # tokens beyond the closing path, more than those below which the model has no choice
-_MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
-_NO_OTHER_ITEM: Final = "the grammar cannot be followed: no other item of a list with unique items is left"
-_UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow grammars"
+# How long a step waits for slow rows: half of the time between the last two steps, so that they do not become longer.
+_LEAST_WAIT_S: Final = 0.001
+_LONGEST_WAIT_S: Final = 0.05  # also where the step has no other rows: it delays a request that comes now
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Slot:
     """Only the thread reads and writes what follows `drafts`, and `tokens`."""
 
+    key: int
     grammar: str
     first: int  # the position of the answer's first token
-    tokens: list[int]  # of the answer, as far as the thread has read the steps' samples
     limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about
-    position: int  # of the first token that no row's matcher was given
+    tokens: list[int]  # of the answer, as far as the thread has read the steps' samples
     drafts: list[int] = field(default_factory=list)  # of the step that begins
-    matcher: "LLMatcher | None" = None
-    ending: JsonEnding | None = None  # of JSON and calls of tools, made with the matcher
-    unique: UniqueItems | None = None  # of JSON with lists of distinct items, made with the matcher
+    follower: AnswerFollower | None = None  # None before the first row, and in the process for slow grammars
+    is_slow: bool = False
+    compiling: "Future[CompiledGrammar] | None" = None
+    following: "Future[RowMasks] | None" = None  # by the process for slow grammars
+    deferred_at: int | None = None  # the position of the first sample that was deferred
 
-
-@dataclass(frozen=True, slots=True)
-class _Grammar:
-    """ahead: None for a grammar whose text is not JSON. lists: None for one without lists of distinct items."""
-
-    compiled: "LLMatcher"
-    ahead: Lookahead | None
-    lists: UniqueLists | None
+    def is_pending(self, longest_s: float | None) -> bool:
+        """Whether the row waits for more than `longest_s`, None for any time, for its grammar or its masks."""
+        if self.compiling is not None:
+            return not wait([self.compiling], longest_s).done
+        return self.following is not None and not wait([self.following], longest_s).done
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One row: its samples begin at `sample` of the step, its first sampled position is `position`. begin: the position of the
-    first token that the matcher has not consumed. drafts: proposed for `position` and after."""
+    """One row: its samples begin at `sample` of the step, its first sampled position is `position`. drafts: proposed for
+    `position` and after."""
 
     row: int
     sample: int
-    begin: int
     position: int
     slot: _Slot
     drafts: list[int]
@@ -81,6 +82,11 @@ class _Job:
     @property
     def samples(self) -> range:
         return range(self.sample, self.sample + 1 + len(self.drafts))
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the row follows a sample that was deferred."""
+        return self.slot.deferred_at is not None and self.position != self.slot.deferred_at
 
     def note(self, sampled: Seq[int]) -> None:
         """The step's samples follow the slot's tokens. Those behind a refused draft are replaced by the next row's."""
@@ -91,8 +97,8 @@ class _Job:
 @dataclass(slots=True)
 class GrammarMasks:
     """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
-    tokens that grammars leave no choice but to generate, and the samples that lost a text so that the answer ends in time
-    (`json_ending`)."""
+    tokens that grammars leave no choice but to generate, the samples that lost a text so that the answer ends in time
+    (`json_ending`), and those that are left to a later step."""
 
     bits: np.ndarray
     has_mask: list[bool]
@@ -101,6 +107,7 @@ class GrammarMasks:
     reasons: dict[int, str] = field(default_factory=dict)
     forced: list[ForcedTokens] = field(default_factory=list)
     shortened: list[int] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
     work: "Future[None] | None" = None
 
     @property
@@ -111,31 +118,57 @@ class GrammarMasks:
         assert self.work is not None
         self.work.result()
 
+    def has(self, job: _Job, found: RowMasks) -> None:
+        """The row's masks are written."""
+        self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
+        self.shortened += [job.sample + i for i in found.shortened]
+        if found.forced:
+            self.forced.append(ForcedTokens(job.row, job.position, found.forced))
+        self._is_ready(job)
+
+    def allow_nothing(self, job: _Job, reason: str | None) -> None:
+        """reason: None where a later step samples for the row."""
+        samples = job.samples
+        self.bits[samples.start : samples.stop] = 0
+        if reason is None:
+            self.deferred += samples
+        else:
+            self.reasons |= dict.fromkeys(samples, reason)
+        self._is_ready(job)
+
+    def _is_ready(self, job: _Job) -> None:
+        samples = job.samples
+        self.is_ready[samples.start : samples.stop] = 1  # the bits were written before, in this thread
+
 
 class SlotGrammars:
-    """The grammars of all slots of rank 0. has_grammars: whether any slot has one.
-
-    `vocabulary` is called once, in the thread, by `prepare` or for the first grammar; None: every grammar is refused."""
+    """The grammars of all slots of rank 0. has_grammars: whether any slot has one."""
 
     def __init__(
         self, vocabulary: "Callable[[], LLTokenizer] | None", vocab_size: int, num_slots: int, max_seq_len: int
     ) -> None:
+        """vocabulary: as `CompiledGrammars` has it."""
         self._max_seq_len = max_seq_len
         self._slots: list[_Slot | None] = [None] * num_slots
         self.has_grammars = False
-        self._num_words = -(-vocab_size // 32)
+        self._grammars = CompiledGrammars(vocabulary, vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiled: OrderedDict[str, _Grammar] = OrderedDict()
-        self._load = vocabulary
-        self._vocabulary: LLTokenizer | None = None
-        self._json: JsonVocabulary | None = None
-        self._items: ItemTokens | None = None  # made by `prepare`, or for the first grammar with such lists
-        # Of the latest step with masks: its rows, and what reads its samples.
-        self._latest: tuple[Seq[_Job], Callable[[], Seq[int]]] | None = None
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+        self._compiling: dict[str, Future[CompiledGrammar]] = {}
+        self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
+        self._vocabulary, self._vocab_size = vocabulary, vocab_size
+        self._defers = False
+        self._keys = count()
+        self._began_s = 0.0  # the latest step, by time.monotonic
+        # Of the latest step with masks: its masks, and what reads its samples.
+        self._latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None = None
 
     def prepare(self) -> None:
-        if self._load is not None:
-            self._thread.submit(self._prepare)
+        """Load the vocabulary in the background. From now on rows may be deferred."""
+        self._defers = True
+        if self._vocabulary is not None:
+            self._process = GrammarProcess.of(self._vocabulary, self._vocab_size)
+        self._compiler.submit(self._grammars.prepare)
 
     def admit(self, init: SlotInit) -> None:
         grammar = init.params.grammar
@@ -145,7 +178,7 @@ class SlotGrammars:
         limit = min(begin + params.max_tokens, self._max_seq_len)
         # These rules may forbid the tokens that close.
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
-        slot = _Slot(grammar, begin, generated, limit if closes else None, begin) if grammar else None
+        slot = _Slot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
         self._slots[init.slot] = slot
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
@@ -159,6 +192,8 @@ class SlotGrammars:
         and the samples of the step before are queued."""
         if not self.has_grammars:
             return None
+        now_s = time.monotonic()
+        since_last_s, self._began_s = now_s - self._began_s, now_s
         jobs: list[_Job] = []
         has_mask: list[bool] = []
         for i, row in enumerate(rows):
@@ -166,195 +201,132 @@ class SlotGrammars:
                 continue
             slot = self._slots[row.slot]
             if slot is not None:
-                jobs.append(self._job(i, len(has_mask), row, slot))
+                position = row.start + row.length - row.num_drafts
+                jobs.append(_Job(i, len(has_mask), position, slot, slot.drafts[: row.num_drafts]))
             has_mask += [slot is not None] * (1 + row.num_drafts)
         if not jobs:
             return None
         num_samples = len(has_mask)
         masks = GrammarMasks(
-            np.empty((num_samples, self._num_words), np.uint32), has_mask, np.zeros(num_samples, np.uint32), jobs
+            np.empty((num_samples, self._grammars.num_words), np.uint32),
+            has_mask,
+            np.zeros(num_samples, np.uint32),
+            jobs,
         )
         latest, self._latest = self._latest, None
-        masks.work = self._thread.submit(self._fill, masks, latest)
+        masks.work = self._thread.submit(self._fill, masks, latest, len(rows), since_last_s)
         return masks
 
     def follow(self, masks: GrammarMasks, sampled: Callable[[], Seq[int]]) -> None:
         """The step of `masks` was started. sampled: its tokens, which the thread waits for; 0 where there is none."""
-        self._latest = masks.jobs, sampled
+        self._latest = masks, sampled
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._compiler):
+            thread.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.close()
 
-    @staticmethod
-    def _job(index: int, sample: int, row: Row, slot: _Slot) -> _Job:
-        position = row.start + row.length - row.num_drafts
-        begin, slot.position = slot.position, position
-        return _Job(index, sample, begin, position, slot, slot.drafts[: row.num_drafts])
-
-    def _fill(self, masks: GrammarMasks, latest: tuple[Seq[_Job], Callable[[], Seq[int]]] | None) -> None:
+    def _fill(
+        self,
+        masks: GrammarMasks,
+        latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None,
+        num_rows: int,
+        since_last_s: float,
+    ) -> None:
         if latest is not None:
-            jobs, read = latest
+            before, read = latest
             sampled = read()
-            for job in jobs:
-                job.note(sampled)
-        for job in masks.jobs:
-            samples = job.samples
-            try:
-                self._fill_row(job, masks)
-            except _Refused as refused:
-                self._compiled.pop(job.slot.grammar, None)  # a matcher beyond its limits breaks others of its grammar
-                masks.bits[samples.start : samples.stop] = 0
-                masks.reasons |= dict.fromkeys(samples, str(refused))
-            except Exception as error:
-                log.error("a grammar could not be followed\n%s", where(error))
-                masks.bits[samples.start : samples.stop] = 0
-                masks.reasons |= dict.fromkeys(samples, "the grammar could not be followed")
-            masks.is_ready[samples.start : samples.stop] = 1  # the bits were written before, in this thread
+            for job in before.jobs:
+                if job.sample not in before.deferred:
+                    job.note(sampled)
+        late = [job for job in masks.jobs if not self._fill_row(job, masks)]
+        if not late:
+            return
+        longest_s = since_last_s / 2 if len(late) < num_rows else _LONGEST_WAIT_S
+        deadline_s = time.monotonic() + min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, longest_s))
+        for job in late:
+            while not self._fill_row(job, masks):
+                left_s = max(0.0, deadline_s - time.monotonic()) if self._defers else None
+                if job.slot.is_pending(left_s):
+                    job.slot.deferred_at = job.position
+                    masks.allow_nothing(job, None)
+                    break
 
-    def _fill_row(self, job: _Job, masks: GrammarMasks) -> None:
-        """Write the bits of the row's samples, each after the drafts before it."""
-        slot, num_forced, num_shortened = job.slot, len(masks.forced), len(masks.shortened)
-        try:
-            self._match_row(job, masks)
-        except Exception as error:
-            if isinstance(error, _Exceeded):
-                self._compiled.pop(slot.grammar, None)
-            elif isinstance(error, _Refused) or slot.ending is None:
-                raise
-            else:
-                log.error("looking ahead failed: the answer is not brought to its end\n%s", where(error))
-                slot.limit = None
-            slot.matcher = slot.ending = slot.unique = None
-            del masks.forced[num_forced:], masks.shortened[num_shortened:]
-            self._match_row(replace(job, begin=slot.first), masks)
-
-    def _match_row(self, job: _Job, masks: GrammarMasks) -> None:
+    def _fill_row(self, job: _Job, masks: GrammarMasks) -> bool:
+        """Write the bits of the row's samples, unless the row `is_pending`."""
         slot = job.slot
-        tokens = slot.tokens[job.begin - slot.first : job.position - slot.first]
-        assert len(tokens) == job.position - job.begin, "the samples of earlier steps were read"
-        if slot.matcher is None:
-            self._begin_matching(slot, job.begin)
-        matcher, ending, unique = slot.matcher, slot.ending, slot.unique
-        assert matcher is not None
-        if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
-            unused = masks.bits[job.sample]
-            matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)  # tells whether a limit is exceeded
-            _check(matcher)
-            raise _Refused("the tokens generated so far do not follow the grammar")
-        if ending is not None:
-            ending.append(tokens, job.begin)
-        if unique is not None:
-            unique.append(tokens)
-        if job.drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
-            matcher = matcher.deep_copy()
-            ending = None if ending is None else ending.copy()
-            unique = None if unique is None else unique.copy()
-        for i in range(1 + len(job.drafts)):
-            bits = masks.bits[job.sample + i]
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            _check(matcher)
-            if unique is not None and bits.any():
-                unique.narrow(bits, matcher)
-                if not bits.any():
-                    masks.reasons[job.sample + i] = _NO_OTHER_ITEM
-            is_shortened = ending is not None and ending.narrow(bits, job.position + i)
-            if unique is not None and ending is not None and _is_near_end(ending, job.position + i):
-                is_shortened |= unique.lead_out(bits)
-            if is_shortened:
-                masks.shortened.append(job.sample + i)
-            is_last = i == len(job.drafts) or (unique is not None and not _is_set(bits, job.drafts[i]))
-            if is_last or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
-                masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
-                break  # what is sampled behind a draft that the grammar refuses is dropped
-            if ending is not None:
-                ending.append([job.drafts[i]], job.position + i)
-            if unique is not None:
-                unique.append([job.drafts[i]])
-        if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
-            forced = forced if unique is None else unique.distinct(forced)
-            if len(forced) > 1:
-                masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
-        _check(matcher)
-
-    def _begin_matching(self, slot: _Slot, begin: int) -> None:
-        kept = self._compiled.pop(slot.grammar, None)
-        if kept is None or (kept.ahead is not None and kept.ahead.is_broken):
-            grammar = slot.grammar
-            kept = _Grammar(self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar))
-        self._compiled[slot.grammar] = kept
-        if len(self._compiled) > _KEPT_GRAMMARS:
-            self._compiled.popitem(last=False)
-        slot.matcher = kept.compiled.deep_copy()
-        if kept.ahead is not None and kept.ahead.num_watched and slot.limit is not None:
-            slot.ending = JsonEnding.of(kept.ahead, begin, slot.limit)
-        if kept.lists is not None:
-            self._items = self._items or ItemTokens(self._loaded()[1])
-            slot.unique = UniqueItems.of(self._items, kept.lists)
-
-    def _compile(self, grammar: str) -> "LLMatcher":
-        from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
-
-        from llama_core.text.grammar import limits
-
-        compiled = LLMatcher(self._loaded()[0], grammar, log_level=0, limits=limits(grammar))
-        _check(compiled)
-        return compiled
-
-    def _lookahead(self, grammar: str) -> Lookahead | None:
-        from llama_core.text.grammar import begins_with_text, is_of_schema, json_description
-
-        description = json_description(grammar)
-        if not description:
-            return None
-        has_text, is_schema = begins_with_text(grammar), is_of_schema(grammar)
-        compiled, vocabulary = partial(self._compile, grammar), self._loaded()[1]
+        if job.is_void:
+            masks.allow_nothing(job, None)
+            return True
         try:
-            return Lookahead(compiled, vocabulary, description, begins_with_text=has_text, is_schema=is_schema)
+            found = self._row_masks(job, masks.bits[job.sample : job.samples.stop])
+        except GrammarRefused as refused:
+            self._grammars.drop(slot.grammar)
+            masks.allow_nothing(job, str(refused))
         except Exception as error:
-            log.error("looking ahead failed: answers are not brought to their end\n%s", where(error))
+            log.error("a grammar could not be followed\n%s", where(error))
+            masks.allow_nothing(job, "the grammar could not be followed")
+        else:
+            if found is None:
+                return False
+            slot.deferred_at = None
+            masks.has(job, found)
+        return True
+
+    def _row_masks(self, job: _Job, bits: np.ndarray) -> RowMasks | None:
+        """None while the row `is_pending`. Raises GrammarRefused."""
+        slot = job.slot
+        while not slot.is_slow:
+            follower = self._follower(slot)
+            if follower is None:
+                return None
+            began_s = time.thread_time()
+            try:
+                return follower.masks(slot.tokens, job.position, job.drafts, bits)
+            except BeginAgain as again:
+                if again.is_beyond_limits:
+                    self._grammars.drop(slot.grammar)
+            finally:
+                follower.compiled.count(time.thread_time() - began_s)
+                if follower.compiled.is_slow and self._process is not None:
+                    slot.is_slow, slot.follower = True, None
+        return self._slow_masks(job, bits)
+
+    def _follower(self, slot: _Slot) -> AnswerFollower | None:
+        """None while the grammar is compiled. Raises GrammarRefused."""
+        if slot.follower is not None and slot.follower.has_begun:
+            return slot.follower
+        if slot.compiling is not None:
+            if not slot.compiling.done():
+                return None
+            compiling, slot.compiling = slot.compiling, None
+            compiled = compiling.result()
+        elif (found := self._grammars.find(slot.grammar)) is not None:
+            compiled = found
+        else:
+            slot.compiling = self._compile(slot.grammar)
             return None
+        slot.follower = slot.follower or AnswerFollower(slot.grammar, slot.first, slot.limit)
+        slot.follower.begin(compiled, self._grammars)
+        return slot.follower
 
-    def _prepare(self) -> None:
-        vocabulary = self._loaded()[1]
-        vocabulary.prepare()
-        self._items = self._items or ItemTokens(vocabulary)
+    def _compile(self, grammar: str) -> "Future[CompiledGrammar]":
+        self._compiling = {each: compiling for each, compiling in self._compiling.items() if not compiling.done()}
+        if grammar not in self._compiling:
+            self._compiling[grammar] = self._compiler.submit(self._grammars.compiled, grammar)
+        return self._compiling[grammar]
 
-    def _unique_lists(self, grammar: str) -> UniqueLists | None:
-        from llama_core.text.grammar import unique_lists_of
-
-        lists = unique_lists_of(grammar)
-        return None if lists is None else UniqueLists(lists)
-
-    def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
-        if self._load is None:
-            raise _Refused(_UNAVAILABLE)
-        if self._vocabulary is None or self._json is None:
-            self._vocabulary = self._load()
-            self._json = JsonVocabulary(self._vocabulary, self._num_words)
-        return self._vocabulary, self._json
-
-
-def _is_near_end(ending: JsonEnding, position: int) -> bool:
-    """Whether an item must end soon, so that it may not become an earlier one."""
-    path = ending.place.path
-    return ending.limit - position - len(path) < _NEAR if path else False
-
-
-def _is_set(bits: np.ndarray, token: int) -> bool:
-    return bool(bits[token // 32] >> np.uint32(token % 32) & 1)
-
-
-class _Refused(Exception):
-    """The row's next token cannot be decided."""
-
-
-class _Exceeded(_Refused):
-    """The matcher has exceeded the limits of time and memory."""
-
-
-def _check(matcher: "LLMatcher") -> None:
-    if matcher.is_error():
-        from llama_core.text.grammar_words import lark_words
-        from llama_core.text.schema_faults import schema_reason
-
-        raise _Exceeded(f"the grammar cannot be followed: {lark_words(matcher.get_error(), schema_reason)}")
+    def _slow_masks(self, job: _Job, bits: np.ndarray) -> RowMasks | None:
+        slot = job.slot
+        assert self._process is not None
+        if slot.following is None:
+            tokens = slot.tokens[: job.position - slot.first]
+            row = SlowRow(slot.key, slot.grammar, slot.first, slot.limit, tokens, job.drafts)
+            slot.following = self._process.submit(row)
+        if not slot.following.done():
+            return None
+        following, slot.following = slot.following, None
+        found = following.result().of_first(len(bits))
+        bits[:] = found.bits
+        return found

@@ -83,7 +83,8 @@ class ModelRunner:
         return cls(load_rank(config, parallel, on_progress, source, former_blocks), vocabulary)
 
     def prepare_grammars(self) -> None:
-        """Load the vocabulary for grammars in the background, so that no step waits for it."""
+        """Load the vocabulary for grammars in the background, and defer samples from now on rather than let a step wait for a
+        slow grammar. For ranks that take their steps from a driver, which reads rank 0's output."""
         if self._grammars is not None:
             self._grammars.prepare()
 
@@ -229,6 +230,7 @@ class ModelRunner:
             if masks is not None:
                 masks.wait()
             reasons = masks.reasons if masks is not None else {}
+            deferred = masks.deferred if masks is not None else []
             output = StepOutput(
                 epoch=batch.epoch,
                 step=batch.step,
@@ -236,9 +238,10 @@ class ModelRunner:
                 logprobs=self._logprobs(sampled, num_top) if wanted else [],
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=sampled.non_finite,
-                refused=[(i, reasons.get(i, CONTRADICTION)) for i in sampled.refused],
+                refused=[(i, reasons.get(i, CONTRADICTION)) for i in sampled.refused if i not in deferred],
                 forced=masks.forced if masks is not None else [],
                 shortened=masks.shortened if masks is not None else [],
+                deferred=deferred,
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=self._allocated_bytes(),

@@ -126,8 +126,10 @@ class Admission:
     def release_behind_window(self, seq: Sequence) -> None:
         """Release the blocks that no row of the sequence from `seq.scheduled` on reads. Rows of earlier steps may still read
         them on the ranks, which run steps in order; a row of the step being made may not."""
+        # Samples in flight may be deferred, and then positions before them are computed again.
+        start = seq.scheduled - seq.inflight if seq.params.grammar else seq.scheduled
         # A block is released when it is registered: the tokens of the last blocks may not have been read back.
-        num_behind = min(self._window.num_behind(seq.scheduled), seq.length // self.pool.block_size)
+        num_behind = min(self._window.num_behind(start), seq.length // self.pool.block_size)
         if num_behind > seq.num_released:
             self.prefixes.register(seq)
             self.pool.release(seq.blocks[seq.num_released : num_behind])

@@ -77,8 +77,9 @@ class Sequence:
         length .. length+inflight sampled by a step whose output has not been read back
 
     A step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more; until it is read
-    back, no other step has the sequence. A preempted sequence, or one whose ranks failed, continues from scheduled = 0,
-    or from its cached prefix: tokens are never lost.
+    back, no other step has the sequence. A step may also have sampled none, where the mask of a grammar was late: samples of
+    its later steps in flight are void then, and behind the last of them the latest known token is computed again. A preempted
+    sequence, or one whose ranks failed, continues from scheduled = 0, or from its cached prefix: tokens are never lost.
     """
 
     prompt: list[int]
@@ -95,6 +96,7 @@ class Sequence:
     scheduled: int = 0
     inflight: int = 0
     num_drafts: int = 0
+    is_deferred: bool = False  # the latest step of it that was read back has sampled no token
     drafting: Drafting | None = None  # made when drafts could pay
     forced: tuple[int, list[int]] = (0, [])  # a position and the tokens that the grammar expects from there on
     is_shortened: bool = False  # its answer ends earlier than it might have, so that JSON ends within max_length
@@ -145,6 +147,15 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def defer(self) -> None:
+        """A row of it that was read back has sampled no token, and neither do its rows in flight. With the last of them, the
+        latest known token counts as not computed, so that the next row samples behind it once more."""
+        self.inflight -= 1
+        self.num_drafts = 0
+        self.is_deferred = True
+        if self.slot is not None and not self.inflight:  # else it was preempted, or another row is in flight
+            self.scheduled = self.length - 1
 
     def cut(self, num_tokens: int) -> None:
         """Remove the last `num_tokens` generated tokens: they were sampled in one step with an earlier one that ended the

@@ -13,7 +13,7 @@ step is wasted, never wrong: `commit` passes over it.
 
 A sequence whose tokens repeat themselves (`speculation.py`) waits for its output, and its next row carries drafts. `commit`
 keeps the samples up to the first that differs from its draft; each was sampled after the same tokens as it would have been
-alone.
+alone. A sequence whose grammar was too slow for a step has sampled nothing in it, and gets the same row again.
 """
 
 from collections import deque
@@ -246,11 +246,14 @@ class Scheduler:
             end = begin + 1 + row.num_drafts
             proposed = next(drafts).tokens if row.num_drafts else None
             if seq.finish_reason is None:
-                num_accepted = 0
-                if learns or proposed:
-                    drafting = seq.drafting = seq.drafting or new_drafting()
-                    num_accepted = self.speculation.verify(drafting, seq.tokens, proposed, output.tokens[begin:end])
-                gained[seq] = self._append(seq, output, begin, num_accepted)
+                if begin in output.deferred:
+                    seq.defer()
+                else:
+                    num_accepted = 0
+                    if learns or proposed:
+                        drafting = seq.drafting = seq.drafting or new_drafting()
+                        num_accepted = self.speculation.verify(drafting, seq.tokens, proposed, output.tokens[begin:end])
+                    gained[seq] = self._append(seq, output, begin, num_accepted)
             begin = end
         assert begin == len(output.tokens)
         return gained
@@ -289,6 +292,7 @@ class Scheduler:
             self.quarantine.tokens_sampled(seq)
         seq.inflight -= 1
         seq.num_drafts = 0
+        seq.is_deferred = False
         if seq.slot is not None:  # else the sequence was preempted meanwhile, and nothing computed for it counts
             seq.scheduled += num_accepted
         if reason is None and len(seq.tokens) >= seq.max_length:
@@ -316,7 +320,7 @@ class Scheduler:
             if has_window:
                 self.admission.release_behind_window(seq)
             drafts: list[int] = []
-            if max_drafts and (seq.drafting is not None or seq.forced[1]):
+            if max_drafts and not seq.is_deferred and (seq.drafting is not None or seq.forced[1]):
                 drafts = self._propose(seq, min(max_drafts, seq.max_length - length - 1), price)
                 if drafts and seq.inflight:
                     continue  # the position of its next drafts is not known yet

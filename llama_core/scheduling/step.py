@@ -117,7 +117,8 @@ class StepOutput:
     lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined, as is that of each i in
     refused: no token was allowed there, for the reason that the pair gives. forced: the tokens that rows' grammars leave no
     choice but to generate, where rank 0 has found some. shortened: each i for which tokens[i] could not be any that
-    the grammar allows, so that JSON or calls of tools end within max_tokens.
+    the grammar allows, so that JSON or calls of tools end within max_tokens. deferred: each i whose mask of a grammar was not
+    ready in time, so that tokens[i] is undefined and a later step has to sample it.
     """
 
     epoch: int
@@ -129,6 +130,7 @@ class StepOutput:
     refused: list[tuple[int, str]] = field(default_factory=list)
     forced: list[ForcedTokens] = field(default_factory=list)
     shortened: list[int] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
     elapsed_ms: float = 0.0
     device_memory_bytes: int = 0
 

@@ -14,7 +14,7 @@ def run(cases: int, seed: int) -> Outcome:
     """`cases` operations. A finding names the seed that reproduces it."""
     outcome = Outcome("scheduler")
     number, sequences = 0, 0
-    preemptions = hits = drafts = accepted = 0
+    preemptions = hits = drafts = accepted = deferrals = 0
     while outcome.cases < cases:
         world_seed = seed * 1_000_003 + number
         number += 1
@@ -22,12 +22,13 @@ def run(cases: int, seed: int) -> Outcome:
         sequences += bench.num_ended
         scheduler = bench.scheduler
         preemptions, hits = preemptions + scheduler.num_preemptions, hits + scheduler.num_prefix_hits
+        deferrals += bench.num_deferrals
         drafts, accepted = drafts + scheduler.num_drafts, accepted + scheduler.num_drafts_accepted
         if done is not None:
             outcome.found(f"world {world_seed}: {done}")
     outcome.extra = {
         "worlds": number, "sequences": sequences, "preemptions": preemptions, "prefix_hit_tokens": hits,
-        "draft_tokens": drafts, "draft_tokens_accepted": accepted,
+        "draft_tokens": drafts, "draft_tokens_accepted": accepted, "deferrals": deferrals,
     }  # fmt: skip
     return outcome
 
@@ -63,6 +64,7 @@ def add(bench: Bench, draw: Random) -> None:
         prompt_logprobs=draw.random() < 0.2,
         seed=draw.randint(0, 2),
         oracle=draw.random() < 0.5,
+        has_grammar=draw.random() < 0.4,
     )
 
 

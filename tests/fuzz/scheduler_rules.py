@@ -38,6 +38,7 @@ class World:
     max_waiting_tokens: int | None = None
     model: Model = arbitrary
     window: int = 0  # positions that a position attends to; 0: all
+    deferrals: float = 0.0  # of rows with a grammar
 
     @staticmethod
     def random(draw: Random) -> "World":
@@ -54,6 +55,7 @@ class World:
             max_waiting_tokens=draw.choice((None, None, 40, 200)),
             model=draw.choice((arbitrary, repetitive)),
             window=window,
+            deferrals=draw.choice((0.0, 0.2, 0.6)),
         )
 
 
@@ -86,10 +88,10 @@ class Bench:
             window=world.window,
         )
         self.scheduler = Scheduler(config, BlockPool(world.num_blocks, BLOCK_SIZE))
-        self.ranks = FakeRanks(BLOCK_SIZE, world.model, world.window)
+        self.ranks = FakeRanks(BLOCK_SIZE, world.model, world.window, world.deferrals)
         self.in_flight: deque[tuple[StepInput, StepOutput]] = deque()
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
-        self.num_ended = 0
+        self.num_ended = self.num_deferrals = 0
         self._numbers = 0
         queue = self.scheduler.admission.waiting
         first = queue.first
@@ -116,6 +118,7 @@ class Bench:
         prompt_logprobs: bool = False,
         seed: int = 0,
         oracle: bool = False,
+        has_grammar: bool = False,
     ) -> list[Sequence]:
         """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
@@ -127,7 +130,11 @@ class Bench:
         added = []
         for index in range(n):
             params = SamplingParams(
-                ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs, logprobs=0, seed=mix_seed(seed, index)
+                ignore_eos=ignore_eos,
+                prompt_logprobs=prompt_logprobs,
+                logprobs=0,
+                seed=mix_seed(seed, index),
+                grammar="a grammar" if has_grammar and not ignore_eos else "",
             )
             max_length = min(len(prompt) + max_new, MAX_LENGTH)
             seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
@@ -171,6 +178,7 @@ class Bench:
         _, output = self.in_flight.popleft()
         if spoilt is not None and output.tokens:
             output = replace(output, non_finite=[spoilt % len(output.tokens)])
+        self.num_deferrals += len(output.deferred)
         gained = self.scheduler.commit(output)
         if sends_first:
             self.schedule()
@@ -201,7 +209,7 @@ class Bench:
             self.in_flight.pop()
             self.scheduler.drop_unsent()
         self.in_flight.clear()
-        self.ranks = FakeRanks(BLOCK_SIZE, self.world.model, self.world.window)
+        self.ranks = FakeRanks(BLOCK_SIZE, self.world.model, self.world.window, self.world.deferrals)
         before = list(self.scheduler.live())
         quarantine, earlier_canary = self.scheduler.quarantine, self.scheduler.quarantine.canary
         harmful = self.scheduler.restart(self.scheduler.epoch + 1, RankFailure("a rank failed", raised=raises))
@@ -230,6 +238,7 @@ class Bench:
             while self.schedule():
                 pass
             assert self.in_flight, "work waits, and no step is in flight"
+            left += bool(self.in_flight[0][1].deferred)
             self.commit()
         self.check()
         assert not self.heard and self.scheduler.pool.num_used == 0, "ended sequences left state behind"
@@ -308,8 +317,10 @@ class Bench:
             assert not seq.finished and len(set(held)) == len(held)
             assert len(held) <= scheduler.window.num_held(MAX_LENGTH), "a sequence holds blocks behind its window"
             assert (seq.slot is not None) or (not seq.blocks and not seq.scheduled)
-            assert seq.inflight >= 0 and seq.scheduled <= seq.length + seq.inflight
-            written = seq.blocks[seq.scheduled // BLOCK_SIZE :]
+            assert seq.inflight >= 0
+            assert seq.scheduled <= seq.length + seq.inflight or (seq.is_deferred and seq.inflight)
+            # A deferred sequence writes what a shared block has at its last position.
+            written = seq.blocks[(seq.scheduled + seq.is_deferred) // BLOCK_SIZE :]
             assert all(holders[block] == 1 for block in written), "a block is written while it is shared"
         self._check_keys(pool)
         self._check_queue(scheduler.admission.waiting, live)

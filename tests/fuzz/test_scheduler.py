@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from llama_core.errors import RankFailure
+from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, Sequence
@@ -30,6 +31,7 @@ _worlds = st.builds(
     max_waiting=st.none() | st.integers(1, 8),
     max_waiting_tokens=st.none() | st.integers(20, 200),
     model=st.sampled_from([arbitrary, repetitive]),
+    deferrals=st.sampled_from([0.0, 0.2, 0.6]),
 )
 
 
@@ -48,7 +50,7 @@ class Machine(RuleBasedStateMachine):
         n=st.integers(1, 4),
         owner=st.sampled_from(OWNERS),
         priority=st.integers(0, 2),
-        flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
         seed=st.integers(0, 2),
     )
     def add(
@@ -59,13 +61,13 @@ class Machine(RuleBasedStateMachine):
         n: int,
         owner: str,
         priority: int,
-        flags: tuple[bool, bool, bool],
+        flags: tuple[bool, bool, bool, bool],
         seed: int,
     ) -> list[Sequence]:
-        ignore_eos, prompt_logprobs, oracle = flags
+        ignore_eos, prompt_logprobs, oracle, has_grammar = flags
         return self.bench.add(
             prefix, own, max_new, n=n, owner=owner, priority=priority, ignore_eos=ignore_eos,
-            prompt_logprobs=prompt_logprobs, seed=seed, oracle=oracle,
+            prompt_logprobs=prompt_logprobs, seed=seed, oracle=oracle, has_grammar=has_grammar,
         )  # fmt: skip
 
     @rule(samples=requests, reason=st.sampled_from([FinishReason.ABORT, FinishReason.ERROR]))
@@ -115,7 +117,7 @@ def test_ten_thousand_random_operations_break_no_rule(seed: int | None) -> None:
     outcome = scheduler.run(10_000, seed=Random().randrange(10**6) if seed is None else seed)
     assert outcome.findings == [] and outcome.cases == 10_000
     # The caches of a random seed may all be large enough that nothing is preempted.
-    assert seed is None or (outcome.extra["preemptions"] and outcome.extra["prefix_hit_tokens"])
+    assert seed is None or all(outcome.extra[what] for what in ("preemptions", "prefix_hit_tokens", "deferrals"))
 
 
 # The rules must detect each of these injected faults.
@@ -146,12 +148,25 @@ def _forget_drafts(self: Speculation, *given: Any) -> int:
     return min(_verify(self, *given) + 1, len(given[3]) - 1)
 
 
+def _go_on(seq: Sequence) -> None:
+    scheduled = seq.scheduled
+    _defer(seq)
+    seq.scheduled = scheduled
+
+
+def _forget_deferrals(admission: Admission, seq: Sequence) -> None:
+    inflight, seq.inflight = seq.inflight, 0
+    _release_behind_window(admission, seq)
+    seq.inflight = inflight
+
+
 def _newest_first(queue: WaitingQueue) -> Sequence:
     return list(queue)[-1]
 
 
 _release, _allocate = BlockPool.release, BlockPool.try_allocate
 _restart, _verify = Scheduler.restart, Speculation.verify
+_defer, _release_behind_window = Sequence.defer, Admission.release_behind_window
 
 
 @pytest.mark.parametrize(
@@ -163,8 +178,19 @@ _restart, _verify = Scheduler.restart, Speculation.verify
         (WaitingQueue, "first", _newest_first),
         (Scheduler, "restart", _lose),
         (Speculation, "verify", _forget_drafts),
+        (Sequence, "defer", _go_on),
+        (Admission, "release_behind_window", _forget_deferrals),
     ],
-    ids=["a leak", "two owners", "a miscount", "one is passed over", "a request is lost", "a wrong draft"],
+    ids=[
+        "a leak",
+        "two owners",
+        "a miscount",
+        "one is passed over",
+        "a request is lost",
+        "a wrong draft",
+        "a deferred sample is left out",
+        "a deferred sample's window is released",
+    ],
 )
 def test_a_scheduler_with_an_injected_bug_breaks_a_rule(
     monkeypatch: pytest.MonkeyPatch, kind: type, name: str, fault: Callable[..., Any]

@@ -72,9 +72,14 @@ class Oracle(Drafting):
 
 
 class FakeRanks:
-    """Answers a step message as a group of ranks does. A token's logprob is its position, as a float."""
+    """Answers a step message as a group of ranks does. A token's logprob is its position, as a float.
 
-    def __init__(self, block_size: int, model: Model = arbitrary, window: int = 0) -> None:
+    A slot with a grammar has a share `deferrals` of its rows deferred, together with its rows that are in flight behind those.
+    """
+
+    def __init__(self, block_size: int, model: Model = arbitrary, window: int = 0, deferrals: float = 0.0) -> None:
+        self.deferrals = deferrals
+        self._deferred_at: dict[int, int | None] = {}  # slots with a grammar: the position to be sampled again
         self.block_size = block_size
         self.window = window  # positions that a position reads, its own included; 0: all
         self.model = model
@@ -93,6 +98,9 @@ class FakeRanks:
             self._tokens[init.slot] = list(init.tokens)
             self._blocks[init.slot] = list(init.blocks)
             self._seeds[init.slot] = init.params.seed
+            self._deferred_at.pop(init.slot, None)
+            if init.params.grammar:
+                self._deferred_at[init.slot] = None
             self._prompt_logprobs[init.slot] = len(init.tokens) if init.prompt_logprobs else 0
         for slot, block in batch.grow:
             self._blocks[slot].append(block)
@@ -102,6 +110,7 @@ class FakeRanks:
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
         sampled, logprobs, non_finite = list[int](), list[TokenLogprob | None](), list[int]()
         prompt_logprobs: list[PromptLogprobs] = []
+        deferred: list[int] = []
         for row in batch.rows:
             assert row.start + row.length <= len(self._tokens[row.slot]), "a row has tokens that no message carried"
             self._write(row.slot, row.start, row.start + row.length)
@@ -113,13 +122,28 @@ class FakeRanks:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
             if samples:
                 of_row = [self.model(tokens[:at], self._seeds[slot]) for at in range(end - num_drafts, end + 1)]
+                if self._is_deferred(slot, end - num_drafts):
+                    deferred += range(len(sampled), len(sampled) + len(of_row))
+                    of_row = [0] * len(of_row)
                 non_finite += [
                     len(sampled) + i for i in range(len(of_row)) if (slot, end - num_drafts + i) == self.non_finite_at
                 ]
                 sampled += of_row
                 logprobs += [TokenLogprob(float(at), ()) for at in range(end - num_drafts, end + 1)]
                 tokens[end - num_drafts :] = of_row
-        return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite)
+        return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite, deferred=deferred)
+
+    def _is_deferred(self, slot: int, position: int) -> bool:
+        if slot not in self._deferred_at:
+            return False
+        at = self._deferred_at[slot]
+        is_void = at is not None and position != at
+        assert not is_void or position > (at or 0), "a row before the one that was deferred"
+        if is_void or hash((self.num_steps, slot, 5)) % 1009 < 1009 * self.deferrals:
+            self._deferred_at[slot] = at or position
+            return True
+        self._deferred_at[slot] = None
+        return False
 
     def _write(self, slot: int, start: int, end: int) -> None:
         tokens = tuple(self._tokens[slot][:end])

@@ -8,6 +8,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from llama_core.execution.closing_path import LimitsExceeded, Search
+from llama_core.execution.grammar_follower import CompiledGrammars
 from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.json_vocabulary import tokens_of
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -94,7 +95,7 @@ def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_lim
     """Matchers of one grammar share the states of its lexer, of which these patterns have thousands."""
     properties = {"v": {"type": "string", "pattern": pattern}, "w": {"type": "string"}}
     schema = {"type": "object", "properties": properties, "required": ["v", "w"], "additionalProperties": False}
-    grammar, compiled = grammar_of(schema), SlotGrammars._compile
+    grammar, compiled = grammar_of(schema), CompiledGrammars._compile
     few = LLParserLimits(max_lexer_states=num_states, initial_lexer_fuel=1_000_000, step_lexer_fuel=100_000)
 
     def answer(grammars: SlotGrammars, seed: int) -> list[int]:
@@ -113,7 +114,7 @@ def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_lim
 
     with (
         patch("llama_core.text.grammar.limits", lambda grammar: few),
-        patch.object(SlotGrammars, "_compile", autospec=True, side_effect=compiled) as compile_again,
+        patch.object(CompiledGrammars, "_compile", autospec=True, side_effect=compiled) as compile_again,
     ):
         shared = SlotGrammars(lambda: VOCABULARY.tokenizer, TOKENIZER.n_words, 1, 4096)
         answers = [answer(shared, seed) for seed in range(examples(4, 6))]

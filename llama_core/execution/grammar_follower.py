@@ -1,0 +1,323 @@
+"""Follows a grammar along one answer: the tokens that it allows next, brought to its end in time and with distinct items.
+
+A follower has no thread and no slot. `grammar_masks.py` has one for each slot, beside the forward pass; `grammar_process.py`
+has those of grammars that take too long for that.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llama_core.execution.item_text import UniqueLists
+from llama_core.execution.json_ending import JsonEnding
+from llama_core.execution.json_lookahead import Lookahead
+from llama_core.execution.json_vocabulary import JsonVocabulary
+from llama_core.execution.unique_items import ItemTokens, UniqueItems
+from llama_core.log_lines import where
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger(__name__)
+
+_KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
+# Beside the forward pass: what a row's masks may take, and what all of a grammar may take beyond that.
+_USUAL_S: Final = 0.01
+_SPARE_S: Final = 0.1
+_NEAR: Final = 8  # tokens beyond the closing path, more than those below which the model has no choice
+_MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
+_NO_OTHER_ITEM: Final = "the grammar cannot be followed: no other item of a list with unique items is left"
+_UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow grammars"
+
+
+class GrammarRefused(Exception):
+    """The row's next token cannot be decided; the message says why."""
+
+
+class BeginAgain(Exception):
+    """The answer is to be followed from its first token again. is_beyond_limits: with the grammar compiled anew."""
+
+    def __init__(self, *, is_beyond_limits: bool) -> None:
+        super().__init__(is_beyond_limits)
+        self.is_beyond_limits = is_beyond_limits
+
+
+class _Exceeded(GrammarRefused):
+    """The matcher has exceeded the limits of time and memory."""
+
+
+@dataclass(slots=True)
+class CompiledGrammar:
+    """What answers of one grammar share. ahead: None for a grammar whose text is not JSON. lists: None for one without lists of
+    distinct items. spare_s: processor time that its masks may still take beside the forward pass beyond the usual."""
+
+    matcher: "LLMatcher"
+    ahead: Lookahead | None
+    lists: UniqueLists | None
+    spare_s: float = _SPARE_S
+
+    def count(self, seconds: float) -> None:
+        """Count the processor time of a row's masks."""
+        self.spare_s -= max(0.0, seconds - _USUAL_S)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether other rows have waited for its masks long enough."""
+        return self.spare_s <= 0
+
+
+@dataclass(slots=True)
+class RowMasks:
+    """What a grammar says of the samples of one row, each after the drafts before it.
+
+    bits: uint32 [samples, ceil(vocab / 32)]. forced: tokens that the grammar leaves no choice but to generate. Indices of
+    samples: shortened lost a text so that the answer ends in time (`json_ending`); reasons: why a sample has no token.
+    """
+
+    bits: np.ndarray
+    forced: list[int] = field(default_factory=list)
+    shortened: list[int] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    def of_first(self, num_samples: int) -> "RowMasks":
+        """Those of the row with fewer drafts."""
+        shortened = [i for i in self.shortened if i < num_samples]
+        reasons = {i: reason for i, reason in self.reasons.items() if i < num_samples}
+        return RowMasks(self.bits[:num_samples], self.forced, shortened, reasons)
+
+
+class CompiledGrammars:
+    """The vocabulary, and the grammars that were compiled last. One thread compiles; others may call `find` and `drop`.
+
+    `vocabulary` is called once, by `prepare` or for the first grammar; None: every grammar is refused."""
+
+    def __init__(self, vocabulary: "Callable[[], LLTokenizer] | None", vocab_size: int) -> None:
+        self.num_words = -(-vocab_size // 32)
+        self._load = vocabulary
+        self._vocabulary: LLTokenizer | None = None
+        self._json: JsonVocabulary | None = None
+        self._items: ItemTokens | None = None  # made by `prepare`, or for the first grammar with such lists
+        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()  # of `_kept`
+
+    def prepare(self) -> None:
+        if self._load is not None:
+            vocabulary = self._loaded()[1]
+            vocabulary.prepare()
+            self._items = self._items or ItemTokens(vocabulary)
+
+    @property
+    def items(self) -> ItemTokens:
+        assert self._items is not None, "a grammar with lists of distinct items is compiled"
+        return self._items
+
+    def find(self, grammar: str) -> CompiledGrammar | None:
+        """The compiled grammar, if it is kept and within its limits."""
+        with self._lock:
+            found = self._kept.get(grammar)
+            if found is None or (found.ahead is not None and found.ahead.is_broken):
+                return None
+            self._kept.move_to_end(grammar)
+            return found
+
+    def drop(self, grammar: str) -> None:
+        """Compile the grammar again for the next answer: a matcher beyond its limits breaks others of its grammar."""
+        with self._lock:
+            self._kept.pop(grammar, None)
+
+    def compiled(self, grammar: str) -> CompiledGrammar:
+        """`find`, or compile it. Raises GrammarRefused."""
+        if (found := self.find(grammar)) is not None:
+            return found
+        made = CompiledGrammar(self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar))
+        with self._lock:
+            self._kept.pop(grammar, None)  # a broken one
+            self._kept[grammar] = made
+            if len(self._kept) > _KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+        return made
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
+
+        from llama_core.text.grammar import limits
+
+        compiled = LLMatcher(self._loaded()[0], grammar, log_level=0, limits=limits(grammar))
+        _check(compiled)
+        return compiled
+
+    def _lookahead(self, grammar: str) -> Lookahead | None:
+        from llama_core.text.grammar import begins_with_text, is_of_schema, json_description
+
+        description = json_description(grammar)
+        if not description:
+            return None
+        has_text, is_schema = begins_with_text(grammar), is_of_schema(grammar)
+        compiled, vocabulary = partial(self._compile, grammar), self._loaded()[1]
+        try:
+            return Lookahead(compiled, vocabulary, description, begins_with_text=has_text, is_schema=is_schema)
+        except Exception as error:
+            log.error("looking ahead failed: answers are not brought to their end\n%s", where(error))
+            return None
+
+    def _unique_lists(self, grammar: str) -> UniqueLists | None:
+        from llama_core.text.grammar import unique_lists_of
+
+        if (lists := unique_lists_of(grammar)) is None:
+            return None
+        self._items = self._items or ItemTokens(self._loaded()[1])
+        return UniqueLists(lists)
+
+    def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
+        if self._load is None:
+            raise GrammarRefused(_UNAVAILABLE)
+        if self._vocabulary is None or self._json is None:
+            self._vocabulary = self._load()
+            self._json = JsonVocabulary(self._vocabulary, self.num_words)
+        return self._vocabulary, self._json
+
+
+class AnswerFollower:
+    """One answer's matcher, with what brings its JSON to the end and keeps its items distinct. compiled: its grammar, once it
+    has begun.
+
+    Matchers of one grammar share what they have built, and so the limits. Where one exceeds them, the answer is followed again
+    from its first token with the grammar compiled for it alone, so that an answer does not depend on earlier ones.
+    """
+
+    def __init__(self, grammar: str, first: int, limit: int | None) -> None:
+        """first: the position of the answer's first token. limit: the position behind the last token that may be sampled;
+        None: the end is not brought about."""
+        self.compiled: CompiledGrammar
+        self.grammar = grammar
+        self.first = first
+        self._limit = limit
+        self._position = first  # of the first token that the matcher has not consumed
+        self._matcher: LLMatcher | None = None
+        self._ending: JsonEnding | None = None  # of JSON and calls of tools
+        self._unique: UniqueItems | None = None  # of JSON with lists of distinct items
+        self._is_second_try = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._matcher is not None
+
+    def begin(self, compiled: CompiledGrammar, grammars: CompiledGrammars) -> None:
+        """Follow the answer from its first token on. compiled: of `grammars`."""
+        self.compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self._position = self.first
+        self._ending = self._unique = None
+        if compiled.ahead is not None and compiled.ahead.num_watched and self._limit is not None:
+            self._ending = JsonEnding.of(compiled.ahead, self.first, self._limit)
+        if compiled.lists is not None:
+            self._unique = UniqueItems.of(grammars.items, compiled.lists)
+
+    def masks(self, tokens: list[int], position: int, drafts: list[int], bits: np.ndarray) -> RowMasks:
+        """The masks of the sample at `position`, and after each of `drafts`; they are written to `bits`. tokens: the answer's,
+        at least up to `position`.
+
+        Raises GrammarRefused, or BeginAgain, at most once for the same position.
+        """
+        found = RowMasks(bits)
+        try:
+            self._match(tokens, position, drafts, found)
+        except Exception as error:
+            is_beyond_limits = isinstance(error, _Exceeded)
+            is_final = isinstance(error, GrammarRefused) or self._ending is None
+            self._matcher = None
+            if self._is_second_try or (is_final and not is_beyond_limits):
+                raise
+            if not is_beyond_limits:
+                log.error("looking ahead failed: the answer is not brought to its end\n%s", where(error))
+                self._limit = None
+            self._is_second_try = True
+            raise BeginAgain(is_beyond_limits=is_beyond_limits) from None
+        self._is_second_try = False
+        return found
+
+    def _match(self, answer: list[int], position: int, drafts: list[int], found: RowMasks) -> None:
+        matcher, ending, unique = self._matcher, self._ending, self._unique
+        assert matcher is not None, "the answer has begun"
+        tokens = answer[self._position - self.first : position - self.first]
+        assert len(tokens) == position - self._position, "the samples of earlier steps were read"
+        _consume(matcher, tokens, found.bits[0])
+        if ending is not None:
+            ending.append(tokens, self._position)
+        if unique is not None:
+            unique.append(tokens)
+        self._position = position
+        if drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
+            matcher = matcher.deep_copy()
+            ending = None if ending is None else ending.copy()
+            unique = None if unique is None else unique.copy()
+        for i in range(1 + len(drafts)):
+            bits = found.bits[i]
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            _check(matcher)
+            if unique is not None and bits.any():
+                unique.narrow(bits, matcher)
+                if not bits.any():
+                    found.reasons[i] = _NO_OTHER_ITEM
+            is_shortened = ending is not None and ending.narrow(bits, position + i)
+            if unique is not None and ending is not None and _is_near_end(ending, position + i):
+                is_shortened |= unique.lead_out(bits)
+            if is_shortened:
+                found.shortened.append(i)
+            is_last = i == len(drafts) or (unique is not None and not _is_set(bits, drafts[i]))
+            if is_last or matcher.is_stopped() or not matcher.try_consume_tokens([drafts[i]]):
+                found.bits[i + 1 :] = 0
+                break  # what is sampled behind a draft that the grammar refuses is dropped
+            if ending is not None:
+                ending.append([drafts[i]], position + i)
+            if unique is not None:
+                unique.append([drafts[i]])
+        if not drafts and len(forced := matcher.compute_ff_tokens()) > 1:
+            forced = forced if unique is None else unique.distinct(forced)
+            if len(forced) > 1:
+                found.forced = forced[:_MAX_FORCED]
+        _check(matcher)
+
+
+def _consume(matcher: "LLMatcher", tokens: list[int], unused: np.ndarray) -> None:
+    """Raises GrammarRefused unless the matcher takes the tokens, or the grammar is complete. unused: a mask to write to."""
+    if matcher.is_stopped():
+        return
+    # Sampled under a mask, a token is taken. To try it first would take twice the time.
+    is_taken = (
+        matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.try_consume_tokens(tokens) == len(tokens)
+    )
+    if is_taken or (matcher.is_stopped() and not matcher.is_error()):
+        return
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)  # tells whether a limit is exceeded
+    if matcher.is_error():
+        from llama_core.text.grammar_words import is_beyond_limits
+
+        if is_beyond_limits(matcher.get_error()):
+            _check(matcher)
+    raise GrammarRefused("the tokens generated so far do not follow the grammar")
+
+
+def _is_near_end(ending: JsonEnding, position: int) -> bool:
+    """Whether an item must end soon, so that it may not become an earlier one."""
+    path = ending.place.path
+    return ending.limit - position - len(path) < _NEAR if path else False
+
+
+def _is_set(bits: np.ndarray, token: int) -> bool:
+    return bool(bits[token // 32] >> np.uint32(token % 32) & 1)
+
+
+def _check(matcher: "LLMatcher") -> None:
+    if matcher.is_error():
+        from llama_core.text.grammar_words import lark_words
+        from llama_core.text.schema_faults import schema_reason
+
+        raise _Exceeded(f"the grammar cannot be followed: {lark_words(matcher.get_error(), schema_reason)}")

@@ -1,0 +1,185 @@
+"""A process that follows the grammars which take too long beside the forward pass, so that no other row waits for them.
+
+llguidance holds Python's global interpreter lock while a matcher takes a token: on any thread, a slow one would stop the rank.
+The process starts with the first such grammar, has a lower priority than the rank, and ends when no row has come for a while.
+Rank 0 sends a row with all of its answer's tokens, so a process that has ended is replaced without a loss.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llama_core.execution.grammar_follower import (
+    AnswerFollower,
+    BeginAgain,
+    CompiledGrammars,
+    GrammarRefused,
+    RowMasks,
+)
+from llama_core.log_lines import where
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+log = logging.getLogger(__name__)
+
+LONGEST_S: Final = 30.0  # of one row; the process is ended then
+_IDLE_S: Final = 60.0  # without a row: the process ends
+_NICENESS: Final = 10
+_MAX_FOLLOWERS: Final = 256  # those of the answers that had a row last
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRow:
+    """A row of the answer `key`: the masks after `tokens`, all tokens of the answer, and after each of `drafts`. first, limit:
+    as `AnswerFollower` has them."""
+
+    key: int
+    grammar: str
+    first: int
+    limit: int | None
+    tokens: list[int]
+    drafts: list[int]
+
+
+class GrammarProcess:
+    """Rank 0's side. Rows are followed one after the other."""
+
+    def __init__(self, vocabulary: "Callable[[], LLTokenizer]", vocab_size: int) -> None:
+        self._start = vocabulary, vocab_size
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammars")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    @classmethod
+    def of(cls, vocabulary: "Callable[[], LLTokenizer]", vocab_size: int) -> "GrammarProcess | None":
+        """None where another process cannot load the vocabulary."""
+        try:
+            pickle.dumps(vocabulary)
+        except Exception:  # a closure, for one
+            return None
+        return cls(vocabulary, vocab_size)
+
+    @property
+    def pid(self) -> int | None:
+        """None while there is no process."""
+        return None if self._process is None else self._process.pid
+
+    def submit(self, row: SlowRow) -> "Future[RowMasks]":
+        """The future raises GrammarRefused where the grammar allows no token, takes too long, or has ended two processes."""
+        return self._thread.submit(self._masks, row)
+
+    def close(self) -> None:
+        """End the process without a wait for the rows submitted."""
+        self._is_closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._end()
+
+    def _masks(self, row: SlowRow) -> RowMasks:
+        for _ in range(2):
+            if self._is_closed:
+                break
+            connection = self._connection or self._begin()
+            try:
+                connection.send(row)
+                if not connection.poll(LONGEST_S):
+                    self._end()
+                    raise GrammarRefused(f"the grammar cannot be followed: a token takes over {LONGEST_S:g} s")
+                found: RowMasks | str = connection.recv()
+            except (OSError, EOFError):
+                self._end()  # it was idle, or was killed
+                continue
+            if isinstance(found, str):
+                raise GrammarRefused(found)
+            return found
+        raise GrammarRefused("the grammar cannot be followed: its process has ended twice")
+
+    def _begin(self) -> Connection:
+        ours, theirs = Pipe()
+        command = [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, close_fds=True
+        )
+        theirs.close()
+        self._connection = ours
+        try:
+            ours.send(self._start)
+        except OSError:
+            log.error("the process for slow grammars did not start")
+        return ours
+
+    def _end(self) -> None:
+        connection, process = self._connection, self._process
+        self._connection = self._process = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def main(fd: int) -> None:
+    """The process: answer rows until the rank ends or sends none."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches every process of the terminal; the rank's end ends this one
+    os.nice(_NICENESS)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    with Connection(fd) as connection:
+        try:
+            vocabulary, vocab_size = connection.recv()
+            followers = _Followers(CompiledGrammars(vocabulary, vocab_size))
+            while connection.poll(_IDLE_S):
+                connection.send(followers.answer(connection.recv()))
+        except (OSError, EOFError):
+            return  # the rank has ended
+
+
+class _Followers:
+    """Of the answers that had a row last, by `SlowRow.key`."""
+
+    def __init__(self, grammars: CompiledGrammars) -> None:
+        self._grammars = grammars
+        self._followers: OrderedDict[int, AnswerFollower] = OrderedDict()
+
+    def answer(self, row: SlowRow) -> RowMasks | str:
+        """The row's masks, or why it has no token."""
+        try:
+            return self._masks(row)
+        except GrammarRefused as refused:
+            self._grammars.drop(row.grammar)
+            return str(refused)
+        except Exception as error:
+            log.error("a grammar could not be followed\n%s", where(error))
+            return "the grammar could not be followed"
+
+    def _masks(self, row: SlowRow) -> RowMasks:
+        follower = self._followers.pop(row.key, None) or AnswerFollower(row.grammar, row.first, row.limit)
+        bits = np.zeros((1 + len(row.drafts), self._grammars.num_words), np.uint32)
+        while True:
+            if not follower.has_begun:
+                follower.begin(self._grammars.compiled(row.grammar), self._grammars)
+            try:
+                found = follower.masks(row.tokens, row.first + len(row.tokens), row.drafts, bits)
+            except BeginAgain as again:
+                if again.is_beyond_limits:
+                    self._grammars.drop(row.grammar)
+                continue
+            self._followers[row.key] = follower
+            if len(self._followers) > _MAX_FOLLOWERS:
+                self._followers.popitem(last=False)
+            return found
