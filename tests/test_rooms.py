@@ -26,7 +26,7 @@ BASE = (
 )
 LOG_LINES = "llama_core.log_lines"
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
-GRAMMARS = "llama_core.execution.grammar_masks"
+GRAMMARS = "llama_core.execution.grammars"
 REPORT = "llama_core.execution.load_report"
 PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")

@@ -26,7 +26,7 @@ from benchmarks.harness.in_process import Step, built_llama, case_name, vocabula
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import random_prompt
 from llama_core import Llama
-from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.grammar import checked_grammar, for_answer, json_schema_grammar

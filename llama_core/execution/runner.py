@@ -14,7 +14,7 @@ from llama_core.checkpoint.source import CheckpointSource
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import LOGITS_AT_A_TIME, Sampled
-from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.memory_budget import LEAST_CONTEXT, free_cache_bytes, longest_context
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.rank_loading import LoadedRank, load_rank

@@ -1,7 +1,7 @@
 """Grammars that an answer must follow, in the form that `llguidance.LLMatcher` reads: builders and checks.
 
 A grammar is a JSON text with a list of grammars, of which the first is the answer's. The replica builds and checks it; rank 0
-follows it token by token (`execution/grammar_masks.py`).
+follows it token by token (`execution/grammars/masks.py`).
 """
 
 import json

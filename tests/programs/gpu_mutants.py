@@ -54,7 +54,7 @@ _UPLOADS = "../../checkpoint/uploads"
 _SPLITS = "../../step_time/attention_splits"
 _RUNNER = "../runner"
 _LOADING = "../rank_loading"
-_MASKS = "../grammar_masks"
+_MASKS = "../grammars/masks"
 
 
 class Mutant(NamedTuple):
@@ -396,7 +396,7 @@ MUTANTS = (
     ),
     Mutant("masks that no poll notices", "backend", "step.masks.is_done", "False", GRAMMARS),
     Mutant("a result that two threads read", _RUNNER, "if self._sampled is None:", "if True:", GRAMMARS),
-    Mutant("tokens that no grammar follows", _MASKS, "self._latest = masks.jobs, sampled", "pass", LATE),
+    Mutant("tokens that no grammar follows", _MASKS, "self._latest = masks, sampled", "pass", LATE),
     Mutant(
         "samples behind a refused draft that stay",
         _MASKS,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final, cast
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from llama_core.execution.json_ending import JsonEnding
-from llama_core.execution.json_lookahead import Lookahead
-from llama_core.execution.json_vocabulary import JsonVocabulary, tokens_of
+from llama_core.execution.grammars.json_ending import JsonEnding
+from llama_core.execution.grammars.json_lookahead import Lookahead
+from llama_core.execution.grammars.json_vocabulary import JsonVocabulary, tokens_of
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.grammar import (
     begins_with_text,

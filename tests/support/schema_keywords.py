@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from llama_core.execution.unique_items import UniqueItems
+from llama_core.execution.grammars.unique_items import UniqueItems
 
 _VALUES: list[Any] = [
     None,

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.sampling_params import SamplingParams

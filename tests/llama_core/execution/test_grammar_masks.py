@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 
 from llama_core.errors import InvalidParameter
-from llama_core.execution.closing_path import Search
-from llama_core.execution.grammar_masks import SlotGrammars
-from llama_core.execution.json_ending import JsonEnding
+from llama_core.execution.grammars.closing_path import Search
+from llama_core.execution.grammars.json_ending import JsonEnding
+from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from llama_core.execution.closing_path import Search
-from llama_core.execution.json_vocabulary import JsonText
+from llama_core.execution.grammars.closing_path import Search
+from llama_core.execution.grammars.json_vocabulary import JsonText
 from tests.programs.structured_output import bounded, unbounded
 from tests.support.sampled_answers import (
     BIG,

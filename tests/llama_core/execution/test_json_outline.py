@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_core.execution.json_outline import JsonOutline
+from llama_core.execution.grammars.json_outline import JsonOutline
 
 TEXTS = st.text(st.sampled_from('ab"\\{}[]:, \n\u00e9'), max_size=4)
 VALUES = st.recursive(

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from llama_core.execution.closing_path import LimitsExceeded
-from llama_core.execution.json_ending import JsonEnding
-from llama_core.execution.json_vocabulary import tokens_of
-from llama_core.execution.tokens_in_time import TokensInTime
+from llama_core.execution.grammars.closing_path import LimitsExceeded
+from llama_core.execution.grammars.json_ending import JsonEnding
+from llama_core.execution.grammars.json_vocabulary import tokens_of
+from llama_core.execution.grammars.tokens_in_time import TokensInTime
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.tokenizer import Tokenizer
 from llama_core.text.tools.registry import find_tool_format
@@ -142,8 +142,8 @@ def test_what_is_kept_does_not_depend_on_an_answer_with_fewer_tokens_left(
     max_followed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more of them left, more tokens are followed before the rest is guessed."""
-    monkeypatch.setattr("llama_core.execution.tokens_in_time._MAX_FOLLOWED", max_followed)
-    monkeypatch.setattr("llama_core.execution.tokens_in_time._MAX_TOKENS", 8)
+    monkeypatch.setattr("llama_core.execution.grammars.tokens_in_time._MAX_FOLLOWED", max_followed)
+    monkeypatch.setattr("llama_core.execution.grammars.tokens_in_time._MAX_TOKENS", 8)
     grammar, vocabulary = grammar_of({"type": "array", "items": TEXT}), respelled()
     ahead, begin = lookahead_of(grammar, vocabulary), vocabulary.tokens('["a",')
     bits = np.zeros(NUM_WORDS, np.uint32)
@@ -192,7 +192,7 @@ def test_what_was_found_beyond_the_limits_is_not_kept() -> None:
     ending.append(begin, 0)
     with (
         patch.object(TokensInTime, "of", autospec=True, side_effect=TokensInTime.of) as found,
-        patch("llama_core.execution.json_ending.check_limits", side_effect=[LimitsExceeded, None, None]),
+        patch("llama_core.execution.grammars.json_ending.check_limits", side_effect=[LimitsExceeded, None, None]),
     ):
         ending.narrow(bits, len(begin))
     assert found.call_count == 2 and not ending.is_broken

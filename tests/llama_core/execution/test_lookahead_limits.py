@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
-from llama_core.execution.closing_path import LimitsExceeded, Search
-from llama_core.execution.grammar_follower import CompiledGrammars
-from llama_core.execution.grammar_masks import SlotGrammars
-from llama_core.execution.json_vocabulary import tokens_of
+from llama_core.execution.grammars.closing_path import LimitsExceeded, Search
+from llama_core.execution.grammars.follower import CompiledGrammars
+from llama_core.execution.grammars.json_vocabulary import tokens_of
+from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from tests.support.full_runs import examples

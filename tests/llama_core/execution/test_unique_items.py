@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from llama_core.execution.grammar_masks import GrammarMasks, SlotGrammars
-from llama_core.execution.item_text import UniqueLists
-from llama_core.execution.json_vocabulary import JsonVocabulary, tokens_of
-from llama_core.execution.unique_items import ItemTokens, UniqueItems
+from llama_core.execution.grammars.item_text import UniqueLists
+from llama_core.execution.grammars.json_vocabulary import JsonVocabulary, tokens_of
+from llama_core.execution.grammars.masks import GrammarMasks, SlotGrammars
+from llama_core.execution.grammars.unique_items import ItemTokens, UniqueItems
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit
 from llama_core.text.grammar import checked_grammar, json_schema_grammar, limits, unique_lists_of

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from llama_core.errors import InvalidParameter
-from llama_core.execution.item_text import UniqueLists
-from llama_core.execution.json_vocabulary import JsonVocabulary
-from llama_core.execution.unique_items import ItemTokens, UniqueItems
+from llama_core.execution.grammars.item_text import UniqueLists
+from llama_core.execution.grammars.json_vocabulary import JsonVocabulary
+from llama_core.execution.grammars.unique_items import ItemTokens, UniqueItems
 from llama_core.text.grammar import checked_grammar, for_answer, json_schema_grammar, limits, schema_of, unique_lists_of
 from llama_core.text.schema_forms.rewriting import rewritten
 from llama_core.text.tools.schema_grammar import compiled_schema

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.closing_path import Search, consume, mask_of
-from llama_core.execution.json_lookahead import MARGIN
-from llama_core.execution.json_vocabulary import (
+from llama_core.execution.grammars.closing_path import Search, consume, mask_of
+from llama_core.execution.grammars.json_lookahead import MARGIN
+from llama_core.execution.grammars.json_vocabulary import (
     SPACES,
     JsonText,
     JsonVocabulary,

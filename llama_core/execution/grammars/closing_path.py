@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary, count_of, first_of, tokens_of
+from llama_core.execution.grammars.json_vocabulary import JsonText, JsonVocabulary, count_of, first_of, tokens_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from llama_core.execution.json_vocabulary import SPACES, JsonText
+from llama_core.execution.grammars.json_vocabulary import SPACES, JsonText
 
 _QUOTE: Final = 0x22
 _CLOSERS: Final = {ord("}"): b"{", ord("]"): b"["}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.closing_path import LimitsExceeded, Search
-from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary
+from llama_core.execution.grammars.closing_path import LimitsExceeded, Search
+from llama_core.execution.grammars.json_vocabulary import JsonText, JsonVocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.closing_path import LimitsExceeded, Search, check_limits, consume, mask_of
-from llama_core.execution.json_lookahead import MAX_OTHER, MAX_WATCHED, KnownMask, Lookahead, Place
-from llama_core.execution.json_outline import JsonOutline
-from llama_core.execution.json_vocabulary import SPACES, JsonText, bits_of, each_of
-from llama_core.execution.tokens_in_time import TokensInTime, are_few
+from llama_core.execution.grammars.closing_path import LimitsExceeded, Search, check_limits, consume, mask_of
+from llama_core.execution.grammars.json_lookahead import MAX_OTHER, MAX_WATCHED, KnownMask, Lookahead, Place
+from llama_core.execution.grammars.json_outline import JsonOutline
+from llama_core.execution.grammars.json_vocabulary import SPACES, JsonText, bits_of, each_of
+from llama_core.execution.grammars.tokens_in_time import TokensInTime, are_few
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.grammar_follower import (
+from llama_core.execution.grammars.follower import (
     AnswerFollower,
     BeginAgain,
     CompiledGrammars,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.grammar_follower import (
+from llama_core.execution.grammars.follower import (
     AnswerFollower,
     BeginAgain,
     CompiledGrammar,
@@ -31,7 +31,7 @@ from llama_core.execution.grammar_follower import (
     GrammarRefused,
     RowMasks,
 )
-from llama_core.execution.grammar_process import GrammarProcess, SlowRow
+from llama_core.execution.grammars.process import GrammarProcess, SlowRow
 from llama_core.log_lines import where
 from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
 

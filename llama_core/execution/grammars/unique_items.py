@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from llama_core.execution.item_text import (
+from llama_core.execution.grammars.item_text import (
     IN_NUMBER,
     NUMBER,
     STRING,
@@ -26,7 +26,7 @@ from llama_core.execution.item_text import (
     content_of,
     number_of,
 )
-from llama_core.execution.json_vocabulary import SPACES, JsonVocabulary, bits_of, count_of, tokens_of
+from llama_core.execution.grammars.json_vocabulary import SPACES, JsonVocabulary, bits_of, count_of, tokens_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -1,7 +1,7 @@
 """Follows a grammar along one answer: the tokens that it allows next, brought to its end in time and with distinct items.
 
-A follower has no thread and no slot. `grammar_masks.py` has one for each slot, beside the forward pass; `grammar_process.py`
-has those of grammars that take too long for that.
+A follower has no thread and no slot. `masks.py` has one for each slot, beside the forward pass; `process.py` has those of
+grammars that take too long for that.
 """
 
 import logging
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.item_text import UniqueLists
-from llama_core.execution.json_ending import JsonEnding
-from llama_core.execution.json_lookahead import Lookahead
-from llama_core.execution.json_vocabulary import JsonVocabulary
-from llama_core.execution.unique_items import ItemTokens, UniqueItems
+from llama_core.execution.grammars.item_text import UniqueLists
+from llama_core.execution.grammars.json_ending import JsonEnding
+from llama_core.execution.grammars.json_lookahead import Lookahead
+from llama_core.execution.grammars.json_vocabulary import JsonVocabulary
+from llama_core.execution.grammars.unique_items import ItemTokens, UniqueItems
 from llama_core.log_lines import where
 
 if TYPE_CHECKING:
