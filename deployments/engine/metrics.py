@@ -105,6 +105,9 @@ class Metrics:
         self.draft_tokens_accepted_total = metrics.renamed(
             "draft_tokens_accepted_total", "Draft tokens that were accepted", "draft_tokens_accepted_count"
         )
+        self.deferred_samples_total = metrics.count(
+            "deferred_samples_total", "Samples that a slow grammar left to a later step"
+        )
         codes = sorted(set(_codes(LlamaError)))
         self.kept_streams_total = metrics.count("kept_streams_total", "Streams that were kept to be resumed")
         self.resumed_streams_total = metrics.count(
@@ -175,6 +178,8 @@ class Metrics:
         if stats.num_drafts:
             self.draft_tokens_total.add(stats.num_drafts)
             self.draft_tokens_accepted_total.add(stats.num_drafts_accepted)
+        if stats.num_deferred:
+            self.deferred_samples_total.add(stats.num_deferred)
         if stats.num_non_finite:
             self.non_finite_logits_total.add(stats.num_non_finite)
         if stats.device_memory_bytes:

@@ -51,6 +51,7 @@ class StepReports:
             num_drafts_accepted=accepted,
             num_prompt_tokens=self._num_prompt_tokens,
             num_prompt_hits=self._num_prompt_hits,
+            num_deferred=len(output.deferred),
             token_intervals=intervals,
         )
         self._num_prompt_tokens = self._num_prompt_hits = 0

@@ -11,8 +11,9 @@ class StepStats(NamedTuple):
 
     num_sampled: tokens that the step gave to requests. num_prefix_hits: prompt tokens found in the prefix cache.
     num_drafts, num_drafts_accepted: draft tokens verified and accepted. num_prompt_tokens, num_prompt_hits: prompt tokens of
-    newly admitted sequences, and those of them found in the prefix cache. All since the last step's report. token_intervals:
-    pairs of seconds since a sequence's last token, for each of its new ones, and a number of tokens.
+    newly admitted sequences, and those of them found in the prefix cache. All since the last step's report. num_deferred:
+    samples that slow grammars left to a later step. token_intervals: pairs of seconds since a sequence's last token, for each of
+    its new ones, and a number of tokens.
     """
 
     num_rows: int
@@ -28,4 +29,5 @@ class StepStats(NamedTuple):
     num_drafts_accepted: int = 0
     num_prompt_tokens: int = 0
     num_prompt_hits: int = 0
+    num_deferred: int = 0
     token_intervals: Intervals = ()

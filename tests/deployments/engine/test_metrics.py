@@ -53,11 +53,12 @@ def test_a_count_starts_at_zero_and_only_grows() -> None:
 
 def test_a_step_counts_its_tokens_and_its_time() -> None:
     metrics = Metrics(in_ray=False)
-    metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5))
+    metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5, num_deferred=3))
     metrics.on_step(step(num_sampled=0, decode_only=False, num_non_finite=1, device_memory_bytes=7))
     seen = samples(metrics)
     assert seen["generated_tokens_total"] == 20
     assert seen["prefix_cache_hit_tokens_total"] == 32
+    assert seen["deferred_samples_total"] == 3
     assert (seen["draft_tokens_total"], seen["draft_tokens_accepted_total"]) == (7, 5)
     assert seen["tokens_generated_per_second"] == 2.0
     assert seen["time_per_decoding_step_ms_count"] == 1
