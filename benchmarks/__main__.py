@@ -21,6 +21,7 @@ QUESTIONS: Final = {
     "prefix": "what prefix caching saves",
     "speculation": "what prompt lookup gains and costs",
     "grammars": "what structured output costs its own rows and those beside them",
+    "slow_grammars": "what streams lose beside a request whose grammar is slow",
     "quality": "what quantized weights cost in perplexity",
     "agreement": "whether a GGUF model answers as transformers does, on 1, 2 and 3 ranks",
     "gpu": "tests, speed, memory and recovery on one CUDA device, in half an hour",

@@ -11,8 +11,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import uvloop
 
@@ -21,35 +19,11 @@ from benchmarks.harness.load import Answer, HttpSession, drive
 from benchmarks.harness.options import add_load_options, add_model_options, add_server_options, question_parser
 from benchmarks.harness.programs import end_programs_on_sigterm, our_server
 from benchmarks.harness.serve_ours import server_args
+from benchmarks.harness.window import Window
 from benchmarks.harness.workload import Request, uniform_batch
 
 WINDOW_S = 2.0  # measured before and after the neighbour's start
 PAUSE_S = 3.0  # between rounds, and before the first
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Seconds of time.perf_counter, half-open."""
-
-    begin_s: float
-    end_s: float
-
-    def tokens_per_s(self, answers: Sequence[Answer]) -> float:
-        """Tokens that reached clients in the window; an answer's tokens are spread evenly over its events."""
-        total = 0.0
-        for answer in answers:
-            inside = sum(self.begin_s <= when < self.end_s for when in answer.token_times)
-            total += inside * answer.num_tokens / max(1, len(answer.token_times))
-        return total / (self.end_s - self.begin_s)
-
-    def gaps_ms(self, answers: Sequence[Answer]) -> list[float]:
-        """Milliseconds between two events of one answer, of those that end in the window."""
-        return [
-            1e3 * (after - before)
-            for answer in answers
-            for before, after in pairwise(answer.token_times)
-            if self.begin_s <= after < self.end_s
-        ]
 
 
 async def rounds(options: argparse.Namespace, url: str) -> tuple[list[tuple[Window, Window]], list[Answer]]:

@@ -1,0 +1,170 @@
+"""What streams without a grammar lose beside a request whose grammar is slow.
+
+    python -m benchmarks slow_grammars --ckpt FILE.gguf --tokenizer FILE.gguf --rounds 4
+
+Starts the server and puts a closed loop of streaming clients on it. Each round measures them alone, beside an answer in an
+ambiguous grammar, each of whose tokens takes longer than the one before, and beside requests of large schemas, each of which is
+new and has to be compiled.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import aiohttp
+import uvloop
+
+from benchmarks.harness.common import Spread, emit, percentile, print_table
+from benchmarks.harness.load import Answer, HttpSession, drive
+from benchmarks.harness.options import add_load_options, add_model_options, add_server_options, question_parser
+from benchmarks.harness.programs import end_programs_on_sigterm, our_server
+from benchmarks.harness.serve_ours import server_args
+from benchmarks.harness.window import Window
+from benchmarks.harness.workload import Request, uniform_batch
+
+AMBIGUOUS = 'start: s\ns: s s | "a" | "b"'
+SLOW_FROM = 300  # tokens of the ambiguous answer: from here on a token takes longer than a step
+LONGEST_LEAD_S = 60.0  # for these tokens
+CASES = ("alone", "ambiguous", "schemas")
+
+
+def large_schema(number: int) -> dict[str, Any]:
+    """A schema of about 50 kB that no other request has."""
+    parts = {
+        f"part_{number}_{i}_{'x' * 100}": {
+            "type": "object",
+            "properties": {f"text_{j}_{i}": {"type": "string", "maxLength": 5 + i} for j in range(6)},
+            "additionalProperties": False,
+        }
+        for i in range(120)
+    }
+    return {"type": "object", "properties": parts, "additionalProperties": False}
+
+
+@contextlib.asynccontextmanager
+async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namespace) -> AsyncIterator[None]:
+    """Runs while an answer is generated whose tokens are slow already."""
+    is_slow = asyncio.Event()
+
+    async def answer() -> None:
+        seed = 0
+        while True:
+            seed += 1
+            body = {
+                "model": options.model, "prompt": "a", "stream": True, "seed": seed, "max_tokens": 1500,
+                "structured_outputs": {"grammar": AMBIGUOUS}, "logit_bias": dict.fromkeys(options.stop_ids, -100),
+            }  # fmt: skip
+            async with http.post("/v1/completions", json=body) as response:
+                response.raise_for_status()
+                num_tokens = 0
+                async for line in response.content:
+                    num_tokens += line.startswith(b"data: {")
+                    if num_tokens >= SLOW_FROM:
+                        is_slow.set()
+
+    async with running(answer()) as task:
+        waiting = asyncio.create_task(is_slow.wait())
+        await asyncio.wait([waiting, task], timeout=LONGEST_LEAD_S, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        yield
+
+
+@contextlib.asynccontextmanager
+async def large_schemas(http: aiohttp.ClientSession, options: argparse.Namespace) -> AsyncIterator[None]:
+    """Runs while requests with large schemas come, one after the other."""
+
+    async def ask() -> None:
+        while True:
+            schema = {"name": "large", "schema": large_schema(time.monotonic_ns())}
+            body = {
+                "model": options.model, "prompt": "a", "max_tokens": 4,
+                "response_format": {"type": "json_schema", "json_schema": schema},
+            }  # fmt: skip
+            async with http.post("/v1/completions", json=body) as response:
+                response.raise_for_status()
+                await response.read()
+
+    async with running(ask()):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def running(work: Any) -> AsyncIterator["asyncio.Task[None]"]:
+    """Raises what the work raised; it ends with the context."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[Window]], list[Answer]]:
+    """The windows of each case, and all answers of the streaming clients."""
+    stopped = False
+    batch = uniform_batch(64, options.prompt, options.output, options.vocab_size)
+
+    def requests() -> Iterator[Request]:
+        while not stopped:
+            yield from batch
+
+    async def measure() -> dict[str, list[Window]]:
+        nonlocal stopped
+        windows: dict[str, list[Window]] = {case: [] for case in CASES}
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(url, timeout=timeout) as http:
+            beside = {"ambiguous": ambiguous_answer, "schemas": large_schemas}
+            for _ in range(options.rounds):
+                for case in CASES:
+                    await asyncio.sleep(1.0)
+                    async with beside[case](http, options) if case in beside else contextlib.nullcontext():
+                        begin = time.perf_counter()
+                        await asyncio.sleep(options.seconds)
+                        windows[case].append(Window(begin, time.perf_counter()))
+        stopped = True
+        return windows
+
+    sessions = [HttpSession(url, options.model) for _ in range(options.clients)]
+    try:
+        windows, load = await asyncio.gather(measure(), drive(sessions, requests()))
+    finally:
+        for session in sessions:
+            await session.close()
+    return windows, load.answers
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("slow_grammars", __doc__)
+    add_load_options(parser, prompt=16, output=128, vocab_size=1000)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each window")
+    parser.add_argument("--stop-ids", type=int, nargs="*", default=[0, 2], help="tokens that the slow answer avoids")
+    add_server_options(parser)
+    add_model_options(parser)
+    options = parser.parse_args(argv)
+    end_programs_on_sigterm()
+    args = server_args(options, max_seq_len=2048, max_batch_size=options.clients + 1)
+    with our_server(args) as (program, url):
+        program.wait_until_answers(url + "/ready")
+        windows, answers = uvloop.run(rounds(options, url))
+    figures: dict[str, Any] = {"failed": sum(answer.error is not None for answer in answers)}
+    table: list[tuple[str | Spread, ...]] = []
+    for case, of_case in windows.items():
+        rates = [window.tokens_per_s(answers) for window in of_case]
+        gaps = [window.gaps_ms(answers) for window in of_case]
+        row = {"tok_s": Spread.of(rates), "longest_gap_ms": Spread.of(max(each, default=0.0) for each in gaps)}
+        row |= {f"between_p{p}_ms": Spread.of(percentile(each, p) for each in gaps) for p in (50, 99)}
+        figures |= {f"{case}_{name}": value for name, value in row.items()}
+        table.append((case, *row.values()))
+    print_table(
+        f"{options.clients} streams beside slow grammars, windows of {options.seconds:g} s",
+        ["beside", "tok/s", "longest gap ms", "between p50 ms", "p99 ms"],
+        table,
+    )
+    emit("slow_grammars", figures, options)
