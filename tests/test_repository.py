@@ -19,7 +19,8 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.generation import Llama
-from tests.programs.gpu_mutants import FUSED, MUTANTS
+from tests.programs.gpu_mutants import MUTANTS
+from tests.programs.gpu_mutants.mutant import FUSED
 from tests.support.scripted_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
