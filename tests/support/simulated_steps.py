@@ -5,10 +5,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 
 from llama_core.execution.backend import Sampled
@@ -210,3 +212,22 @@ def simulated_masks(
 def expected_masks(ckpt_dir: str) -> list[list[int]]:
     """The same tokens by the reference."""
     return _masked_steps(on_ranks.new_runner(alone("cpu"), ckpt_dir, backend="torch"), True, depth=0)
+
+
+@cache
+def expected_outputs(ckpt_dir: str, seed: int, count: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Each request alone, on the reference backend."""
+    outputs, logprobs = [], []
+    for request in requests_of(seed, count):
+        alone_run = on_ranks.serve(alone("cpu"), ckpt_dir, [request], backend="torch")
+        outputs += alone_run["outputs"]
+        logprobs += alone_run["logprobs"]
+    return outputs, logprobs
+
+
+def assert_expected(run: SimulatedRun, ckpt_dir: str, seed: int, count: int) -> None:
+    outputs, logprobs = expected_outputs(ckpt_dir, seed, count)
+    assert run.outputs == outputs
+    for mine, theirs in zip(run.logprobs, logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    assert run.replays > 0

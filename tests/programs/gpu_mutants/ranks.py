@@ -88,20 +88,20 @@ RANK_MUTANTS = (
         "backend",
         "        loading.result()\n        self.start",
         "        self.start",
-        (f"{TESTS}/test_fused_device.py", "before_their_weights"),
+        (f"{TESTS}/test_fused_loading.py", "before_their_weights"),
     ),
     Mutant(
         "a rank that decides alone when it captures",
         _LOADING,
         "bool(smallest(parallel, can_have))",
         "can_have",
-        (f"{TESTS}/test_fused_device.py", "one_has_no_room"),
+        (f"{TESTS}/test_fused_loading.py", "one_has_no_room"),
     ),
     Mutant(
         "weights that are read on after a failure",
         "backend",
         "            is_over.set()\n",
         "",
-        (f"{TESTS}/test_fused_device.py", "warm_up_that_fails"),
+        (f"{TESTS}/test_fused_loading.py", "warm_up_that_fails"),
     ),
 )
