@@ -96,7 +96,7 @@ async def test_two_ranks_give_the_references_tokens_also_after_a_death_midway(
     assert [sequence.output for sequence in disturbed.sequences] == disturbed.expected
 
 
-# In each run, test_rank_group.py has ranks without a model raise a CheckpointError, and test_upgrade.py deploys a damaged file.
+# In each run, test_group_start.py has ranks without a model raise a CheckpointError, and test_upgrade.py deploys a bad file.
 @pytest.mark.full
 @pytest.mark.parametrize(("damage", "error"), [("shard", CheckpointError), ("params", ConfigError)])
 async def test_a_damaged_checkpoint_is_the_error_it_is_in_process(
