@@ -3,7 +3,7 @@
 Knows nothing of generation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
 
@@ -94,6 +94,18 @@ class ChatFormat(Protocol):
 def invalid_message(index: int, problem: str) -> InvalidDialog:
     """The error for the message at `index`."""
     return InvalidDialog(f"messages[{index}]: {problem}", index=index, param=f"messages[{index}]")
+
+
+def messages_of(dialog: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Each message with its index. Raises InvalidDialog where `dialog` is not a list of objects, or has none."""
+    if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
+        raise InvalidDialog("messages must be a list of messages")
+    if not dialog:
+        raise InvalidDialog("messages must have at least 1 message")
+    for index, message in enumerate(dialog):
+        if not isinstance(message, Mapping):
+            raise invalid_message(index, "a message must be an object with role and content")
+        yield index, message
 
 
 def refuse_variables(options: ChatOptions, chat_format: str) -> None:

@@ -3,11 +3,11 @@
 Decides which dialogs are well formed, and that no message contains the format's own tags.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from llama_core.errors import InvalidDialog, SpecialTags
+from llama_core.errors import SpecialTags
 from llama_core.text.chat_format import (
     NO_OPTIONS,
     Admit,
@@ -15,6 +15,7 @@ from llama_core.text.chat_format import (
     ChatOptions,
     Dialog,
     invalid_message,
+    messages_of,
     refuse_variables,
 )
 from llama_core.text.client_templates import LLAMA2_TEMPLATE
@@ -66,11 +67,7 @@ class Llama2ChatFormat(ChatFormat):
         self._check(dialog, NO_OPTIONS)
 
     def _check(self, dialog: Dialog, options: ChatOptions) -> None:
-        if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
-            raise InvalidDialog("messages must be a list of messages")
-        if not dialog:
-            raise InvalidDialog("messages must have at least 1 message")
-        for index, message in enumerate(dialog):
+        for index, message in messages_of(dialog):
             _check_message(index, message)
         _check_roles(dialog, options)
 
@@ -142,9 +139,7 @@ def _rounds(dialog: Dialog, *, continues: bool) -> Iterator[_Round]:
             yield _Round(index + 1, answered, has_system, is_open=False)
 
 
-def _check_message(index: int, message: object) -> None:
-    if not isinstance(message, Mapping):
-        raise invalid_message(index, "a message must be an object with role and content")
+def _check_message(index: int, message: Mapping[str, object]) -> None:
     if message.get("role") not in _ROLES:
         raise invalid_message(index, f"role must be one of {', '.join(_ROLES)}")
     content = message.get("content")

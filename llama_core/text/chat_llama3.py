@@ -3,10 +3,9 @@
 Each piece is encoded on its own and control tokens are put between them as ids, so no text becomes one.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
-from llama_core.errors import ConfigError, InvalidDialog
+from llama_core.errors import ConfigError
 from llama_core.text.chat_format import (
     NO_OPTIONS,
     Admit,
@@ -14,6 +13,7 @@ from llama_core.text.chat_format import (
     ChatOptions,
     Dialog,
     invalid_message,
+    messages_of,
     refuse_variables,
 )
 from llama_core.text.client_templates import LLAMA3_TEMPLATE
@@ -64,13 +64,7 @@ class Llama3ChatFormat(ChatFormat):
 
     def check(self, dialog: Dialog) -> None:
         """Checks types and roles. As in the reference, roles may come in any order."""
-        if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
-            raise InvalidDialog("messages must be a list of messages")
-        if not dialog:
-            raise InvalidDialog("messages must have at least 1 message")
-        for index, message in enumerate(dialog):
-            if not isinstance(message, Mapping):
-                raise invalid_message(index, "a message must be an object with role and content")
+        for index, message in messages_of(dialog):
             if message.get("role") not in (*_ROLES, _RESULT_ROLE):
                 raise invalid_message(index, f"role must be one of {', '.join(_ROLES)}")
             if not isinstance(message.get("content"), str):

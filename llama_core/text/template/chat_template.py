@@ -9,7 +9,7 @@ import jinja2
 from jinja2 import meta, nodes
 
 from llama_core.errors import ConfigError, InvalidDialog, InvalidParameter
-from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog, invalid_message
+from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog, invalid_message, messages_of
 from llama_core.text.template.budget import TemplateTooExpensive, bounded
 from llama_core.text.template.environment import compile_template
 from llama_core.text.template.filters import RefusedByTemplate
@@ -80,13 +80,7 @@ class TemplateChatFormat(ChatFormat):
 
     def check(self, dialog: Dialog) -> None:
         """Checks types; the template itself decides on roles and their order."""
-        if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
-            raise InvalidDialog("messages must be a list of messages")
-        if not dialog:
-            raise InvalidDialog("messages must have at least 1 message")
-        for index, message in enumerate(dialog):
-            if not isinstance(message, Mapping):
-                raise invalid_message(index, "a message must be an object with role and content")
+        for index, message in messages_of(dialog):
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise invalid_message(index, "role and content must be strings")
             if not all(is_encodable(text) for text in message.values() if isinstance(text, str)):
