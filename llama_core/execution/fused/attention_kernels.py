@@ -2,8 +2,8 @@
 
 A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. It reads block
 tables, keys and values in place. The context of a decode is split over programs at fixed positions (`attention_splits`), and
-the splits' results are combined in order (flash decoding, Dao et al. 2023). So a row's result depends neither on the other rows
-nor on the configuration.
+the splits' results are combined in order (`split_kernels`). So a row's result depends neither on the other rows nor on the
+configuration.
 
 With `batch_invariant` a token's result is also the same in a decode and in a prefill chunk. Both have tiles of the same size;
 a chunk's program computes the same splits one after the other, and combines them in the same order.
@@ -22,13 +22,20 @@ import triton.language as tl
 from llama_core.execution.float8_kernels import from_float8
 from llama_core.execution.fused.attention_launches import MIN_DOT, launches, reading_float8
 from llama_core.execution.fused.kernel_functions import begin_early, early_launch
+from llama_core.execution.fused.split_kernels import (
+    combine_splits,
+    first_seen_of,
+    joining_weights,
+    split_begin,
+    split_of,
+    weighted_sum,
+)
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_count
 
 _WAVES: Final = 4  # programs per multiprocessor at most: more would only shorten each program's loop
-_COMBINED_AT_ONCE: Final = 8  # splits whose results are loaded before the first one is added
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -40,30 +47,6 @@ def _read(cached, inside, to: tl.constexpr):
     else:
         values = tl.load(cached, mask=inside, other=0.0)
     return values
-
-
-@triton.jit
-def _first_seen(length, window: tl.constexpr):
-    """The first position that the last of `length` positions attends to."""
-    if window:
-        return tl.maximum(length - window, 0)
-    return length * 0
-
-
-@triton.jit
-def _split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
-    """See `attention_splits.split_of`. The exponent is read from a float32, which represents integers below 2^24 exactly."""
-    units = position // split_unit
-    exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - split_bits
-    exponent = tl.maximum(exponent, 0)
-    return (exponent << split_bits) + (units >> exponent)
-
-
-@triton.jit
-def _split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
-    """See `attention_splits.split_begin`."""
-    exponent = tl.maximum((split >> split_bits) - 1, 0)
-    return ((split - (exponent << split_bits)) << exponent) * split_unit
 
 
 @triton.jit
@@ -136,19 +119,6 @@ def _attend_tile(
     return mixed, total, highest
 
 
-@triton.jit
-def _joining_weights(best, log_sum):
-    """The factors of the splits combined so far and of a further split, and the binary log of their new common factor."""
-    highest = tl.maximum(best, log_sum)
-    return tl.exp2(best - highest), tl.exp2(log_sum - highest), highest
-
-
-@triton.jit
-def _join(mixed, kept, part, weight):
-    # An explicit FMA: without it, the compiler chooses which product it rounds, and may choose differently in each kernel.
-    return tl.fma(mixed, kept, part * weight)
-
-
 # Without `do_not_specialize`, Triton would compile further variants for some numbers of blocks while the server runs. The
 # number of heads changes no address's alignment, so one variant is enough for all.
 @triton.jit(do_not_specialize=["block_table_stride", "n_splits", "n_kv_heads"])
@@ -209,12 +179,12 @@ def _attend(
         asked = q + (first_token + index)[:, None] * q_stride + head[:, None] * head_dim + dim[None, :]
         query = tl.load(asked, mask=is_value, other=0.0)
         length = first + index + 1
-        first_seen = _first_seen(length, window)
-        seen, end = _first_seen(first + 1, window), first + count
+        first_seen = first_seen_of(length, window)
+        seen, end = first_seen_of(first + 1, window), first + count
         n_heads = n_kv_heads * group
         begin, stop = seen // tile * tile, end
         if is_split:
-            split = _split_of(seen, split_unit, split_bits)
+            split = split_of(seen, split_unit, split_bits)
             if joins:
                 joined, joined_total, joined_best = _nothing_seen(rows, dim_block)
             else:
@@ -223,12 +193,12 @@ def _attend(
                 share = tl.cdiv(end - begin, tl.num_programs(2))
                 own = begin + tl.program_id(2) * share
                 if tl.program_id(2) > 0:
-                    split = _split_of(own - 1, split_unit, split_bits) + 1
-                next_split = _split_of(own + share - 1, split_unit, split_bits) + 1
-                begin = tl.maximum(_split_begin(split, split_unit, split_bits), begin)
-                stop = tl.minimum(_split_begin(next_split, split_unit, split_bits), end)
+                    split = split_of(own - 1, split_unit, split_bits) + 1
+                next_split = split_of(own + share - 1, split_unit, split_bits) + 1
+                begin = tl.maximum(split_begin(split, split_unit, split_bits), begin)
+                stop = tl.minimum(split_begin(next_split, split_unit, split_bits), end)
                 token = tl.load(about + 4) + index
-            split_end = _split_begin(split + 1, split_unit, split_bits)
+            split_end = split_begin(split + 1, split_unit, split_bits)
         mixed, total, best = _nothing_seen(rows, dim_block)
         # One loop reads all splits: with a loop for each split, the program would wait for the first positions of each.
         for at in range(begin, stop, tile):
@@ -259,12 +229,12 @@ def _attend(
                 if (at + tile >= split_end) | (at + tile >= stop):
                     part, log_sum = mixed / total[:, None], best + tl.log2(total)
                     # A split may lie outside the window of some of the tile's queries.
-                    sees = is_query & (first_seen < split_end) & (length > _split_begin(split, split_unit, split_bits))
+                    sees = is_query & (first_seen < split_end) & (length > split_begin(split, split_unit, split_bits))
                     if joins:
-                        kept, weight, highest = _joining_weights(joined_best, log_sum)
-                        both = _join(joined, kept[:, None], part, weight[:, None])
+                        kept, weight, highest = joining_weights(joined_best, log_sum)
+                        both = weighted_sum(joined, kept[:, None], part, weight[:, None])
                         joined = tl.where(sees[:, None], both, joined)
-                        joined_total = tl.where(sees, _join(joined_total, kept, weight, 1.0), joined_total)
+                        joined_total = tl.where(sees, weighted_sum(joined_total, kept, weight, 1.0), joined_total)
                         joined_best = tl.where(sees, highest, joined_best)
                     else:
                         place = (token * n_heads + head) * n_splits + split % n_splits
@@ -273,58 +243,13 @@ def _attend(
                         tl.store(log_sums + place, log_sum, mask=sees)
                     mixed, total, best = _nothing_seen(rows, dim_block)
                     split += 1
-                    split_end = _split_begin(split + 1, split_unit, split_bits)
+                    split_end = split_begin(split + 1, split_unit, split_bits)
         if joins:
             mixed, total = joined, joined_total
         if joins or not is_split:
             result = (mixed / total[:, None]).to(out.dtype.element_ty)
             whole = ((first_token + index) * n_heads + head) * head_dim
             tl.store(out + whole[:, None] + dim[None, :], result, mask=is_value)
-
-
-@triton.jit(do_not_specialize=["n_splits", "n_heads"])
-def _combine_splits(
-    partial,
-    log_sums,
-    tiles,
-    out,
-    n_splits,
-    n_heads,
-    head_dim: tl.constexpr,
-    dim_block: tl.constexpr,
-    window: tl.constexpr,
-    split_unit: tl.constexpr,
-    split_bits: tl.constexpr,
-    tile_columns: tl.constexpr,
-    at_once: tl.constexpr,
-    is_early: tl.constexpr,
-):
-    begin_early(is_early)
-    about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
-    dim = tl.arange(0, dim_block)
-    in_dim = dim < head_dim
-    first_token, count = tl.load(about), tl.load(about + 1)
-    first, decode_token = tl.load(about + 3), tl.load(about + 4)
-    for index in range(0, count):
-        length = first + index + 1
-        parts = ((decode_token + index) * n_heads + head) * n_splits
-        mixed = tl.zeros([dim_block], tl.float32)
-        total = 0.0
-        best = float("-inf")
-        begin = _split_of(_first_seen(length, window), split_unit, split_bits)
-        end = _split_of(length - 1, split_unit, split_bits) + 1
-        # Unrolled, so that several splits are loaded at once. Splits behind the end have a weight of 0, which changes no bit.
-        for several in range(begin, end, at_once):
-            for ahead in tl.static_range(at_once):
-                split = several + ahead
-                at = parts + split % n_splits
-                log_sum = tl.load(log_sums + at, mask=split < end, other=float("-inf"))
-                part = tl.load(partial + at * head_dim + dim, mask=in_dim & (split < end), other=0.0)
-                kept, weight, best = _joining_weights(best, log_sum)
-                mixed = _join(mixed, kept, part, weight)
-                total = _join(total, kept, weight, 1.0)
-        place = out + ((first_token + index) * n_heads + head) * head_dim + dim
-        tl.store(place, (mixed / total).to(out.dtype.element_ty), mask=in_dim)
 
 
 def attend(
@@ -377,23 +302,7 @@ def attend(
             is_split=True,
             joins=False,
         )
-        _combine_splits[(count, n_heads)](
-            partial,
-            log_sums,
-            tiles.decodes,
-            out,
-            num_splits,
-            n_heads,
-            head_dim=head_dim,
-            dim_block=about["dim_block"],
-            window=window,
-            split_unit=SPLIT_UNIT,
-            split_bits=SPLIT_BITS,
-            tile_columns=TILE_COLUMNS,
-            at_once=_COMBINED_AT_ONCE,
-            num_warps=1,
-            **early_launch(),
-        )
+        combine_splits(partial, log_sums, tiles.decodes, out, window)
     if count := len(tiles.chunks):
         _attend[(count, n_kv_heads)](
             *cached,

@@ -20,7 +20,7 @@ ATTENTION_MUTANTS = (
     ),
     Mutant(
         "a window without its first position",
-        "attention_kernels",
+        "split_kernels",
         "tl.maximum(length - window, 0)",
         "tl.maximum(length - window + 1, 0)",
         ATTENTION,
@@ -55,14 +55,14 @@ ATTENTION_MUTANTS = (
     ),
     Mutant(
         "a split that is left out",
-        "attention_kernels",
-        "begin = _split_of(_first_seen(length, window), split_unit, split_bits)",
-        "begin = _split_of(_first_seen(length, window), split_unit, split_bits) + 1",
+        "split_kernels",
+        "begin = split_of(first_seen_of(length, window), split_unit, split_bits)",
+        "begin = split_of(first_seen_of(length, window), split_unit, split_bits) + 1",
         ATTENTION,
     ),
     Mutant(
         "a split behind the last that has a weight",
-        "attention_kernels",
+        "split_kernels",
         'mask=split < end, other=float("-inf")',
         "mask=split < end, other=0.0",
         ATTENTION,
@@ -84,8 +84,8 @@ ATTENTION_MUTANTS = (
     Mutant(
         "programs that leave out the splits between theirs",
         "attention_kernels",
-        "stop = tl.minimum(_split_begin(next_split, split_unit, split_bits), end)",
-        "stop = tl.minimum(_split_begin(split + 1, split_unit, split_bits), end)",
+        "stop = tl.minimum(split_begin(next_split, split_unit, split_bits), end)",
+        "stop = tl.minimum(split_begin(split + 1, split_unit, split_bits), end)",
         ATTENTION,
     ),
     Mutant(
@@ -105,15 +105,15 @@ ATTENTION_MUTANTS = (
     Mutant(
         "a split behind a tile's first queries",
         "attention_kernels",
-        " & (length > _split_begin(split, split_unit, split_bits))",
+        " & (length > split_begin(split, split_unit, split_bits))",
         "",
         BORDERS,
     ),
     Mutant(
         "a share of positions that leaves out a split at its begin",
         "attention_kernels",
-        "split = _split_of(own - 1, split_unit, split_bits) + 1",
-        "split = _split_of(own, split_unit, split_bits) + 1",
+        "split = split_of(own - 1, split_unit, split_bits) + 1",
+        "split = split_of(own, split_unit, split_bits) + 1",
         BORDERS,
     ),
     Mutant(
@@ -154,7 +154,7 @@ ATTENTION_MUTANTS = (
     Mutant("splits as few as of a long context", _SPLITS, "SPLIT_UNIT: Final = 128", "SPLIT_UNIT: Final = 4096", PLAN),
     Mutant(
         "longer splits that begin where shorter ones do",
-        "attention_kernels",
+        "split_kernels",
         "return ((split - (exponent << split_bits)) << exponent) * split_unit",
         "return split * split_unit",
         GROWING,
