@@ -156,19 +156,18 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
 
 
 def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
+    return [*_probe_routes(engine), *_state_routes(engine, metrics)]
+
+
+def _probe_routes(engine: Engine) -> list[ApiRoute]:
+    """Whether the process lives, and whether it takes requests."""
+
     async def health(request: Request) -> Response:
         if engine.live():
             return json_response({"status": "ok"})
         detail = engine.readiness().detail if request.state.is_trusted else ""
         cause = EngineError(detail or "The engine makes no progress.")
         return json_response({"status": "dead", **error_object(cause)}, 503)
-
-    async def load(_: Request) -> Response:
-        state = engine.describe()
-        return json_response({"server_load": state.requests_running + state.requests_waiting})
-
-    async def version(_: Request) -> Response:
-        return json_response({"version": versions()["llama-on-ray"]})
 
     async def ready(request: Request) -> Response:
         readiness = engine.readiness()
@@ -180,12 +179,6 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         error = readiness.not_ready()
         retry = str(retry_after_s(error))
         return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
-
-    async def prometheus(_: Request) -> Response:
-        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def props(_: Request) -> Response:
-        return json_response(engine.describe())
 
     return [
         ApiRoute(
@@ -211,6 +204,36 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             for method in ("GET", "POST")
         ),
         ApiRoute(
+            "/ready",
+            ready,
+            tag="operation",
+            summary="Readiness",
+            description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
+            "has failed.",
+            answer=answer_schemas.READINESS,
+            statuses=(503,),
+        ),
+    ]
+
+
+def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
+    """Load, version, metrics, and what is served."""
+
+    async def load(_: Request) -> Response:
+        state = engine.describe()
+        return json_response({"server_load": state.requests_running + state.requests_waiting})
+
+    async def version(_: Request) -> Response:
+        return json_response({"version": versions()["llama-on-ray"]})
+
+    async def prometheus(_: Request) -> Response:
+        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def props(_: Request) -> Response:
+        return json_response(engine.describe())
+
+    return [
+        ApiRoute(
             "/load",
             load,
             tag="operation",
@@ -225,16 +248,6 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             summary="Version",
             description="Of the server.",
             answer=answer_schemas.VERSION,
-        ),
-        ApiRoute(
-            "/ready",
-            ready,
-            tag="operation",
-            summary="Readiness",
-            description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
-            "has failed.",
-            answer=answer_schemas.READINESS,
-            statuses=(503,),
         ),
         ApiRoute(
             "/metrics",
