@@ -9,6 +9,7 @@ which the bandwidth changed; the medians of the steady rounds are given too. Ser
 each round.
 """
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -167,7 +168,7 @@ def print_summary(found: dict[str, Any], question: Question) -> None:
         )
 
 
-def main(argv: Sequence[str]) -> None:
+def parser_of_options() -> argparse.ArgumentParser:
     parser = question_parser("paired", __doc__)
     parser.add_argument("--question", required=True, choices=QUESTIONS)
     parser.add_argument("--contenders", nargs="+", required=True, metavar="NAME", help="ratios are the first one's")
@@ -186,6 +187,11 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--patience-s", type=float, default=120.0, help="seconds to wait for that")
     parser.add_argument("--no-probe", action="store_true", help="do not measure the bandwidth")
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = parser_of_options()
     options = parser.parse_args(argv)
     end_programs_on_sigterm()
     question = QUESTIONS[options.question]

@@ -157,6 +157,72 @@ def by_name(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def half_with_grammars(llama: Llama, options: argparse.Namespace, grammars: Sequence[str]) -> dict[str, Any]:
+    """Decode steps without grammars, and with one in half of the rows."""
+    step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
+    half = options.rows // 2
+    pairs: list[tuple[float, float]] = []
+    all_processor = 0.0
+    with timed_masks(llama) as masks:
+        for i in range(options.pairs):
+            order = (0, half) if i % 2 == 0 else (half, 0)
+            found = {num: step_ms(llama, options, grammars, num) for num in order}
+            (without, _), (with_half, processor) = found[0], found[half]
+            pairs.append((without, with_half))
+            all_processor += processor
+    return {
+        "step_ms_without": Spread.of(one for one, _ in pairs),
+        "step_ms_with_half": Spread.of(one for _, one in pairs),
+        "ratio": interval(pairs),
+        "mask_us": spread_us(masks.seconds),
+        "share_of_processor_time": masks.processor / all_processor,
+    }
+
+
+def ordinary_answers(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], limit: int) -> dict[str, Any]:
+    """All steps beside answers that end by themselves or at the limit, and beside as many tokens without grammars."""
+    runs = beside_ordinary(llama, options, grammars, limit)
+    whole: list[tuple[float, float]] = []
+    worst: list[tuple[float, float]] = []
+    all_processor = 0.0
+    with timed_masks(llama) as masks:
+        for i in range(options.pairs):
+            steps: dict[int, list[float]] = {}
+            for k in ((0, 1), (1, 0))[i % 2]:
+                begin = time.process_time()
+                steps[k] = [step.ms for step in answer(llama, options, runs[k])[0]]
+                all_processor += time.process_time() - begin if k else 0.0
+            assert len(steps[0]) == len(steps[1])
+            whole.append((sum(steps[0]), sum(steps[1])))
+            worst.append((percentile(steps[0], 99), percentile(steps[1], 99)))
+    return {
+        "mask_us": spread_us(masks.seconds),
+        "share_of_processor_time": masks.processor / all_processor,
+        "ratio_of_all_steps": interval(whole),
+        "step_ms_p99_without": Spread.of(one for one, _ in worst),
+        "step_ms_p99_with_half": Spread.of(one for _, one in worst),
+    }
+
+
+def print_figures(title: str, figures: dict[str, Any]) -> None:
+    print_table(
+        title,
+        ["figure", "value"],
+        [
+            ("decode step without grammars, ms", figures["step_ms_without"]),
+            ("decode step with grammars in half of the rows, ms", figures["step_ms_with_half"]),
+            ("the grammars' thread, share of the processor time", figures["share_of_processor_time"]),
+            *((f"ratio: {name}", value) for name, value in figures["ratio"].items()),
+            *((f"a row's mask, us: {name}", value) for name, value in figures["mask_us"].items()),
+            *(
+                (f"ordinary answers of at most {limit} tokens, {figure}", value)
+                for limit, found in figures["ordinary_answers_by_limit"].items()
+                for figure, value in by_name(found)
+            ),
+        ],
+    )
+
+
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("grammars", __doc__)
     add_model_options(parser)
@@ -178,65 +244,10 @@ def main(argv: Sequence[str]) -> None:
         checked = [checked_grammar(json_schema_grammar(schema), "schema") for schema in (*SCHEMAS, *ORDINARY)]
         both = [for_answer(grammar, tokenizer) for grammar in checked]
         grammars, ordinary = both[: len(SCHEMAS)], both[len(SCHEMAS) :]
-        step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
-        pairs: list[tuple[float, float]] = []
-        all_processor = 0.0
-        with timed_masks(llama) as masks:
-            for i in range(options.pairs):
-                order = (0, options.rows // 2) if i % 2 == 0 else (options.rows // 2, 0)
-                found = {num: step_ms(llama, options, grammars, num) for num in order}
-                (without, _), (with_half, processor) = found[0], found[options.rows // 2]
-                pairs.append((without, with_half))
-                all_processor += processor
-        share = masks.processor / all_processor
-        of_ordinary: dict[str, Any] = {}
-        for limit in LIMITS:
-            runs = beside_ordinary(llama, options, ordinary, limit)
-            whole: list[tuple[float, float]] = []
-            worst: list[tuple[float, float]] = []
-            all_processor = 0.0
-            with timed_masks(llama) as masks_to_the_end:
-                for i in range(options.pairs):
-                    steps: dict[int, list[float]] = {}
-                    for k in ((0, 1), (1, 0))[i % 2]:
-                        begin = time.process_time()
-                        steps[k] = [step.ms for step in answer(llama, options, runs[k])[0]]
-                        all_processor += time.process_time() - begin if k else 0.0
-                    assert len(steps[0]) == len(steps[1])
-                    whole.append((sum(steps[0]), sum(steps[1])))
-                    worst.append((percentile(steps[0], 99), percentile(steps[1], 99)))
-            of_ordinary[str(limit)] = {
-                "mask_us": spread_us(masks_to_the_end.seconds),
-                "share_of_processor_time": masks_to_the_end.processor / all_processor,
-                "ratio_of_all_steps": interval(whole),
-                "step_ms_p99_without": Spread.of(one for one, _ in worst),
-                "step_ms_p99_with_half": Spread.of(one for _, one in worst),
-            }
+        figures = half_with_grammars(llama, options, grammars)
+        figures["ordinary_answers_by_limit"] = {
+            str(limit): ordinary_answers(llama, options, ordinary, limit) for limit in LIMITS
+        }
         weights = case_name(llama, options)
-    step_without = Spread.of(one for one, _ in pairs)
-    step_with_half = Spread.of(one for _, one in pairs)
-    figures: dict[str, Any] = {
-        "step_ms_without": step_without,
-        "step_ms_with_half": step_with_half,
-        "ratio": interval(pairs),
-        "mask_us": spread_us(masks.seconds),
-        "share_of_processor_time": share,
-        "ordinary_answers_by_limit": of_ordinary,
-    }
-    print_table(
-        f"Grammars, {model_name(options)} {weights}, {options.rows} rows",
-        ["figure", "value"],
-        [
-            ("decode step without grammars, ms", step_without),
-            ("decode step with grammars in half of the rows, ms", step_with_half),
-            ("the grammars' thread, share of the processor time", share),
-            *((f"ratio: {name}", value) for name, value in figures["ratio"].items()),
-            *((f"a row's mask, us: {name}", value) for name, value in figures["mask_us"].items()),
-            *(
-                (f"ordinary answers of at most {limit} tokens, {figure}", value)
-                for limit, found in of_ordinary.items()
-                for figure, value in by_name(found)
-            ),
-        ],
-    )
+    print_figures(f"Grammars, {model_name(options)} {weights}, {options.rows} rows", figures)
     emit("grammars", {"model": model_name(options), "weights": weights, "rows": options.rows, **figures}, options)

@@ -223,6 +223,36 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
     }
 
 
+def print_loads(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """A line for each closed loop, for the overload, and for the peak again."""
+    names = ("goodput_tok_s", "served_requests_s", "ttft_p50_ms", "ttft_p99_ms", "refused_p50_ms", "refused_p99_ms")
+    counts = ("whole", "refused", "lost", "client_cpu_cores")
+    print_table(
+        f"Overload, prompt {options.prompt}, output {options.output}",
+        [
+            "load",
+            "tok/s",
+            "req/s",
+            "TTFT p50 ms",
+            "p99",
+            "refused p50 ms",
+            "p99",
+            "whole",
+            "refused",
+            "lost",
+            "client's cores",
+        ],
+        [
+            (what, *(load[name] for name in (*names, *counts)))
+            for what, load in [
+                *((f"{clients} clients", load) for clients, load in found["closed_loop"].items()),
+                (f"{found['offered_requests_s']:.1f} req/s for {options.seconds:g} s", found["overload"]),
+                (f"{found['peak_clients']} clients again", found["peak_again"]),
+            ]
+        ],
+    )
+
+
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("overload", __doc__)
     where = parser.add_mutually_exclusive_group(required=True)
@@ -253,33 +283,8 @@ def main(argv: Sequence[str]) -> None:
             program, url = stack.enter_context(our_server(args))
             program.wait_until_answers(url + "/ready")
         found = uvloop.run(measure(options, url, program))
+    print_loads(options, found)
     over, peak = found["overload"], found["closed_loop"][str(found["peak_clients"])]
-    names = ("goodput_tok_s", "served_requests_s", "ttft_p50_ms", "ttft_p99_ms", "refused_p50_ms", "refused_p99_ms")
-    counts = ("whole", "refused", "lost", "client_cpu_cores")
-    print_table(
-        f"Overload, prompt {options.prompt}, output {options.output}",
-        [
-            "load",
-            "tok/s",
-            "req/s",
-            "TTFT p50 ms",
-            "p99",
-            "refused p50 ms",
-            "p99",
-            "whole",
-            "refused",
-            "lost",
-            "client's cores",
-        ],
-        [
-            (what, *(load[name] for name in (*names, *counts)))
-            for what, load in [
-                *((f"{clients} clients", load) for clients, load in found["closed_loop"].items()),
-                (f"{found['offered_requests_s']:.1f} req/s for {options.seconds:g} s", over),
-                (f"{found['peak_clients']} clients again", found["peak_again"]),
-            ]
-        ],
-    )
     load = f"prompt {options.prompt}, output {options.output}"
     seconds = {"peak_seconds": options.peak_seconds, "seconds": options.seconds, "factor": options.factor}
     queue = {"queue": options.queue, "batch": options.batch} if options.serve else {}
