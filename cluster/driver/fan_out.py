@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from cluster.wire.messages import Answer, Fault, WireError, decode_reply, frame
+from cluster.wire.messages import Ack, Answer, Fault, WireError, decode_reply, frame
 from cluster.wire.transport import RankConnection
 from llama_core.errors import RankFailure
 from llama_core.scheduling.step import StepInput, StepOutput
@@ -146,37 +146,44 @@ class FanOut:
                 self._raised.add(rank)
             self.note_failure_sign(rank, f"failed: {reply.kind}: {reply.message}", certain=not reply.collective)
             return
-        if isinstance(reply, Answer):
-            epoch, step, is_due = reply.output.epoch, reply.output.step, rank == 0
-        else:
-            epoch, step, is_due = reply.epoch, reply.step, rank == reply.rank != 0
-        index = self._num_answered[rank] - self._num_completed
-        if not is_due or epoch != self._epoch or index >= len(self._in_flight) or self._in_flight[index].step != step:
-            due = f"step {self._in_flight[index].step}" if index < len(self._in_flight) else "nothing"
-            self.note_failure_sign(
-                rank,
-                f"answered epoch {epoch}, step {step} ({type(reply).__name__}), "
-                f"where {due} of epoch {self._epoch} was due",
-            )
+        if problem := self._problem_with(rank, reply):
+            self.note_failure_sign(rank, problem)
             return
-        answered = self._in_flight[index]
-        if isinstance(reply, Answer) and len(reply.output.tokens) != answered.num_samples:
-            num_tokens, due = len(reply.output.tokens), f"{answered.num_samples} were due"
-            self.note_failure_sign(rank, f"answered step {step} with {num_tokens} tokens, where {due}")
-            return
+        answered = self._in_flight[self._num_answered[rank] - self._num_completed]
         self._num_answered[rank] += 1
         answered.num_missing -= 1
         if isinstance(reply, Answer) and not answered.result.done():
             answered.result.set_result(reply.output)
         while self._in_flight and not self._in_flight[0].num_missing:
-            completed = self._in_flight.popleft()
-            self._num_completed += 1
-            now = self._loop.time()
-            took_s, self._oldest_since = now - self._oldest_since, now
-            if self._stood_still(now):
-                continue
-            self._longest_s = max(self._longest_s, took_s)
-            self._longest_of_a_token_s = max(self._longest_of_a_token_s, took_s / max(1, completed.num_tokens))
+            self._complete(self._in_flight.popleft())
+
+    def _problem_with(self, rank: int, reply: Answer | Ack) -> str:
+        """What the rank did wrong if this is not its answer to the step that is due from it; "" if it is."""
+        if isinstance(reply, Answer):
+            epoch, step, is_due = reply.output.epoch, reply.output.step, rank == 0
+        else:
+            epoch, step, is_due = reply.epoch, reply.step, rank == reply.rank != 0
+        index = self._num_answered[rank] - self._num_completed
+        due = self._in_flight[index] if index < len(self._in_flight) else None
+        if not is_due or epoch != self._epoch or due is None or due.step != step:
+            expected = "nothing" if due is None else f"step {due.step}"
+            return (
+                f"answered epoch {epoch}, step {step} ({type(reply).__name__}), "
+                f"where {expected} of epoch {self._epoch} was due"
+            )
+        if isinstance(reply, Answer) and len(reply.output.tokens) != due.num_samples:
+            return f"answered step {step} with {len(reply.output.tokens)} tokens, where {due.num_samples} were due"
+        return ""
+
+    def _complete(self, step: _UnansweredStep) -> None:
+        """Every rank has answered the oldest step: learn how long it took."""
+        self._num_completed += 1
+        now = self._loop.time()
+        took_s, self._oldest_since = now - self._oldest_since, now
+        if self._stood_still(now):
+            return
+        self._longest_s = max(self._longest_s, took_s)
+        self._longest_of_a_token_s = max(self._longest_of_a_token_s, took_s / max(1, step.num_tokens))
 
     def _deadline_s(self) -> float:
         """The time that the oldest step may take."""
