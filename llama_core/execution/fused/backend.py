@@ -26,7 +26,7 @@ from llama_core.execution.fused.step_buckets import StepBuckets
 from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepSeconds
 from llama_core.execution.fused.step_memory import passing_bytes, received_size, spare_block_bytes
-from llama_core.execution.fused.step_plan import StepPlan, StepShape, plan_of
+from llama_core.execution.fused.step_plan import LaunchShape, StepPlan, plan_of
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
 from llama_core.scheduling.step import Pending, Row
@@ -96,7 +96,7 @@ class FusedBackend:
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
-        self._bodies: dict[StepShape, Graph] = {}
+        self._bodies: dict[LaunchShape, Graph] = {}
         self._spare_slot = config.max_batch_size
         max_size = received_size(config, self._buckets.largest)
         self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
@@ -273,7 +273,7 @@ class FusedBackend:
         self.queue_samples()
         return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]))
 
-    def _compute(self, shape: StepShape) -> None:
+    def _compute(self, shape: LaunchShape) -> None:
         """The layers of the step that was sent, into `_hidden_states`. Nothing waits for the host or depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops, block_size, block_tables = self._cache, self._ops, self._config.block_size, self._slots.block_tables

@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 from llama_core.config import EngineConfig
 from llama_core.execution.fused.step_memory import CAPTURED_PROMPT_TOKENS, LARGEST_PADDING
-from llama_core.execution.fused.step_plan import StepShape
+from llama_core.execution.fused.step_plan import LaunchShape
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -19,21 +19,21 @@ class StepBuckets:
     def __init__(self, config: EngineConfig, chunk: int) -> None:
         """chunk: tokens of a tile of a prompt's chunk (`TileSizes`)."""
         max_tokens, max_samples = config.max_step_tokens, config.max_step_samples
-        self.largest = StepShape.of_bucket(max_tokens, max_samples, chunk)
+        self.largest = LaunchShape.of_bucket(max_tokens, max_samples, chunk)
         self._decode_tokens = bucket_sizes(max_samples)
-        self._decodes = [StepShape(size, size, 0) for size in self._decode_tokens]
+        self._decodes = [LaunchShape(size, size, 0) for size in self._decode_tokens]
         self._mixed = [
-            StepShape.of_bucket(size, max_samples, chunk) for size in CAPTURED_PROMPT_TOKENS if size <= max_tokens
+            LaunchShape.of_bucket(size, max_samples, chunk) for size in CAPTURED_PROMPT_TOKENS if size <= max_tokens
         ]
         # Most steps of a long prompt are as large as a step may be.
         self._mixed += [self.largest] if max_tokens not in CAPTURED_PROMPT_TOKENS else []
 
     @property
-    def all(self) -> list[StepShape]:
+    def all(self) -> list[LaunchShape]:
         """The largest first, so that the graphs of the others fit into its memory."""
         return [*reversed(self._mixed), *reversed(self._decodes)]
 
-    def of(self, shape: StepShape) -> StepShape:
+    def of(self, shape: LaunchShape) -> LaunchShape:
         """The smallest bucket that holds a step of this shape; the shape itself where padding would cost more than a graph
         saves."""
         if not shape.chunk_tiles:

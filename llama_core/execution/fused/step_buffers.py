@@ -1,7 +1,7 @@
 """The numbers of a step in one page-locked buffer, which is copied to the device once.
 
 The buffer is int64 and has three parts: what the samples need, what the tokens need, and what changes in the slots. The first
-two lie at places that depend on a `StepShape` only, so that a CUDA graph of that shape finds them there. Every array that a
+two lie at places that depend on a `LaunchShape` only, so that a CUDA graph of that shape finds them there. Every array that a
 kernel reads is aligned to 16 bytes in steps of any shape (`even`).
 """
 
@@ -17,10 +17,10 @@ from llama_core.execution.fused.step_plan import (
     TOKEN_COLUMNS,
     AttentionTiles,
     Ints,
+    LaunchShape,
     SampleTensors,
     StepArrays,
     StepPlan,
-    StepShape,
     StepTensors,
     even,
 )
@@ -52,16 +52,16 @@ class _SentBuffer:
         self.parts = Prefixes(buffer)
         self.numbers: Ints = buffer.numpy()
         self._max_samples = max_samples
-        self._arrays: dict[StepShape, StepArrays] = {}
-        self._last: tuple[StepShape, int | None] | None = None
+        self._arrays: dict[LaunchShape, StepArrays] = {}
+        self._last: tuple[LaunchShape, int | None] | None = None
         self.large: torch.Tensor | None = None  # changes beyond the buffer, kept until they are copied
 
-    def write(self, plan: StepPlan, shape: StepShape, spare_slot: int) -> None:
+    def write(self, plan: StepPlan, shape: LaunchShape, spare_slot: int) -> None:
         last, self._last = self._last, (shape, plan.num_decodes)
         is_repeated = plan.num_decodes is not None and last == self._last
         plan.write(self.arrays(shape), spare_slot, is_repeated=is_repeated)
 
-    def arrays(self, shape: StepShape) -> StepArrays:
+    def arrays(self, shape: LaunchShape) -> StepArrays:
         found = self._arrays.get(shape)
         if found is None:
             begin = samples_size(self._max_samples)
@@ -103,7 +103,7 @@ class StepBuffers:
         columns = self._received[: samples_size(self._max_samples)].view(SAMPLE_COLUMNS, -1)
         return SampleTensors(*columns[:, :count].unbind(0))
 
-    def tensors(self, shape: StepShape) -> StepTensors:
+    def tensors(self, shape: LaunchShape) -> StepTensors:
         """On the device, of every step of this shape."""
         begin = samples_size(self._max_samples)
         tokens, decodes, chunks = self._received[begin : begin + shape.size].split_with_sizes(shape.sizes)
@@ -114,7 +114,7 @@ class StepBuffers:
         )
         return StepTensors(slots, positions, tiles)
 
-    def send(self, turn: int, plan: StepPlan, shape: StepShape, changes: Seq[Ints]) -> Seq[torch.Tensor]:
+    def send(self, turn: int, plan: StepPlan, shape: LaunchShape, changes: Seq[Ints]) -> Seq[torch.Tensor]:
         """Queue the copy of a step, padded to `shape`, and of `changes`. Returns these on the device, valid until the next
         `send`."""
         sent = self._sent[turn]

@@ -17,7 +17,7 @@ from llama_core.execution.fused.mask_buffers import mask_bytes
 from llama_core.execution.fused.rule_table import table_words
 from llama_core.execution.fused.sampling_sizes import sampler_bytes
 from llama_core.execution.fused.step_buffers import samples_size
-from llama_core.execution.fused.step_plan import StepShape
+from llama_core.execution.fused.step_plan import LaunchShape
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
@@ -50,11 +50,13 @@ def kept_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     hidden_states = max(config.max_step_tokens, rows) * model.dim * dtype.itemsize
     results = rows * (vocab * _FLOAT32 + _INT * (2 + min(MAX_TOP_LOGPROBS, vocab)))
     rules = (config.max_batch_size + 1) * _INT * table_words(vocab)
-    numbers = _INT * (samples_size(rows) + received_size(config, StepShape.of_bucket(config.max_step_tokens, rows, 1)))
+    numbers = _INT * (
+        samples_size(rows) + received_size(config, LaunchShape.of_bucket(config.max_step_tokens, rows, 1))
+    )
     return hidden_states + results + rules + numbers + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab)
 
 
-def received_size(config: EngineConfig, largest: StepShape) -> int:
+def received_size(config: EngineConfig, largest: LaunchShape) -> int:
     """Integers of a step beside its samples, with room for the changes of slots that most steps bring, such as a long prompt's
     tokens and their places."""
     return largest.size + 4 * config.max_seq_len

@@ -31,7 +31,7 @@ class TileSizes(NamedTuple):
     chunk: int
 
 
-class StepShape(NamedTuple):
+class LaunchShape(NamedTuple):
     """Numbers of tokens, of tokens of decodes, and of tiles of chunks, which determine every launch of a step but sampling."""
 
     tokens: int
@@ -39,11 +39,11 @@ class StepShape(NamedTuple):
     chunk_tiles: int
 
     @classmethod
-    def of_bucket(cls, tokens: int, samples: int, chunk: int) -> "StepShape":
+    def of_bucket(cls, tokens: int, samples: int, chunk: int) -> "LaunchShape":
         """Holds every step of at most so many tokens and `samples` rows, with chunks in tiles of `chunk` tokens."""
         return cls(tokens, min(tokens, samples), min(tokens, tokens // chunk + samples))
 
-    def holds(self, other: "StepShape") -> bool:
+    def holds(self, other: "LaunchShape") -> bool:
         return all(own >= needed for own, needed in zip(self, other, strict=True))
 
     @property
@@ -104,7 +104,7 @@ class StepPlan(Protocol):
     """shape: the smallest one that holds the step. sampled_slots, sampled_positions: of each sample. num_decodes: the number of
     rows where all are decodes without drafts, else None."""
 
-    shape: StepShape
+    shape: LaunchShape
     sampled_slots: Seq[int]
     num_decodes: int | None
 
@@ -129,7 +129,7 @@ class _DecodePlan:
     def __init__(self, slots: Seq[int], starts: Seq[int]) -> None:
         count = len(slots)
         self.num_decodes: int | None = count
-        self.shape = StepShape(count, count, 0)
+        self.shape = LaunchShape(count, count, 0)
         self.sampled_slots = slots
         self._starts = starts
 
@@ -167,7 +167,7 @@ class _MixedPlan:
         self._decodes = _tiles(runs[is_decode], tile_sizes.decode)
         self._chunks = _tiles(runs[~is_decode], tile_sizes.chunk)
         self.num_decodes: int | None = None
-        self.shape = StepShape(len(self._tokens[0]), int(lengths[is_decode].sum()), len(self._chunks))
+        self.shape = LaunchShape(len(self._tokens[0]), int(lengths[is_decode].sum()), len(self._chunks))
         self.sampled_slots: Seq[int] = self._samples[1].tolist()
 
     @property
