@@ -99,15 +99,15 @@ class Llama:
 
         tokenizer_path: a file or folder; default: what lies in `ckpt_dir`. max_seq_len: prompt and generated tokens of one
         sequence. max_batch_size: sequences that run at once; further ones wait. model_parallel_size: the expected number of
-        ranks, if it is to be checked. seed: requests without a seed of their
-        own get seeds derived from it, in order of arrival. sha256_manifest: file with the SHA-256 that the files must have;
-        default SHA256SUMS beside the checkpoint, if it exists. dtype: "auto" is the checkpoint's own. speculation: verify
-        draft tokens where a text repeats itself. prefix_caching: compute a prefix that the prompts of a call share once.
-        Neither changes a token. backend: "auto" is "native" (C++) on a CPU where the library can be built, "fused" (CUDA
-        graphs) on a GPU, else "torch". quantization: how the weights of linear layers are held: "auto" as they are stored,
-        "none" in dtype, or in fewer bits ("int8", "int8_groups", "int4", "int4_min"; "fp8" on GPUs). chat_format: "auto" is the
-        model's own template if it has one, else the format of Meta's files. chat_template: a Jinja2 template instead, its path
-        or its text. Raises ConfigError, CheckpointError, TokenizerError.
+        ranks, if it is to be checked. seed: requests without a seed of their own get seeds derived from it, in order of
+        arrival. sha256_manifest: file with the SHA-256 that the files must have; default SHA256SUMS beside the checkpoint, if
+        it exists. dtype: "auto" is the checkpoint's own. speculation: verify draft tokens where a text repeats itself.
+        prefix_caching: compute a prefix that the prompts of a call share once. Neither changes a token. backend: "auto" is
+        "native" (C++) on a CPU where the library can be built, "fused" (CUDA graphs) on a GPU, else "torch". quantization:
+        how the weights of linear layers are held: "auto" as they are stored, "none" in dtype, or in fewer bits ("int8",
+        "int8_groups", "int4", "int4_min"; "fp8" on GPUs). chat_format: "auto" is the model's own template if it has one, else
+        the format of Meta's files. chat_template: a Jinja2 template instead, its path or its text. Raises ConfigError,
+        CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
         parallel = groups.from_torchrun(device) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else groups.alone(device)

@@ -1,6 +1,7 @@
-"""What llguidance finds wrong with a regular expression or a grammar in Lark, in words that repeat nothing of it.
+"""Error messages for regular expressions and Lark grammars that llguidance refuses, which quote nothing of the request.
 
-llguidance quotes the source in its messages. Only its own words, which are in the tables below, and places are taken from them.
+Errors of this server never repeat a request, but llguidance's messages quote the source. Only llguidance's own words, which are
+in the tables below, and places are taken over from them.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""The keywords of a JSON schema that llguidance may refuse by themselves, for each kind of fault."""
+"""The keywords of a JSON schema that may cause a refusal by llguidance, for each kind of fault.
+
+`schema_faults` compiles each of them alone to find out whether it does.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +75,8 @@ _VALUES: Final[Mapping[str, tuple[str | None, Callable[[Any], bool], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A keyword that may be at fault. alone: a schema without other faults of this kind."""
+    """A keyword that may be at fault. place: within the schema that has it. alone: a schema with this keyword, and without
+    other faults of this kind. reason: what the error says if `alone` is refused; "" where llguidance's own words tell."""
 
     place: str
     alone: dict[str, Any]
@@ -80,6 +84,7 @@ class Candidate:
 
 
 def candidates(kind: str, schema: Any, tree: SchemaTree) -> Iterator[Candidate]:
+    """Of one schema within `tree`, for a kind of fault in `_CANDIDATES`; none for other kinds."""
     if isinstance(schema, dict) and kind in _CANDIDATES:
         yield from _CANDIDATES[kind](schema, tree)
 

@@ -1,8 +1,9 @@
 """Finds the place in a JSON schema at which llguidance refuses it. Called only where it does.
 
-llguidance names no place and quotes the schema. So the place is looked for in two ways, and said in words of this module. Most
-faults lie in one keyword: each part of the schema that has it is compiled alone, with that keyword. Other faults lie between
-keywords: parts of the schema are compiled in halves, down to the innermost one that is refused for the same reason.
+llguidance names no place, and its messages quote the schema, which errors of this server never do. So this module searches for
+the place in two ways, and has its own words for each kind of fault. Most faults lie in one keyword: each part of the schema
+that has it is compiled alone, with that keyword. Other faults lie between keywords: parts of the schema are compiled in halves,
+down to the innermost one that is refused for the same reason.
 """
 
 import math
@@ -105,7 +106,7 @@ def schema_fault(schema: Any, problem: str, problem_of: ProblemOf) -> Fault:
 
 
 def schema_reason(problem: str) -> str:
-    """llguidance's problem with a schema, in words that repeat nothing of it."""
+    """llguidance's problem with a schema, without a quote of it."""
     return _REASONS.get(_kind_of(problem), _REASONS[""])
 
 

@@ -1,4 +1,4 @@
-"""Where a text of JSON stands, and which of its lists have distinct items, which it keeps.
+"""The state of a JSON text that is being written, with the items so far of lists whose items must be distinct.
 
 Strings, numbers and words are compared as JSON schema does: 1 equals 1.0, "a" equals "\\u0061", and 1 does not equal true.
 """
@@ -19,11 +19,12 @@ _WORDS: Final = {ord("t"): "true", ord("f"): "false", ord("n"): "null"}
 _PLAIN: Final = re.compile(rb'[^"\\]*')
 _ESCAPES: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\[^u]")
 
-_Places = tuple[int, ...]  # states of `UniqueLists`, any of which may hold
+_Places = tuple[int, ...]  # states of `UniqueLists`: several where the schema has alternatives
 
 
 class UniqueLists:
-    """The lists of a schema with distinct items, by the way to them. places: those of the whole value."""
+    """An automaton that finds a schema's lists with distinct items. Its steps are the names and indices on the way from the
+    whole value to a part of it. places: the states of the whole value."""
 
     def __init__(self, written: Mapping[str, Any]) -> None:
         """written: as `text.schema_forms.unique_lists` writes them. Raises LookupError or TypeError for anything else."""
@@ -32,21 +33,22 @@ class UniqueLists:
         self._found: dict[tuple[_Places, bytes | int], _Places] = {}
 
     def item(self, places: _Places, index: int) -> _Places:
-        """places: those of the list."""
+        """The states of an item. places: those of the list."""
         if not places:
             return ()
         longest = max(len(self._states[place].get("first", ())) for place in places)
         return self._behind(places, min(index, longest))
 
     def property(self, places: _Places, name: bytes) -> _Places:
-        """places: those of the object. name: UTF-8."""
+        """The states of a property. places: those of the object. name: UTF-8."""
         return self._behind(places, name) if places else ()
 
     def are_distinct(self, places: _Places) -> bool:
         return any(self._states[place].get("is_unique") for place in places)
 
     def may_run_out(self, places: _Places) -> int:
-        """0: an item that was begun can always become another one. AT_ITS_END: all but one that is whole. More: it may not."""
+        """Whether an item that was begun may have no way to differ from all earlier ones. 0: it always can. AT_ITS_END: it can
+        until its text is that of an earlier one. More: there may be few values."""
         return max((self._states[place].get("may_run_out", 0) for place in places), default=0)
 
     def has_first_items(self, places: _Places) -> bool:
@@ -75,9 +77,9 @@ def _behind(state: Mapping[str, Any], step: bytes | int) -> Sequence[int]:
 
 
 class Container(NamedTuple):
-    """An object or a list that is open. places: of itself. earlier: the items of a list that `is_distinct`. num_before: items
-    before the one that comes next or was begun. ways: by what is written of an item, a text with which it goes on and which
-    begins no earlier one; None where it has many."""
+    """An object or a list that is open. places: its own states. is_distinct: its items must be distinct. earlier: its complete
+    items, if so. num_before: items before the one that comes next or was begun. ways: by what is written of an item, a text
+    that it can go on with and that begins no earlier item; None where there are many (`unique_items`)."""
 
     is_list: bool
     places: _Places
@@ -93,10 +95,11 @@ VALUE, KEY, STRING, NUMBER, COMPLETE = range(5)
 
 @dataclass(slots=True)
 class ItemText:
-    """Where a text of JSON stands.
+    """The state of a JSON text.
 
-    places: of the value that comes next or was begun. written: of a string or a number, if it is compared or is a name that
-    leads to lists. is_kept: whether it is."""
+    places: the states of the value that comes next or was begun. within: VALUE, KEY, STRING, NUMBER or COMPLETE. written: what
+    is written so far of a string or a number. is_kept: whether `written` is followed, because the value is compared or is a
+    name that leads to lists."""
 
     lists: UniqueLists
     places: _Places
@@ -121,7 +124,7 @@ class ItemText:
         return last if last.is_distinct else None
 
     def append(self, text: bytes) -> bool:
-        """Returns whether all items that the text completes are distinct."""
+        """Follow more of the text. Returns whether all items that it completes are distinct."""
         at, is_distinct = 0, True
         while at < len(text):
             if self.within == STRING:

@@ -1,9 +1,9 @@
 """Brings JSON and calls of tools to their end within `max_tokens`: near the limit, masks lose the tokens that lead on.
 
 Without this an answer that reaches the limit is cut where it is, and no client can parse it. How many tokens the answer needs
-to end is found by following its grammar ahead, with the token that closes most (`closing_path`). While the limit is further
-away than that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its masks: it is told from JSON by
-what the grammar allows.
+to end is found by following its grammar ahead, with the token that closes most strings, lists and objects (`closing_path`).
+While the limit is further away than that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its
+masks: it is told from JSON by what the grammar allows.
 
 The closing path, the tokens to the answer's end, is found once and then kept up to date. Which tokens of a mask are in time
 is decided in `tokens_in_time`, and kept for the rest of a string and for other answers (`json_lookahead`).
@@ -39,9 +39,9 @@ _SPACES: Final = frozenset(SPACES[i : i + 1] for i in range(len(SPACES)))
 
 @dataclass(slots=True)
 class _Place:
-    """Where an answer stands. text: within its JSON. path: the closing path, empty where none is known, so that the answer is
-    left as it is; None in other text than JSON, and before the watched positions. outline: None where it does not determine
-    what may follow."""
+    """The state of an answer at a position. text: the state of its JSON. path: the closing path, empty where none is known, so
+    that masks stay as they are; None in other text than JSON, and before the watched positions. outline: None where it does
+    not determine what may follow."""
 
     text: JsonText = field(default_factory=JsonText)
     path: list[int] | None = None

@@ -118,13 +118,13 @@ class UniqueItems:
             self._append(token)
 
     def distinct(self, tokens: Sequence[int]) -> list[int]:
-        """The first of the answer's next tokens that complete no item again."""
+        """The answer's next tokens, before the first that completes an item equal to an earlier one."""
         copy = self.copy()
         end = next((i for i, token in enumerate(tokens) if not copy._append(token)), len(tokens))
         return list(tokens[:end])
 
     def narrow(self, bits: np.ndarray, matcher: "LLMatcher") -> None:
-        """Drop from the mask the tokens that complete an item again, and those that lead to no other.
+        """Drop from the mask the tokens that complete an item equal to an earlier one, and those that lead to no other item.
 
         bits: uint32 [words], what the grammar allows behind all tokens that were appended, by `matcher`, which stays as it is.
         """
