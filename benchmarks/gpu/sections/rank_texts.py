@@ -4,20 +4,14 @@ On a fixed number of ranks, texts are the same every time; with `batch_invariant
 ranks adds in another order, so that only float32 is expected to give the same texts.
 """
 
-import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.gpu.engine import model_of
+from benchmarks.gpu.random_checkpoint import random_checkpoint
 from benchmarks.gpu.rank_processes import RankProcesses
-from benchmarks.gpu.recorder import Recorder, Unavailable
+from benchmarks.gpu.recorder import Recorder
 from benchmarks.gpu.sections.invariance import compared
 from benchmarks.gpu.settings import Settings
-from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
 
 _SHAPE = "llama-1.1b"  # of which a checkpoint is written within seconds
 
@@ -27,12 +21,7 @@ def run(record: Recorder, settings: Settings) -> None:
         return
     if not settings.is_tiny:
         settings = replace(settings, shape=_SHAPE)
-    model, dtype = model_of(settings), getattr(torch, settings.dtype)
-    with tempfile.TemporaryDirectory(prefix="llama-gpu-bench-") as folder:
-        need = 2 * model.n_layers * 12 * model.dim**2
-        if shutil.disk_usage(folder).free < need:
-            raise Unavailable(f"a checkpoint of {need / 1e9:.0f} GB does not fit into {folder}")
-        write_meta(Path(folder), SHAPES[settings.shape], random_weights(model, dtype, seed=0), tokenizer=None)
+    with random_checkpoint(settings) as folder:
         found = {num_ranks: written(settings, num_ranks, folder) for num_ranks in (1, 2)}
     for num_ranks, texts in found.items():
         for name in [name for name in texts if name.endswith("together")]:

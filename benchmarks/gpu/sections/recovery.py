@@ -5,22 +5,16 @@ gone, and knows how many blocks its cache had, as in the server. Its time is cou
 """
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.gpu.clock import Clock, clock_of
-from benchmarks.gpu.engine import model_of
-from benchmarks.gpu.recorder import Recorder, Unavailable, waited
+from benchmarks.gpu.random_checkpoint import random_checkpoint
+from benchmarks.gpu.recorder import Recorder, waited
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
-from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
 
 _LIMIT_S = 60.0
 
@@ -28,12 +22,7 @@ _LIMIT_S = 60.0
 def run(record: Recorder, settings: Settings) -> None:
     if record.has("kill_to_token_s"):
         return
-    model, dtype = model_of(settings), getattr(torch, settings.dtype)
-    with tempfile.TemporaryDirectory(prefix="llama-gpu-bench-") as folder:
-        need = 2 * model.n_layers * 12 * model.dim**2
-        if shutil.disk_usage(folder).free < need:
-            raise Unavailable(f"a checkpoint of {need / 1e9:.0f} GB does not fit into {folder}")
-        write_meta(Path(folder), SHAPES[settings.shape], random_weights(model, dtype, seed=0), tokenizer=None)
+    with random_checkpoint(settings) as folder:
         clock = clock_of(settings.device)
         clock.synchronize()
         idle = clock.free_bytes()
