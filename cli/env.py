@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from llama_core.host_cpu import cpu_flags, cpu_name
 from llama_core.host_memory import available_host_bytes
 from llama_core.sizes import format_bytes
 
@@ -78,26 +79,15 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    info = _cpu_info()
-    flags = set((info.get("flags") or info.get("Features") or "").split())
     return {
-        "cpu": info.get("model name", platform.machine()),
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cpu_flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "cpu_flags": cpu_flags(CPU_FLAGS),
         "memory": format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "memory_free": format_bytes(available_host_bytes()),
         "gpus": sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")),
     }
-
-
-def _cpu_info() -> dict[str, str]:
-    """The kernel's description of the first CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _backend() -> dict[str, str]:

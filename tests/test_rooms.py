@@ -51,6 +51,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.errors": (),
     "llama_core.host_memory": ("llama_core.errors",),
     "llama_core.sizes": (),
+    "llama_core.host_cpu": (),
     "llama_core.log_lines": (),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
@@ -86,11 +87,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.runner": (*MODEL, GRAMMARS, LOADING),
     # Users of the core in one process.
     "llama_core.results": PURE,
-    "llama_core.convert": (
-        *CORE,
-        "llama_core.checkpoint.hf_weights",
-        "llama_core.checkpoint.hugging_face",
-    ),
+    "llama_core.convert": (*CORE, "llama_core.checkpoint.hf_weights", "llama_core.checkpoint.hugging_face"),
     "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.batch_loop": CORE,
     "llama_core.generation": (*CORE, "llama_core.batch_loop", "llama_core.results"),
@@ -119,6 +116,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "deployments.tracing": REPLICA,
     "deployments.http": (
         *REPLICA,
+        "llama_core.host_cpu",
         "deployments.tracing",
         "deployments.http.errors",
         "deployments.http.request_headers",
@@ -166,6 +164,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli": (
         *REPLICA,
         "llama_core.sizes",
+        "llama_core.host_cpu",
         "llama_core.memory_estimate",
         "llama_core.step_time",
         "llama_core.execution",  # `estimate` plans a GPU's memory as a rank does
@@ -189,6 +188,7 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.config",
             "llama_core.results",
             "llama_core.host_memory",
+            "llama_core.host_cpu",
             "llama_core.text",
             "llama_core.scheduling",
             "llama_core.step_time",

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 from deployments.engine.interface import EngineState
+from llama_core.host_cpu import cpu_flags, cpu_name
 
 PACKAGES: Final = ("ray", "torch", "llguidance", "tokenizers", "sentencepiece", "jinja2")
 CPU_FLAGS: Final = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve")
@@ -43,12 +43,7 @@ def settings(state: EngineState) -> dict[str, Any]:
 @cache
 def cpu() -> Mapping[str, Any]:
     """Of the replica's machine, which is also that of the ranks unless these are on other nodes."""
-    info = _cpu_info()
-    flags = set((info.get("flags") or info.get("Features") or "").split())
-    return {
-        "name": info.get("model name", platform.machine()),
-        "flags": [flag for flag in CPU_FLAGS if flag in flags],
-    }
+    return {"name": cpu_name(), "flags": cpu_flags(CPU_FLAGS)}
 
 
 def _version(package: str) -> str:
@@ -56,12 +51,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "absent"
-
-
-def _cpu_info() -> dict[str, str]:
-    """The kernel's description of the first CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
