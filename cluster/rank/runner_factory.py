@@ -3,16 +3,13 @@
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from llama_core.config import EngineConfig
+from llama_core.text.vocabulary_file import VocabularyFile
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
     from llama_core.execution.parallel import Parallel
 
 
@@ -37,20 +34,13 @@ def load_model_runner(
         parallel = alone(config.device)
         if rendezvous.listen_fd is not None:
             os.close(rendezvous.listen_fd)  # no other rank will connect
-    vocabulary = partial(_grammar_vocabulary, config) if config.tokenizer_path else None
+    path = config.tokenizer_path
+    vocabulary = VocabularyFile(path, config.vocab_size, config.stop_ids) if path else None
     runner = ModelRunner.load(
         config, parallel, on_progress, vocabulary=vocabulary, former_blocks=rendezvous.former_blocks
     )
     runner.prepare_grammars()
     return runner
-
-
-def _grammar_vocabulary(config: EngineConfig) -> "LLTokenizer":
-    """The vocabulary that grammars of requests are followed with."""
-    from llama_core.text.grammar_vocabulary import grammar_vocabulary
-    from llama_core.text.registry import load_tokenizer
-
-    return grammar_vocabulary(load_tokenizer(Path(config.tokenizer_path)).padded(config.vocab_size), config.stop_ids)
 
 
 def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":

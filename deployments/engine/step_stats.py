@@ -12,8 +12,8 @@ class StepStats(NamedTuple):
     num_sampled: tokens that the step gave to requests. num_prefix_hits: prompt tokens found in the prefix cache.
     num_drafts, num_drafts_accepted: draft tokens verified and accepted. num_prompt_tokens, num_prompt_hits: prompt tokens of
     newly admitted sequences, and those of them found in the prefix cache. All since the last step's report. num_deferred:
-    samples that slow grammars left to a later step. token_intervals: pairs of seconds since a sequence's last token, for each of
-    its new ones, and a number of tokens.
+    samples that slow grammars left to a later step. token_intervals: pairs of seconds since a sequence's last token, for
+    each of its new ones, and a number of tokens.
     """
 
     num_rows: int

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
-# Beside the forward pass: what a row's masks may take, and what all of a grammar may take beyond that.
+# Of a row's masks beside the forward pass, and what those of a grammar may take beyond that.
 _USUAL_S: Final = 0.01
 _SPARE_S: Final = 0.1
+_GIVEN_BACK: Final = 0.1  # of the usual time that a mask leaves: a grammar with a slow mask now and then is not slow
+_READ_AT_ONCE: Final = 16  # tokens: an ambiguous grammar may take 20 ms for each
 _NEAR: Final = 8  # tokens beyond the closing path, more than those below which the model has no choice
 _MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
 _NO_OTHER_ITEM: Final = "the grammar cannot be followed: no other item of a list with unique items is left"
@@ -55,7 +57,7 @@ class _Exceeded(GrammarRefused):
 @dataclass(slots=True)
 class CompiledGrammar:
     """What answers of one grammar share. ahead: None for a grammar whose text is not JSON. lists: None for one without lists of
-    distinct items. spare_s: processor time that its masks may still take beside the forward pass beyond the usual."""
+    distinct items. spare_s: processor time that its masks may still take beyond the usual; usual ones give some back."""
 
     matcher: "LLMatcher"
     ahead: Lookahead | None
@@ -63,8 +65,9 @@ class CompiledGrammar:
     spare_s: float = _SPARE_S
 
     def count(self, seconds: float) -> None:
-        """Count the processor time of a row's masks."""
-        self.spare_s -= max(0.0, seconds - _USUAL_S)
+        """Count the processor time of a row's masks, beside the forward pass."""
+        unused_s = _USUAL_S - seconds
+        self.spare_s = min(_SPARE_S, self.spare_s + (unused_s * _GIVEN_BACK if unused_s > 0 else unused_s))
 
     @property
     def is_slow(self) -> bool:
@@ -219,6 +222,15 @@ class AnswerFollower:
         if compiled.lists is not None:
             self._unique = UniqueItems.of(grammars.items, compiled.lists)
 
+    def reads_more(self, tokens: list[int], position: int) -> bool:
+        """Read some of the tokens before `position` where there are many, as a resumed answer has. Whether some were read.
+
+        Raises as `masks` does."""
+        if position - self._position <= _READ_AT_ONCE:
+            return False
+        self._guarded(lambda: self._read(tokens, self._position + _READ_AT_ONCE))
+        return True
+
     def masks(self, tokens: list[int], position: int, drafts: list[int], bits: np.ndarray) -> RowMasks:
         """The masks of the sample at `position`, and after each of `drafts`; they are written to `bits`. tokens: the answer's,
         at least up to `position`.
@@ -226,8 +238,13 @@ class AnswerFollower:
         Raises GrammarRefused, or BeginAgain, at most once for the same position.
         """
         found = RowMasks(bits)
+        self._guarded(lambda: self._match(tokens, position, drafts, found))
+        self._is_second_try = False
+        return found
+
+    def _guarded(self, follow: Callable[[], None]) -> None:
         try:
-            self._match(tokens, position, drafts, found)
+            follow()
         except Exception as error:
             is_beyond_limits = isinstance(error, _Exceeded)
             is_final = isinstance(error, GrammarRefused) or self._ending is None
@@ -239,20 +256,23 @@ class AnswerFollower:
                 self._limit = None
             self._is_second_try = True
             raise BeginAgain(is_beyond_limits=is_beyond_limits) from None
-        self._is_second_try = False
-        return found
 
-    def _match(self, answer: list[int], position: int, drafts: list[int], found: RowMasks) -> None:
-        matcher, ending, unique = self._matcher, self._ending, self._unique
-        assert matcher is not None, "the answer has begun"
+    def _read(self, answer: list[int], position: int) -> None:
+        """Consume the answer's tokens up to `position`."""
         tokens = answer[self._position - self.first : position - self.first]
         assert len(tokens) == position - self._position, "the samples of earlier steps were read"
-        _consume(matcher, tokens, found.bits[0])
-        if ending is not None:
-            ending.append(tokens, self._position)
-        if unique is not None:
-            unique.append(tokens)
+        assert self._matcher is not None, "the answer has begun"
+        _consume(self._matcher, tokens)
+        if self._ending is not None:
+            self._ending.append(tokens, self._position)
+        if self._unique is not None:
+            self._unique.append(tokens)
         self._position = position
+
+    def _match(self, answer: list[int], position: int, drafts: list[int], found: RowMasks) -> None:
+        self._read(answer, position)
+        matcher, ending, unique = self._matcher, self._ending, self._unique
+        assert matcher is not None
         if drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
             matcher = matcher.deep_copy()
             ending = None if ending is None else ending.copy()
@@ -285,23 +305,18 @@ class AnswerFollower:
         _check(matcher)
 
 
-def _consume(matcher: "LLMatcher", tokens: list[int], unused: np.ndarray) -> None:
-    """Raises GrammarRefused unless the matcher takes the tokens, or the grammar is complete. unused: a mask to write to."""
-    if matcher.is_stopped():
+def _consume(matcher: "LLMatcher", tokens: list[int]) -> None:
+    """Raises GrammarRefused unless the matcher takes the tokens, or the grammar is complete."""
+    if not tokens or matcher.is_stopped():
         return
     # Sampled under a mask, a token is taken. To try it first would take twice the time.
-    is_taken = (
-        matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.try_consume_tokens(tokens) == len(tokens)
-    )
+    is_taken = matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(tokens)
     if is_taken or (matcher.is_stopped() and not matcher.is_error()):
         return
-    if not matcher.is_error():
-        matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)  # tells whether a limit is exceeded
-    if matcher.is_error():
-        from llama_core.text.grammar_words import is_beyond_limits
+    from llama_core.text.grammar_words import is_beyond_limits
 
-        if is_beyond_limits(matcher.get_error()):
-            _check(matcher)
+    if matcher.is_error() and is_beyond_limits(matcher.get_error()):
+        _check(matcher)
     raise GrammarRefused("the tokens generated so far do not follow the grammar")
 
 

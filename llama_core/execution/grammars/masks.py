@@ -34,6 +34,7 @@ from llama_core.execution.grammars.follower import (
 from llama_core.execution.grammars.process import GrammarProcess, SlowRow
 from llama_core.log_lines import where
 from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
+from llama_core.text.vocabulary_file import VocabularyFile
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -57,6 +58,7 @@ class _Slot:
     drafts: list[int] = field(default_factory=list)  # of the step that begins
     follower: AnswerFollower | None = None  # None before the first row, and in the process for slow grammars
     is_slow: bool = False
+    compiled: CompiledGrammar | None = None
     compiling: "Future[CompiledGrammar] | None" = None
     following: "Future[RowMasks] | None" = None  # by the process for slow grammars
     deferred_at: int | None = None  # the position of the first sample that was deferred
@@ -156,7 +158,7 @@ class SlotGrammars:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._compiling: dict[str, Future[CompiledGrammar]] = {}
         self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
-        self._vocabulary, self._vocab_size = vocabulary, vocab_size
+        self._vocabulary = vocabulary
         self._defers = False
         self._keys = count()
         self._began_s = 0.0  # the latest step, by time.monotonic
@@ -166,8 +168,8 @@ class SlotGrammars:
     def prepare(self) -> None:
         """Load the vocabulary in the background. From now on rows may be deferred."""
         self._defers = True
-        if self._vocabulary is not None:
-            self._process = GrammarProcess.of(self._vocabulary, self._vocab_size)
+        if isinstance(self._vocabulary, VocabularyFile):  # which another process can load too
+            self._process = GrammarProcess(self._vocabulary)
         self._compiler.submit(self._grammars.prepare)
 
     def admit(self, init: SlotInit) -> None:
@@ -278,38 +280,40 @@ class SlotGrammars:
         """None while the row `is_pending`. Raises GrammarRefused."""
         slot = job.slot
         while not slot.is_slow:
-            follower = self._follower(slot)
-            if follower is None:
+            compiled = self._compiled(slot)
+            if compiled is None:
                 return None
+            if compiled.is_slow and self._process is not None:
+                slot.is_slow, slot.follower = True, None
+                break
+            if slot.follower is None:
+                slot.follower = AnswerFollower(slot.grammar, slot.first, slot.limit)
+            if not slot.follower.has_begun:
+                slot.follower.begin(compiled, self._grammars)
             began_s = time.thread_time()
             try:
-                return follower.masks(slot.tokens, job.position, job.drafts, bits)
+                if not slot.follower.reads_more(slot.tokens, job.position):
+                    return slot.follower.masks(slot.tokens, job.position, job.drafts, bits)
             except BeginAgain as again:
+                slot.compiled = None
                 if again.is_beyond_limits:
                     self._grammars.drop(slot.grammar)
             finally:
-                follower.compiled.count(time.thread_time() - began_s)
-                if follower.compiled.is_slow and self._process is not None:
-                    slot.is_slow, slot.follower = True, None
+                compiled.count(time.thread_time() - began_s)
         return self._slow_masks(job, bits)
 
-    def _follower(self, slot: _Slot) -> AnswerFollower | None:
-        """None while the grammar is compiled. Raises GrammarRefused."""
-        if slot.follower is not None and slot.follower.has_begun:
-            return slot.follower
-        if slot.compiling is not None:
+    def _compiled(self, slot: _Slot) -> CompiledGrammar | None:
+        """The slot's grammar, None while it is compiled. Raises GrammarRefused."""
+        if slot.compiled is None and slot.compiling is not None:
             if not slot.compiling.done():
                 return None
             compiling, slot.compiling = slot.compiling, None
-            compiled = compiling.result()
-        elif (found := self._grammars.find(slot.grammar)) is not None:
-            compiled = found
-        else:
+            slot.compiled = compiling.result()
+        if slot.compiled is None and (found := self._grammars.find(slot.grammar)) is not None:
+            slot.compiled = found
+        if slot.compiled is None:
             slot.compiling = self._compile(slot.grammar)
-            return None
-        slot.follower = slot.follower or AnswerFollower(slot.grammar, slot.first, slot.limit)
-        slot.follower.begin(compiled, self._grammars)
-        return slot.follower
+        return slot.compiled
 
     def _compile(self, grammar: str) -> "Future[CompiledGrammar]":
         self._compiling = {each: compiling for each, compiling in self._compiling.items() if not compiling.done()}

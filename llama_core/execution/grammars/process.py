@@ -5,19 +5,18 @@ The process starts with the first such grammar, has a lower priority than the ra
 Rank 0 sends a row with all of its answer's tokens, so a process that has ended is replaced without a loss.
 """
 
+import json
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,9 +28,7 @@ from llama_core.execution.grammars.follower import (
     RowMasks,
 )
 from llama_core.log_lines import where
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+from llama_core.text.vocabulary_file import VocabularyFile
 
 log = logging.getLogger(__name__)
 
@@ -57,21 +54,12 @@ class SlowRow:
 class GrammarProcess:
     """Rank 0's side. Rows are followed one after the other."""
 
-    def __init__(self, vocabulary: "Callable[[], LLTokenizer]", vocab_size: int) -> None:
-        self._start = vocabulary, vocab_size
+    def __init__(self, vocabulary: VocabularyFile) -> None:
+        self._vocabulary = vocabulary
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammars")
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_closed = False
-
-    @classmethod
-    def of(cls, vocabulary: "Callable[[], LLTokenizer]", vocab_size: int) -> "GrammarProcess | None":
-        """None where another process cannot load the vocabulary."""
-        try:
-            pickle.dumps(vocabulary)
-        except Exception:  # a closure, for one
-            return None
-        return cls(vocabulary, vocab_size)
 
     @property
     def pid(self) -> int | None:
@@ -94,17 +82,13 @@ class GrammarProcess:
                 break
             connection = self._connection or self._begin()
             try:
-                connection.send(row)
+                _send(connection, asdict(row))
                 if not connection.poll(LONGEST_S):
                     self._end()
                     raise GrammarRefused(f"the grammar cannot be followed: a token takes over {LONGEST_S:g} s")
-                found: RowMasks | str = connection.recv()
+                return _received_masks(connection, 1 + len(row.drafts))
             except (OSError, EOFError):
                 self._end()  # it was idle, or was killed
-                continue
-            if isinstance(found, str):
-                raise GrammarRefused(found)
-            return found
         raise GrammarRefused("the grammar cannot be followed: its process has ended twice")
 
     def _begin(self) -> Connection:
@@ -117,7 +101,7 @@ class GrammarProcess:
         theirs.close()
         self._connection = ours
         try:
-            ours.send(self._start)
+            _send(ours, asdict(self._vocabulary))
         except OSError:
             log.error("the process for slow grammars did not start")
         return ours
@@ -132,6 +116,19 @@ class GrammarProcess:
             process.wait()
 
 
+def _send(connection: Connection, message: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def _received_masks(connection: Connection, num_samples: int) -> RowMasks:
+    """What `_Followers.answer` sent. Raises GrammarRefused."""
+    found = json.loads(connection.recv_bytes())
+    if "refusal" in found:
+        raise GrammarRefused(found["refusal"])
+    bits = np.frombuffer(connection.recv_bytes(), np.uint32).reshape(num_samples, -1)
+    return RowMasks(bits, found["forced"], found["shortened"], dict(found["reasons"]))
+
+
 def main(fd: int) -> None:
     """The process: answer rows until the rank ends or sends none."""
     signal.signal(
@@ -141,10 +138,10 @@ def main(fd: int) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with Connection(fd) as connection:
         try:
-            vocabulary, vocab_size = connection.recv()
-            followers = _Followers(CompiledGrammars(vocabulary, vocab_size))
+            vocabulary = VocabularyFile(**json.loads(connection.recv_bytes()))
+            followers = _Followers(CompiledGrammars(vocabulary, vocabulary.vocab_size))
             while connection.poll(_IDLE_S):
-                connection.send(followers.answer(connection.recv()))
+                followers.answer(SlowRow(**json.loads(connection.recv_bytes())), connection)
         except (OSError, EOFError):
             return  # the rank has ended
 
@@ -156,16 +153,20 @@ class _Followers:
         self._grammars = grammars
         self._followers: OrderedDict[int, AnswerFollower] = OrderedDict()
 
-    def answer(self, row: SlowRow) -> RowMasks | str:
-        """The row's masks, or why it has no token."""
+    def answer(self, row: SlowRow, connection: Connection) -> None:
+        """Send the row's masks, or why it has no token."""
         try:
-            return self._masks(row)
+            found = self._masks(row)
         except GrammarRefused as refused:
             self._grammars.drop(row.grammar)
-            return str(refused)
+            _send(connection, {"refusal": str(refused)})
         except Exception as error:
             log.error("a grammar could not be followed\n%s", where(error))
-            return "the grammar could not be followed"
+            _send(connection, {"refusal": "the grammar could not be followed"})
+        else:
+            reasons = list(found.reasons.items())
+            _send(connection, {"forced": found.forced, "shortened": found.shortened, "reasons": reasons})
+            connection.send_bytes(found.bits.tobytes())
 
     def _masks(self, row: SlowRow) -> RowMasks:
         follower = self._followers.pop(row.key, None) or AnswerFollower(row.grammar, row.first, row.limit)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ import pytest
 
 from llama_core.execution.grammars import masks as grammar_masks
 from llama_core.execution.grammars import process as grammar_process
-from llama_core.execution.grammars.follower import CompiledGrammar, CompiledGrammars
+from llama_core.execution.grammars.follower import CompiledGrammar, CompiledGrammars, GrammarRefused
 from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.grammars.process import GrammarProcess, SlowRow
 from llama_core.execution.parallel import alone
@@ -30,10 +31,12 @@ from llama_core.scheduling.step import Row, SlotInit, StepInput, StepOutput
 from llama_core.text import grammar as grammars
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.registry import load_tokenizer
+from llama_core.text.vocabulary_file import VocabularyFile
 from tests.support import on_ranks
 
 DEMO = Path(__file__).parents[3] / "demo"
 TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+VOCABULARY = VocabularyFile(str(DEMO / "tokenizer.model"), TOKENIZER.n_words, tuple(sorted(TOKENIZER.stop_ids)))
 LATE_S = 20.0  # until a test that waits for something fails
 UNIQUE = {"type": "array", "items": {"enum": ["a cat", "a dog", "red", 7]}, "uniqueItems": True, "minItems": 3}
 GRAMMARS = (
@@ -214,22 +217,22 @@ def test_a_row_that_takes_too_long_is_refused_alone(
     assert grammars_of(runner)._process.pid is None  # type: ignore[union-attr]
 
 
-def test_a_process_that_ends_again_refuses_the_row() -> None:
-    process = GrammarProcess.of(partial(os._exit, 3), 300)
-    assert process is not None
-    with pytest.raises(Exception, match="its process has ended twice"):
-        process.submit(SlowRow(0, GRAMMARS[0], 1, None, [], [])).result(LATE_S)
+def test_a_process_that_ends_again_refuses_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, row = GrammarProcess(VocabularyFile("missing", 300, ())), SlowRow(0, GRAMMARS[0], 1, None, [], [])
+    with pytest.raises(GrammarRefused, match="could not be followed"):
+        process.submit(row).result(LATE_S)
     process.close()
-
-
-def test_a_vocabulary_that_cannot_be_sent_is_followed_in_the_rank() -> None:
-    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
-    assert GrammarProcess.of(lambda: vocabulary, TOKENIZER.n_words) is None
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    process = GrammarProcess(VOCABULARY)
+    with pytest.raises(GrammarRefused, match="its process has ended twice"):
+        process.submit(row).result(LATE_S)
+    process.close()
+    with pytest.raises(RuntimeError):
+        process.submit(row)
 
 
 def test_a_process_ends_with_its_rank_and_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = GrammarProcess.of(partial(grammar_vocabulary, TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.n_words)
-    assert process is not None
+    process = GrammarProcess(VOCABULARY)
     row = SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])
     found = process.submit(row).result(LATE_S)
     assert found.bits.shape == (1, -(-TOKENIZER.n_words // 32)) and found.bits.any()
@@ -242,14 +245,16 @@ def test_a_process_ends_with_its_rank_and_when_it_is_idle(monkeypatch: pytest.Mo
 
 
 def test_a_grammar_is_slow_once_its_masks_have_taken_long() -> None:
-    grammar = CompiledGrammar(None, None, None)  # type: ignore[arg-type]
+    grammar, seconds = CompiledGrammar(None, None, None), 0.0  # type: ignore[arg-type]
     for _ in range(1000):
-        grammar.count(0.009)
-    assert not grammar.is_slow, "usual masks"
-    for _ in range(4):
-        assert not grammar.is_slow
+        for _ in range(40):
+            grammar.count(0.0001)
+        grammar.count(0.012)
+    assert not grammar.is_slow, "rather slow ones now and then"
+    while not grammar.is_slow:
+        seconds += 0.04
         grammar.count(0.04)
-    assert grammar.is_slow
+    assert 0.1 < seconds < 0.2
 
 
 def test_rows_behind_a_deferred_one_are_void_and_the_next_admission_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
