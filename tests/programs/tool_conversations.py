@@ -8,6 +8,9 @@ call several times.
 
     python -m tests.programs.tool_conversations
     python -m tests.programs.tool_conversations --ckpt models/SmolLM2-135M-Instruct.Q4_1.gguf --formats hermes mistral
+
+tool_conversations.json has the results of the demo model and of SmolLM2 in all formats: `--json FILE` replaces the rows of the
+checkpoint that ran, and keeps those of others.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import json
 import random
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -145,6 +149,13 @@ async def converse(client: httpx.AsyncClient, tool_format: str, seed: int, count
     return [f"{tool_format}, conversation {seed}: {fault}" for fault in faults]
 
 
+def with_rows(file: Path, checkpoint: str, rows: list[Json]) -> list[Json]:
+    """The rows of `file`, if there is one, with those of the checkpoint replaced."""
+    others = json.loads(file.read_text()) if file.exists() else []
+    kept = [row for row in others if row["checkpoint"] != checkpoint]
+    return sorted([*kept, *rows], key=lambda row: row["checkpoint"] != "demo")
+
+
 async def check(url: str, tool_format: str, seeds: range, concurrency: int) -> tuple[Counter[str], list[str]]:
     limit, counts = asyncio.Semaphore(concurrency), Counter[str]()
 
@@ -163,19 +174,25 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=list(TOOL_FORMATS), choices=list(TOOL_FORMATS))
     parser.add_argument("--ckpt", default="demo", help="a folder, or a .gguf file")
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file")
     options = parser.parse_args()
     args = {"ckpt_dir": options.ckpt, "max_seq_len": 4096}
-    each, all_faults = -(-options.conversations // len(options.formats)), []
+    each, all_faults, rows = -(-options.conversations // len(options.formats)), [], []
     print(f"{'format':14}{'conversations':>14}{'answers':>9}{'calls':>7}{'cut':>5}{'faults':>8}", flush=True)
     for tool_format in options.formats:
         with served(args=args | {"tool_format": tool_format}) as server:
             server.wait_ready()
             counts, faults = asyncio.run(check(server.url, tool_format, range(each), options.concurrency))
         all_faults += faults
+        row = {"checkpoint": Path(options.ckpt).name, "format": tool_format, "conversations": each}
+        rows.append(row | {key: counts[key] for key in ("answers", "calls", "cut")} | {"faults": faults})
         numbers = f"{counts['answers']:9}{counts['calls']:7}{counts['cut']:5}{len(faults):8}"
         print(f"{tool_format:14}{each:14}{numbers}", flush=True)
     for fault in all_faults:
         print(fault)
+    if options.json:
+        found = with_rows(options.json, Path(options.ckpt).name, rows)
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
     raise SystemExit(bool(all_faults))
 
 
