@@ -92,6 +92,7 @@ function callNode(turn, call, value) {
     const field = element("textarea"), button = element("button", "", "Send the result");
     field.value = value;
     field.setAttribute("aria-label", `Result of ${call.function.name}`);
+    field.placeholder = "The result";
     button.type = "button";
     button.onclick = () => {
       if (busy) return;
@@ -157,33 +158,40 @@ async function answer() {
   const turn = addTurn({ role: "assistant", content: "" }), node = turn.node, meta = node.querySelector(".meta");
   node.classList.add("busy");
   setBusy(new AbortController());
-  let began = 0, tokens = 0, reason = null, failure = null;
-  const showRate = () => {
-    const seconds = (performance.now() - began) / 1000;
-    meta.textContent = tokens > 1 ? `${tokens} tokens · ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+  let began = 0, latest = 0, tokens = 0, total = 0, frame = 0, reason = null, failure = null;
+  const showProgress = () => {   // at most once a frame: a long answer takes longer to draw than a token to compute
+    const atEnd = $("scroller").scrollHeight - $("scroller").scrollTop - $("scroller").clientHeight < 60;
+    cancelAnimationFrame(frame);
+    frame = 0;
+    draw(turn);
+    const seconds = (latest - began) / 1000;   // too short where all chunks were read at once
+    if (tokens > 1) meta.textContent = `${tokens} tokens` + (seconds > 0.02 ? ` · ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "");
+    if (total) showContext(total);
+    if (atEnd) $("scroller").scrollTop = $("scroller").scrollHeight;
   };
   try {
     const response = await fetch(new URL("v1/chat/completions", base), { method: "POST", signal: busy.signal,
       headers: { "Content-Type": "application/json" }, body: JSON.stringify(requestBody()) });
     if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message ?? `The server answered ${response.status}.`);
     for await (const chunk of chunks(response)) {
-      began ||= performance.now();
-      const atEnd = $("scroller").scrollHeight - $("scroller").scrollTop - $("scroller").clientHeight < 60;
       const choice = chunk.choices[0];
-      if (choice) { take(turn, choice); draw(turn) }
-      reason = choice?.finish_reason ?? reason;
-      if (chunk.usage && choice) { tokens = chunk.usage.completion_tokens; showContext(chunk.usage.total_tokens); showRate() }
-      if (atEnd) $("scroller").scrollTop = $("scroller").scrollHeight;
+      began ||= performance.now();
+      if (!choice) continue;
+      take(turn, choice);
+      reason = choice.finish_reason ?? reason;
+      if (chunk.usage) { tokens = chunk.usage.completion_tokens; total = chunk.usage.total_tokens; latest = performance.now() }
+      frame ||= requestAnimationFrame(showProgress);
     }
   } catch (error) {
     failure = error;
   }
+  showProgress();
   node.classList.remove("busy");
-  if (failure?.name === "AbortError") meta.append(element("span", "", " · stopped"));
+  const note = words => { meta.textContent = [meta.textContent, words].filter(Boolean).join(" · ") };
+  if (failure?.name === "AbortError") note("stopped");
   else if (failure) { meta.append(element("span", "error", failure.message)); meta.setAttribute("role", "alert") }
-  else if (reason === "length") meta.append(element("span", "", " · cut off at the token limit"));
+  else if (reason === "length") note("cut off at the token limit");
   setBusy(null);
-  draw(turn);
   addAgain(turn, failure && !turn.content ? "Try again" : "Regenerate");
   conversations.save();
   showConversations();

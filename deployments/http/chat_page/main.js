@@ -119,4 +119,5 @@ async function connect() {
 }
 conversations.load();
 if (conversations.current) openConversation(conversations.current); else beginConversation();
+$("input").focus();
 connect();

@@ -80,9 +80,12 @@ function plot(title, series, unit = "") {
     line.setAttribute("class", "series" + (index % 3 + 1));
     svg.append(line);
     const latest = values.at(-1) ?? 0;
-    return `${latest >= 100 || Number.isInteger(latest) ? latest.toFixed(0) : latest.toFixed(1)}${unit && " " + unit}${label && " " + label}`;
+    const text = `${latest >= 100 || Number.isInteger(latest) ? latest.toFixed(0) : latest.toFixed(1)}${unit && " " + unit}${label && " " + label}`;
+    return element("span", series.length > 1 ? "series" + (index % 3 + 1) : "", text);
   });
-  node.append(element("h3", "", title), element("output", "", shown.join(" · ") || "not measured"), svg);
+  const output = element("output", "", shown.length ? "" : "not measured");
+  output.append(...shown);
+  node.append(element("h3", "", title), output, svg);
   return node;
 }
 

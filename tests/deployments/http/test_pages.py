@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 from deployments.engine.interface import Readiness
 from llama_core.errors import NonFiniteLogits
 from tests.support import http
+from tests.support.browser import CHROMIUM, ask, chromium, layout_faults, until, watch
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture
@@ -48,13 +46,11 @@ def test_only_the_pages_own_script_and_style_may_run(served: Served, path: str) 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -62,30 +58,18 @@ def page(browser: Any, served: Served) -> Iterator[Any]:
     """The page in a browser. The teardown checks that nothing was logged as an error or blocked by the policy."""
     opened = browser.new_page()
     opened.set_default_timeout(30_000)
-    faults: list[str] = []
-    opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.on("console", lambda message: faults.extend([message.text] if message.type == "error" else []))
-    opened.on("request", lambda request: faults.extend([] if request.url.startswith(served.url) else [request.url]))
+    seen = watch(opened, served.url)
     opened.goto(served.url)
     yield opened
     opened.close()
-    assert not [problem for problem in faults if "status of" not in problem]  # an answer that is not 2xx, on purpose
+    assert seen.errors(expected="status of") == []  # an answer that is not 2xx, on purpose
     served.engine.fail_at = None
     served.engine.step_s = 0
     canary(served)
 
 
-def until(page: Any, condition: str) -> None:
-    """Playwright's own wait_for_function evaluates a string inside the page, which the policy forbids."""
-    eventually(lambda: bool(page.evaluate(condition)))
-
-
-def ask(page: Any, text: str) -> None:
-    page.fill("#input", text)
-    page.press("#input", "Enter")
-
-
 def test_a_chat_streams_into_the_page_as_text_never_as_markup(page: Any, served: Served) -> None:
+    served.engine.step_s = 0.02
     until(page, f"document.getElementById('model').textContent === '{MODEL_ID}'")
     ask(page, "Tell me <i>a story</i>")
     page.wait_for_selector(".again")
@@ -95,6 +79,28 @@ def test_a_chat_streams_into_the_page_as_text_never_as_markup(page: Any, served:
     assert re.search(r"\d+ tokens · [\d.]+ tokens/s", page.text_content(".meta"))
     assert re.fullmatch(r"\d+ / 256 tokens", page.text_content("#used"))
     assert page.evaluate("document.activeElement.id") == "input"
+
+
+# Counts how often an answer is rendered, and in how many frames.
+COUNTING = """() => {
+  window.counted = { draws: 0, frames: new Set() };
+  const replace = Element.prototype.replaceChildren, request = requestAnimationFrame.bind(window);
+  Element.prototype.replaceChildren = function (...nodes) {
+    if (this.className === "text") counted.draws++;
+    return replace.apply(this, nodes);
+  };
+  window.requestAnimationFrame = draw => request(time => { counted.frames.add(time); draw(time) });
+}"""
+
+
+def test_an_answer_is_rendered_once_a_frame_not_once_a_token(page: Any, served: Served) -> None:
+    served.engine.answer, served.engine.step_s = " ".join(["a fox and a duck"] * 12), 0
+    page.evaluate(COUNTING)
+    ask(page, "hi")
+    page.wait_for_selector(".again")
+    draws, frames = page.evaluate("[counted.draws, counted.frames.size]")
+    assert page.text_content(".assistant .text") == served.engine.answer
+    assert 1 < draws <= frames + 2  # once empty, once when it has ended
 
 
 def test_shift_enter_breaks_the_line_and_an_empty_message_is_not_sent(page: Any, served: Served) -> None:
@@ -384,10 +390,7 @@ def test_the_page_fits_a_phone_and_every_control_has_a_name(browser: Any, served
 
 def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served: Served) -> None:
     page = browser.new_page()
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.extend([message.text] if message.type == "error" else []))
-    page.on("request", lambda request: faults.extend([] if request.url.startswith(served.url) else [request.url]))
+    seen = watch(page, served.url)
     page.goto(served.url + "/docs")
     page.wait_for_selector("details")
     document = http.get(served.url + "/openapi.json").json()
@@ -399,4 +402,17 @@ def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= 340
     page.close()
-    assert faults == []
+    assert seen.errors() == []
+
+
+WRONG = """<body style="background: #777; margin: 0"><div style="width: 500px">
+<p style="color: rgb(0 0 0 / .4)">faint</p><p style="color: black">clear</p><p style="color: #888" hidden>hidden</p>"""
+
+
+def test_a_page_wider_than_the_window_and_a_text_of_little_contrast_are_found(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 340, "height": 600})
+    page.set_content(WRONG)
+    faults, lowest = layout_faults(page, 340)
+    page.close()
+    assert faults == ["too wide: the page: 500 of 340", f"contrast {lowest:.2f}: 'faint'"]
+    assert 1.5 < lowest < 3
