@@ -57,7 +57,7 @@ class _Exceeded(GrammarRefused):
 @dataclass(slots=True)
 class CompiledGrammar:
     """What answers of one grammar share. ahead: None for a grammar whose text is not JSON. lists: None for one without lists of
-    distinct items. spare_s: processor time that its masks may still take beyond the usual; usual ones give some back."""
+    distinct items. spare_s: time that its masks may still take beyond the usual; usual ones give some back."""
 
     matcher: "LLMatcher"
     ahead: Lookahead | None
@@ -65,7 +65,7 @@ class CompiledGrammar:
     spare_s: float = _SPARE_S
 
     def count(self, seconds: float) -> None:
-        """Count the processor time of a row's masks, beside the forward pass."""
+        """Count the time of a row's masks, beside the forward pass."""
         unused_s = _USUAL_S - seconds
         self.spare_s = min(_SPARE_S, self.spare_s + (unused_s * _GIVEN_BACK if unused_s > 0 else unused_s))
 

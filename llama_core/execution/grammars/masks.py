@@ -70,20 +70,17 @@ class _Slot:
         return self.following is not None and not wait([self.following], longest_s).done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Job:
-    """One row: its samples begin at `sample` of the step, its first sampled position is `position`. drafts: proposed for
+    """One row: its samples are sample .. end of the step, its first sampled position is `position`. drafts: proposed for
     `position` and after."""
 
     row: int
     sample: int
+    end: int
     position: int
     slot: _Slot
     drafts: list[int]
-
-    @property
-    def samples(self) -> range:
-        return range(self.sample, self.sample + 1 + len(self.drafts))
 
     @property
     def is_void(self) -> bool:
@@ -93,7 +90,7 @@ class _Job:
     def note(self, sampled: Seq[int]) -> None:
         """The step's samples follow the slot's tokens. Those behind a refused draft are replaced by the next row's."""
         del self.slot.tokens[self.position - self.slot.first :]
-        self.slot.tokens += sampled[self.samples.start : self.samples.stop]
+        self.slot.tokens += sampled[self.sample : self.end]
 
 
 @dataclass(slots=True)
@@ -122,25 +119,22 @@ class GrammarMasks:
 
     def has(self, job: _Job, found: RowMasks) -> None:
         """The row's masks are written."""
-        self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
-        self.shortened += [job.sample + i for i in found.shortened]
+        if found.reasons:
+            self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
+        if found.shortened:
+            self.shortened += [job.sample + i for i in found.shortened]
         if found.forced:
             self.forced.append(ForcedTokens(job.row, job.position, found.forced))
-        self._is_ready(job)
+        self.is_ready[job.sample : job.end] = 1  # the bits were written before, in this thread
 
     def allow_nothing(self, job: _Job, reason: str | None) -> None:
         """reason: None where a later step samples for the row."""
-        samples = job.samples
-        self.bits[samples.start : samples.stop] = 0
+        self.bits[job.sample : job.end] = 0
         if reason is None:
-            self.deferred += samples
+            self.deferred += range(job.sample, job.end)
         else:
-            self.reasons |= dict.fromkeys(samples, reason)
-        self._is_ready(job)
-
-    def _is_ready(self, job: _Job) -> None:
-        samples = job.samples
-        self.is_ready[samples.start : samples.stop] = 1  # the bits were written before, in this thread
+            self.reasons |= dict.fromkeys(range(job.sample, job.end), reason)
+        self.is_ready[job.sample : job.end] = 1
 
 
 class SlotGrammars:
@@ -204,7 +198,9 @@ class SlotGrammars:
             slot = self._slots[row.slot]
             if slot is not None:
                 position = row.start + row.length - row.num_drafts
-                jobs.append(_Job(i, len(has_mask), position, slot, slot.drafts[: row.num_drafts]))
+                sample = len(has_mask)
+                end = sample + 1 + row.num_drafts
+                jobs.append(_Job(i, sample, end, position, slot, slot.drafts[: row.num_drafts]))
             has_mask += [slot is not None] * (1 + row.num_drafts)
         if not jobs:
             return None
@@ -262,7 +258,7 @@ class SlotGrammars:
             masks.allow_nothing(job, None)
             return True
         try:
-            found = self._row_masks(job, masks.bits[job.sample : job.samples.stop])
+            found = self._row_masks(job, masks.bits[job.sample : job.end])
         except GrammarRefused as refused:
             self._grammars.drop(slot.grammar)
             masks.allow_nothing(job, str(refused))
@@ -290,7 +286,7 @@ class SlotGrammars:
                 slot.follower = AnswerFollower(slot.grammar, slot.first, slot.limit)
             if not slot.follower.has_begun:
                 slot.follower.begin(compiled, self._grammars)
-            began_s = time.thread_time()
+            began_s = time.monotonic()
             try:
                 if not slot.follower.reads_more(slot.tokens, job.position):
                     return slot.follower.masks(slot.tokens, job.position, job.drafts, bits)
@@ -299,7 +295,7 @@ class SlotGrammars:
                 if again.is_beyond_limits:
                     self._grammars.drop(slot.grammar)
             finally:
-                compiled.count(time.thread_time() - began_s)
+                compiled.count(time.monotonic() - began_s)
         return self._slow_masks(job, bits)
 
     def _compiled(self, slot: _Slot) -> CompiledGrammar | None:
