@@ -138,13 +138,17 @@ class CompiledGrammars:
         """`find`, or compile it. Raises GrammarRefused."""
         if (found := self.find(grammar)) is not None:
             return found
-        made = CompiledGrammar(self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar))
+        made = self.compiled_alone(grammar)
         with self._lock:
             self._kept.pop(grammar, None)  # a broken one
             self._kept[grammar] = made
             if len(self._kept) > _KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
         return made
+
+    def compiled_alone(self, grammar: str) -> CompiledGrammar:
+        """Compile it for one answer, with limits that no other shares. Raises GrammarRefused."""
+        return CompiledGrammar(self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar))
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar

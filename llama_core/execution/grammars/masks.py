@@ -5,14 +5,16 @@ sequence or new ranks have from their `SlotInit`. One thread makes masks; a samp
 others'. A matcher that exceeds the limits of time and memory refuses its row only.
 
 Other rows do not wait for a slow grammar. Another thread compiles grammars, and a process follows those whose masks have taken
-too long here. Where such a row is not ready when the step needs it, its samples are deferred: a later step computes them, so
-that the tokens stay the same. Ranks that schedule for themselves (torchrun) do not know what rank 0 defers, so it waits there.
+too long here. Where such a row is not ready when the step needs it, or a mask takes long here, its samples are deferred: a
+later step computes them, so that the tokens stay the same. Ranks that schedule for themselves (torchrun) do not know what rank
+0 defers, so it waits there.
 
 On a GPU, the thread waits for the tokens of the step before in the copy that the host reads anyway, so that the thread which
 queues steps never waits for the device.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -44,11 +46,12 @@ log = logging.getLogger(__name__)
 # How long a step waits for slow rows: half of the time between the last two steps, so that they do not become longer.
 _LEAST_WAIT_S: Final = 0.001
 _LONGEST_WAIT_S: Final = 0.05  # also where the step has no other rows: it delays a request that comes now
+_LONGEST_HERE_S: Final = 0.02  # of all masks of a step that are computed here; the first of a grammar may take 0.2 s
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Only the thread reads and writes what follows `drafts`, and `tokens`."""
+    """Only the thread reads and writes what follows `drafts`, and `tokens`. `deferred_at`: with the lock of `SlotGrammars`."""
 
     key: int
     grammar: str
@@ -60,7 +63,9 @@ class _Slot:
     is_slow: bool = False
     compiled: CompiledGrammar | None = None
     compiling: "Future[CompiledGrammar] | None" = None
-    following: "Future[RowMasks] | None" = None  # by the process for slow grammars
+    following: "Future[RowMasks] | None" = (
+        None  # by the process for slow grammars, or found here after the row was deferred
+    )
     deferred_at: int | None = None  # the position of the first sample that was deferred
 
     def is_pending(self, longest_s: float | None) -> bool:
@@ -97,7 +102,9 @@ class _Job:
 class GrammarMasks:
     """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
     tokens that grammars leave no choice but to generate, the samples that lost a text so that the answer ends in time
-    (`json_ending`), and those that are left to a later step."""
+    (`json_ending`), and those that are left to a later step.
+
+    closed: nothing changes any more; with the error of the step before, if it failed. What follows it is called before."""
 
     bits: np.ndarray
     has_mask: list[bool]
@@ -107,25 +114,25 @@ class GrammarMasks:
     forced: list[ForcedTokens] = field(default_factory=list)
     shortened: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
-    work: "Future[None] | None" = None
+    closed: "Future[None]" = field(default_factory=Future)
 
     @property
     def is_done(self) -> bool:
-        return self.work is not None and self.work.done()
+        return self.closed.done()
 
     def wait(self) -> None:
-        assert self.work is not None
-        self.work.result()
+        self.closed.result()
 
     def has(self, job: _Job, found: RowMasks) -> None:
-        """The row's masks are written."""
+        """These are the row's masks."""
+        self.bits[job.sample : job.end] = found.bits
         if found.reasons:
             self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
         if found.shortened:
             self.shortened += [job.sample + i for i in found.shortened]
         if found.forced:
             self.forced.append(ForcedTokens(job.row, job.position, found.forced))
-        self.is_ready[job.sample : job.end] = 1  # the bits were written before, in this thread
+        self.is_ready[job.sample : job.end] = 1  # the bits were written before
 
     def allow_nothing(self, job: _Job, reason: str | None) -> None:
         """reason: None where a later step samples for the row."""
@@ -149,6 +156,8 @@ class SlotGrammars:
         self.has_grammars = False
         self._grammars = CompiledGrammars(vocabulary, vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._watch = ThreadPoolExecutor(1, thread_name_prefix="late-grammars")
+        self._lock = threading.Lock()  # of `_thread` and `_watch`, which decide whether a row is deferred
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._compiling: dict[str, Future[CompiledGrammar]] = {}
         self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
@@ -212,7 +221,10 @@ class SlotGrammars:
             jobs,
         )
         latest, self._latest = self._latest, None
-        masks.work = self._thread.submit(self._fill, masks, latest, len(rows), since_last_s)
+        has_others = len(jobs) < len(rows)
+        self._thread.submit(self._fill, masks, latest, len(rows), since_last_s)
+        if self._defers:
+            self._watch.submit(self._defer_late, masks, latest, since_last_s / 2 if has_others else _LONGEST_HERE_S)
         return masks
 
     def follow(self, masks: GrammarMasks, sampled: Callable[[], Seq[int]]) -> None:
@@ -220,12 +232,29 @@ class SlotGrammars:
         self._latest = masks, sampled
 
     def close(self) -> None:
-        for thread in (self._thread, self._compiler):
+        for thread in (self._thread, self._watch, self._compiler):
             thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()
 
     def _fill(
+        self,
+        masks: GrammarMasks,
+        latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None,
+        num_rows: int,
+        since_last_s: float,
+    ) -> None:
+        try:
+            self._fill_rows(masks, latest, num_rows, since_last_s)
+        except Exception as error:  # of the step before
+            with self._lock:
+                if not masks.is_done:
+                    masks.closed.set_exception(error)
+        with self._lock:
+            if not masks.is_done:
+                masks.closed.set_result(None)
+
+    def _fill_rows(
         self,
         masks: GrammarMasks,
         latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None,
@@ -247,35 +276,72 @@ class SlotGrammars:
             while not self._fill_row(job, masks):
                 left_s = max(0.0, deadline_s - time.monotonic()) if self._defers else None
                 if job.slot.is_pending(left_s):
-                    job.slot.deferred_at = job.position
-                    masks.allow_nothing(job, None)
+                    with self._lock:
+                        self._defer(job, masks)
                     break
 
-    def _fill_row(self, job: _Job, masks: GrammarMasks) -> bool:
-        """Write the bits of the row's samples, unless the row `is_pending`."""
-        slot = job.slot
-        if job.is_void:
+    def _defer_late(
+        self,
+        masks: GrammarMasks,
+        latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None,
+        again_s: float,
+    ) -> None:
+        """Defer the rows whose masks are not ready in time. again_s: for a step with a row that was deferred before. Another
+        thread than that of the masks, which may not have begun with those of the step."""
+        if latest is not None:
+            latest[1]()  # no mask is begun before
+        is_again = any(job.slot.deferred_at is not None for job in masks.jobs)
+        longest_s = min(_LONGEST_HERE_S, max(_LEAST_WAIT_S, again_s)) if is_again else _LONGEST_HERE_S
+        if wait([masks.closed], longest_s).done:
+            return
+        with self._lock:
+            if not masks.is_done:
+                for job in masks.jobs:
+                    self._defer(job, masks)
+                masks.closed.set_result(None)
+
+    @staticmethod
+    def _defer(job: _Job, masks: GrammarMasks) -> None:
+        if not masks.is_ready[job.sample]:
+            if job.slot.deferred_at is None:
+                job.slot.deferred_at = job.position
             masks.allow_nothing(job, None)
-            return True
+
+    def _fill_row(self, job: _Job, masks: GrammarMasks) -> bool:
+        """Find the masks of the row's samples, unless it `is_pending`. Where it is deferred, its next row has them."""
+        slot = job.slot
+        with self._lock:
+            if job.is_void and not masks.is_ready[job.sample]:
+                masks.allow_nothing(job, None)
+            if masks.is_ready[job.sample] and (job.is_void or slot.following is not None or slot.compiling is not None):
+                return True
+        found, reason = None, ""
         try:
-            found = self._row_masks(job, masks.bits[job.sample : job.end])
-        except GrammarRefused as refused:
-            self._grammars.drop(slot.grammar)
-            masks.allow_nothing(job, str(refused))
-        except Exception as error:
-            log.error("a grammar could not be followed\n%s", where(error))
-            masks.allow_nothing(job, "the grammar could not be followed")
-        else:
+            found = self._row_masks(job)
             if found is None:
                 return False
-            slot.deferred_at = None
-            masks.has(job, found)
+        except GrammarRefused as refused:
+            self._grammars.drop(slot.grammar)
+            reason = str(refused)
+        except Exception as error:
+            log.error("a grammar could not be followed\n%s", where(error))
+            reason = "the grammar could not be followed"
+        with self._lock:
+            if masks.is_ready[job.sample]:  # it was deferred meanwhile
+                slot.following = _done(found, reason)
+            elif found is None:
+                masks.allow_nothing(job, reason)
+                if self._defers:
+                    slot.deferred_at = job.position  # the answer ends: its rows in flight are void
+            else:
+                slot.deferred_at = None
+                masks.has(job, found)
         return True
 
-    def _row_masks(self, job: _Job, bits: np.ndarray) -> RowMasks | None:
+    def _row_masks(self, job: _Job) -> RowMasks | None:
         """None while the row `is_pending`. Raises GrammarRefused."""
-        slot = job.slot
-        while not slot.is_slow:
+        slot, num_samples = job.slot, job.end - job.sample
+        while slot.following is None and not slot.is_slow:
             compiled = self._compiled(slot)
             if compiled is None:
                 return None
@@ -289,14 +355,25 @@ class SlotGrammars:
             began_s = time.monotonic()
             try:
                 if not slot.follower.reads_more(slot.tokens, job.position):
+                    # Not in those of the step, which may end meanwhile.
+                    bits = np.empty((num_samples, self._grammars.num_words), np.uint32)
                     return slot.follower.masks(slot.tokens, job.position, job.drafts, bits)
             except BeginAgain as again:
                 slot.compiled = None
                 if again.is_beyond_limits:
                     self._grammars.drop(slot.grammar)
+                    slot.compiling = self._compiler.submit(self._grammars.compiled_alone, slot.grammar)
             finally:
                 compiled.count(time.monotonic() - began_s)
-        return self._slow_masks(job, bits)
+        if slot.following is None:
+            assert self._process is not None
+            tokens = slot.tokens[: job.position - slot.first]
+            row = SlowRow(slot.key, slot.grammar, slot.first, slot.limit, tokens, job.drafts)
+            slot.following = self._process.submit(row)
+        if not slot.following.done():
+            return None
+        following, slot.following = slot.following, None
+        return following.result().of_first(num_samples)
 
     def _compiled(self, slot: _Slot) -> CompiledGrammar | None:
         """The slot's grammar, None while it is compiled. Raises GrammarRefused."""
@@ -317,16 +394,12 @@ class SlotGrammars:
             self._compiling[grammar] = self._compiler.submit(self._grammars.compiled, grammar)
         return self._compiling[grammar]
 
-    def _slow_masks(self, job: _Job, bits: np.ndarray) -> RowMasks | None:
-        slot = job.slot
-        assert self._process is not None
-        if slot.following is None:
-            tokens = slot.tokens[: job.position - slot.first]
-            row = SlowRow(slot.key, slot.grammar, slot.first, slot.limit, tokens, job.drafts)
-            slot.following = self._process.submit(row)
-        if not slot.following.done():
-            return None
-        following, slot.following = slot.following, None
-        found = following.result().of_first(len(bits))
-        bits[:] = found.bits
-        return found
+
+def _done(found: RowMasks | None, reason: str) -> "Future[RowMasks]":
+    """reason: why there are no masks, if so."""
+    done = Future[RowMasks]()
+    if found is None:
+        done.set_exception(GrammarRefused(reason))
+    else:
+        done.set_result(found)
+    return done

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llama_core.execution.grammars import follower
 from llama_core.execution.grammars import masks as grammar_masks
 from llama_core.execution.grammars import process as grammar_process
-from llama_core.execution.grammars.follower import CompiledGrammar, CompiledGrammars, GrammarRefused
+from llama_core.execution.grammars.follower import AnswerFollower, CompiledGrammar, CompiledGrammars, GrammarRefused
 from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.grammars.process import GrammarProcess, SlowRow
 from llama_core.execution.parallel import alone
@@ -189,6 +190,65 @@ def test_rows_do_not_wait_while_a_grammar_is_compiled(
     goes_on.set()
     served.run()
     assert served.outputs[0] == served.outputs[-1] == expected[4]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_do_not_wait_for_a_mask_that_takes_long_at_once(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    masks, goes_on, num_calls = AnswerFollower.masks, threading.Event(), Counter[int]()
+
+    def slow(self: AnswerFollower, tokens: list[int], position: int, *args: Any) -> Any:
+        num_calls[position - self.first] += 1
+        if position - self.first in (0, 5):
+            assert goes_on.wait(LATE_S)
+        return masks(self, tokens, position, *args)
+
+    monkeypatch.setattr(AnswerFollower, "masks", slow)
+    served = Served(runner, requests()[4:], depth=depth)
+    slow_one, *others = served.sequences
+    served.run(until=lambda: all(seq.finished for seq in others))
+    assert [seq.output for seq in others] == expected[5:] and not slow_one.output and served.num_deferred > 10
+    goes_on.set()
+    served.run()
+    assert slow_one.output == expected[4]
+    assert set(num_calls.values()) == {1}, "a mask that was late is not computed again"
+
+
+def test_answers_beyond_the_limits_do_not_share_the_grammar_compiled_again(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match, begun = AnswerFollower._match, defaultdict[int, list[CompiledGrammar]](list)
+
+    def exceeds(self: AnswerFollower, tokens: list[int], position: int, *args: Any) -> None:
+        if position == self.first + 3:
+            begun[id(self)].append(self.compiled)
+            if len(begun[id(self)]) == 1:
+                raise follower._Exceeded("too large")
+        match(self, tokens, position, *args)
+
+    monkeypatch.setattr(AnswerFollower, "_match", exceeds)
+    asked = requests()[1]
+    served = Served(runner, [asked, asked, asked])
+    served.run()
+    assert served.outputs == [expected[1]] * 3
+    first, again = zip(*begun.values(), strict=True)
+    assert len(set(map(id, first))) == 1 and len(set(map(id, again))) == 3
+
+
+def test_a_grammar_that_is_refused_is_not_compiled_for_the_rows_in_flight(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def refused(self: CompiledGrammars, grammar: str) -> Any:
+        made.append(grammar)
+        raise GrammarRefused("too large")
+
+    monkeypatch.setattr(CompiledGrammars, "compiled_alone", refused)
+    served = Served(runner, requests()[4:], depth=3)
+    served.run()
+    assert served.sequences[0].error is not None and served.outputs[1:] == expected[5:] and len(made) == 1
 
 
 def test_ranks_that_schedule_for_themselves_wait_instead(
