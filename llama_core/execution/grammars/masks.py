@@ -67,6 +67,7 @@ class _Slot:
         None  # by the process for slow grammars, or found here after the row was deferred
     )
     deferred_at: int | None = None  # the position of the first sample that was deferred
+    is_ended: bool = False  # its answer has ended or was preempted
 
     def is_pending(self, longest_s: float | None) -> bool:
         """Whether the row waits for more than `longest_s`, None for any time, for its grammar or its masks."""
@@ -89,7 +90,9 @@ class _Job:
 
     @property
     def is_void(self) -> bool:
-        """Whether the row follows a sample that was deferred."""
+        """Whether the row follows a sample that was deferred, or no sample of the slot counts any more."""
+        if self.slot.is_ended:
+            return True
         return self.slot.deferred_at is not None and self.position != self.slot.deferred_at
 
     def note(self, sampled: Seq[int]) -> None:
@@ -184,8 +187,18 @@ class SlotGrammars:
         # These rules may forbid the tokens that close.
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
         slot = _Slot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
+        if (former := self._slots[init.slot]) is not None:
+            self._end(former)
         self._slots[init.slot] = slot
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
+
+    def _end(self, slot: _Slot) -> None:
+        """Its rows in flight wait for nothing, and no other waits for those in the process."""
+        if self._process is not None:
+            slot.is_ended = True
+            self._process.forget(slot.key)
+            if (following := slot.following) is not None:
+                following.cancel()
 
     def propose(self, draft: Draft) -> None:
         slot = self._slots[draft.slot]

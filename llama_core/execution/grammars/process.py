@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import OrderedDict
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
@@ -32,10 +32,11 @@ from llama_core.text.vocabulary_file import VocabularyFile
 
 log = logging.getLogger(__name__)
 
-LONGEST_S: Final = 30.0  # of one row; the process is ended then
+LONGEST_S: Final = 30.0  # of one row, behind what it reads of a resumed answer; the process is ended then
+_LONGEST_START_S: Final = 300.0  # 128,000 tokens take seconds of processor time, of which the ranks may leave little
+_SIGN_OF_LIFE_S: Final = 1.0  # between two, while many tokens are read
 _IDLE_S: Final = 60.0  # without a row: the process ends
 _NICENESS: Final = 10
-_MAX_FOLLOWERS: Final = 256  # those of the answers that had a row last
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_closed = False
+        self._ended: list[int] = []  # keys of answers that the process is to forget
 
     @property
     def pid(self) -> int | None:
@@ -69,6 +71,10 @@ class GrammarProcess:
     def submit(self, row: SlowRow) -> "Future[RowMasks]":
         """The future raises GrammarRefused where the grammar allows no token, takes too long, or has ended two processes."""
         return self._thread.submit(self._masks, row)
+
+    def forget(self, key: int) -> None:
+        """The answer has ended: with the next row, the process frees its matcher, which may take 40 MB."""
+        self._ended.append(key)
 
     def close(self) -> None:
         """End the process without a wait for the rows submitted."""
@@ -80,31 +86,35 @@ class GrammarProcess:
         for _ in range(2):
             if self._is_closed:
                 break
-            connection = self._connection or self._begin()
             try:
-                _send(connection, asdict(row))
-                if not connection.poll(LONGEST_S):
-                    self._end()
-                    raise GrammarRefused(f"the grammar cannot be followed: a token takes over {LONGEST_S:g} s")
-                return _received_masks(connection, 1 + len(row.drafts))
+                connection = self._connection or self._begin()
+                ended, self._ended = self._ended, []
+                _send(connection, asdict(row) | {"ended": ended})
+                while connection.poll(LONGEST_S):
+                    if (found := _received_masks(connection, 1 + len(row.drafts))) is not None:
+                        return found
+                self._end()
+                raise GrammarRefused(f"the grammar cannot be followed: a token takes over {LONGEST_S:g} s")
             except (OSError, EOFError):
                 self._end()  # it was idle, or was killed
         raise GrammarRefused("the grammar cannot be followed: its process has ended twice")
 
     def _begin(self) -> Connection:
         ours, theirs = Pipe()
-        command = [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"]
+        # -P: no module of the current folder.
+        command = [sys.executable, "-P", "-c", f"from {__name__} import main; main({theirs.fileno()})"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, close_fds=True
         )
         theirs.close()
         self._connection = ours
-        try:
-            _send(ours, asdict(self._vocabulary))
-        except OSError:
-            log.error("the process for slow grammars did not start")
-        return ours
+        _send(ours, asdict(self._vocabulary))
+        if ours.poll(_LONGEST_START_S):
+            ours.recv_bytes()
+            return ours
+        self._end()
+        raise GrammarRefused("the grammar cannot be followed: its process does not start")
 
     def _end(self) -> None:
         connection, process = self._connection, self._process
@@ -120,9 +130,11 @@ def _send(connection: Connection, message: dict[str, Any]) -> None:
     connection.send_bytes(json.dumps(message).encode())
 
 
-def _received_masks(connection: Connection, num_samples: int) -> RowMasks:
-    """What `_Followers.answer` sent. Raises GrammarRefused."""
+def _received_masks(connection: Connection, num_samples: int) -> RowMasks | None:
+    """What `_Followers.answer` sent, None for a sign of life. Raises GrammarRefused."""
     found = json.loads(connection.recv_bytes())
+    if not found:
+        return None
     if "refusal" in found:
         raise GrammarRefused(found["refusal"])
     bits = np.frombuffer(connection.recv_bytes(), np.uint32).reshape(num_samples, -1)
@@ -139,24 +151,36 @@ def main(fd: int) -> None:
     with Connection(fd) as connection:
         try:
             vocabulary = VocabularyFile(**json.loads(connection.recv_bytes()))
-            followers = _Followers(CompiledGrammars(vocabulary, vocabulary.vocab_size))
+            grammars = CompiledGrammars(vocabulary, vocabulary.vocab_size)
+            try:
+                grammars.prepare()
+            except Exception as error:
+                log.error("the vocabulary for grammars cannot be loaded\n%s", where(error))
+            _send(connection, {})
+            followers = _Followers(grammars)
             while connection.poll(_IDLE_S):
-                followers.answer(SlowRow(**json.loads(connection.recv_bytes())), connection)
+                message = json.loads(connection.recv_bytes())
+                followers.forget(message.pop("ended"))
+                followers.answer(SlowRow(**message), connection)
         except (OSError, EOFError):
             return  # the rank has ended
 
 
 class _Followers:
-    """Of the answers that had a row last, by `SlowRow.key`."""
+    """Of the answers that have not ended, by `SlowRow.key`."""
 
     def __init__(self, grammars: CompiledGrammars) -> None:
         self._grammars = grammars
-        self._followers: OrderedDict[int, AnswerFollower] = OrderedDict()
+        self._followers: dict[int, AnswerFollower] = {}
+
+    def forget(self, keys: list[int]) -> None:
+        for key in keys:
+            self._followers.pop(key, None)
 
     def answer(self, row: SlowRow, connection: Connection) -> None:
         """Send the row's masks, or why it has no token."""
         try:
-            found = self._masks(row)
+            found = self._masks(row, connection)
         except GrammarRefused as refused:
             self._grammars.drop(row.grammar)
             _send(connection, {"refusal": str(refused)})
@@ -168,19 +192,21 @@ class _Followers:
             _send(connection, {"forced": found.forced, "shortened": found.shortened, "reasons": reasons})
             connection.send_bytes(found.bits.tobytes())
 
-    def _masks(self, row: SlowRow) -> RowMasks:
+    def _masks(self, row: SlowRow, connection: Connection) -> RowMasks:
         follower = self._followers.pop(row.key, None) or AnswerFollower(row.grammar, row.first, row.limit)
         bits = np.zeros((1 + len(row.drafts), self._grammars.num_words), np.uint32)
+        position, told_s = row.first + len(row.tokens), time.monotonic()
         while True:
             if not follower.has_begun:
                 follower.begin(self._grammars.compiled(row.grammar), self._grammars)
             try:
-                found = follower.masks(row.tokens, row.first + len(row.tokens), row.drafts, bits)
+                if not follower.reads_more(row.tokens, position):
+                    found = follower.masks(row.tokens, position, row.drafts, bits)
+                    self._followers[row.key] = follower
+                    return found
             except BeginAgain as again:
                 if again.is_beyond_limits:
                     self._grammars.drop(row.grammar)
-                continue
-            self._followers[row.key] = follower
-            if len(self._followers) > _MAX_FOLLOWERS:
-                self._followers.popitem(last=False)
-            return found
+            if time.monotonic() - told_s > _SIGN_OF_LIFE_S:
+                _send(connection, {})
+                told_s = time.monotonic()

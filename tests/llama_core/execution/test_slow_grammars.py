@@ -2,13 +2,16 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +272,11 @@ def test_ranks_that_schedule_for_themselves_wait_instead(
 def test_a_row_that_takes_too_long_is_refused_alone(
     runner: ModelRunner, expected: list[list[int]], all_are_slow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_process, "LONGEST_S", 0.01)  # less than a process takes to start
+    monkeypatch.setattr(grammar_process, "LONGEST_S", 0.0)
     served = Served(runner, requests()[4:])
     served.run()
     assert served.outputs[1:] == expected[5:] and served.sequences[0].error is not None
-    assert "a token takes over 0.01 s" in served.sequences[0].error.message
+    assert "a token takes over 0 s" in served.sequences[0].error.message
     assert grammars_of(runner)._process.pid is None  # type: ignore[union-attr]
 
 
@@ -302,6 +305,52 @@ def test_a_process_ends_with_its_rank_and_when_it_is_idle(monkeypatch: pytest.Mo
     process._connection.close()  # as the end of the rank does
     assert child.wait(LATE_S) == 0
     process.close()
+
+
+def test_an_answer_is_read_again_for_as_long_as_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_process, "LONGEST_S", 0.5)
+    program = (
+        "import time; from llama_core.execution.grammars import process; process._SIGN_OF_LIFE_S = 0.1;"
+        "from llama_core.execution.grammars.follower import AnswerFollower as A; reads = A.reads_more;"
+        "A.reads_more = lambda *row: reads(*row) and (time.sleep(0.15) or True); "
+    )
+    popen = subprocess.Popen
+
+    def begun(command: list[str], **how: Any) -> "subprocess.Popen[bytes]":
+        return popen([*command[:-1], program + command[-1]], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    process, letter = GrammarProcess(VOCABULARY), TOKENIZER.encode("a", bos=False, eos=False)[-1:]
+    row = SlowRow(0, grammars.regex_grammar("( a){200}"), 1, None, 120 * letter, [])
+    assert process.submit(row).result(LATE_S).bits.any()
+    process.close()
+
+
+def test_a_process_reads_no_module_of_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    process = GrammarProcess(VOCABULARY)
+    assert process.submit(SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S).bits.any()
+    process.close()
+
+
+def test_a_process_keeps_no_matcher_of_an_ended_answer(
+    runner: ModelRunner, all_are_slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    process = grammars_of(runner)._process
+    assert process is not None
+    monkeypatch.setattr(process, "forget", ended.append)
+    asked = [(prompt, replace(params, max_tokens=4)) for prompt, params in requests()[:2]]
+    Served(runner, 8 * asked).run()
+    assert len(ended) == len(set(ended)) >= 16 - len(grammars_of(runner)._slots)
+    kept = grammar_process._Followers(CompiledGrammars(VOCABULARY, VOCABULARY.vocab_size))
+    ours, theirs = Pipe()
+    with ours, theirs:
+        for key in range(3):
+            kept.answer(SlowRow(key, grammars.regex_grammar("ab"), 1, None, [], []), theirs)
+        kept.forget([0, 2, 7])
+        assert list(kept._followers) == [1]
 
 
 def test_a_grammar_is_slow_once_its_masks_have_taken_long() -> None:
