@@ -80,7 +80,7 @@ class Lookahead:
         self.has_outlines = is_schema and self.is_string_free and not begins_with_text
         self._known: OrderedDict[Place, KnownMask] = OrderedDict()
         # Schemas also name the keys that are not required, and the type of every value.
-        longest = vocabulary.num_tokens(description) + 8 * MARGIN
+        longest = vocabulary.num_tokens(description, MAX_WATCHED) + 8 * MARGIN
         if begins_with_text:
             longest = longest if all(mask.any() for mask in vocabulary.in_text) else 0
         else:

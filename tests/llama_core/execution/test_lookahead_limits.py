@@ -9,7 +9,7 @@ from llguidance import LLParserLimits
 
 from llama_core.execution.grammars.closing_path import LimitsExceeded, Search
 from llama_core.execution.grammars.follower import CompiledGrammars
-from llama_core.execution.grammars.json_vocabulary import tokens_of
+from llama_core.execution.grammars.json_vocabulary import JsonVocabulary, tokens_of
 from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
@@ -35,6 +35,17 @@ def test_whether_an_answer_can_end_is_found_once() -> None:
     assert not ending.narrow(bits, ending.first_watched) and ending.place.path == []
     with patch.object(Search, "path", side_effect=AssertionError):
         assert not ending.narrow(bits, ending.first_watched + 1)
+
+
+def test_of_a_long_schema_no_more_is_tokenized_at_once_than_decides() -> None:
+    """llguidance holds Python's lock for 0.1 s while it tokenizes 126 kB."""
+    at_once = Mock(wraps=VOCABULARY.tokenizer.tokenize_str)
+    vocabulary = JsonVocabulary(Mock(tokenize_str=at_once), NUM_WORDS)
+    text = "".join(f'"{i} of these", ' for i in range(10_000))
+    assert vocabulary.num_tokens(text, 512) == 512
+    assert vocabulary.num_tokens(text[:100], 512) == len(VOCABULARY.tokenizer.tokenize_str(text[:100])) < 100
+    assert max(len(call.args[0]) for call in at_once.call_args_list) <= 8192 and at_once.call_count == 2
+    assert vocabulary.num_tokens(text[:20_000], 10**9) > 5000
 
 
 def test_an_answer_that_takes_long_at_least_is_not_watched() -> None:
