@@ -70,6 +70,11 @@ class CompiledGrammar:
         self.spare_s = min(_SPARE_S, self.spare_s + (unused_s * _GIVEN_BACK if unused_s > 0 else unused_s))
 
     @property
+    def is_quick(self) -> bool:
+        """Whether none of its latest masks has taken more than the usual time."""
+        return self.spare_s == _SPARE_S
+
+    @property
     def is_slow(self) -> bool:
         """Whether other rows have waited for its masks long enough."""
         return self.spare_s <= 0

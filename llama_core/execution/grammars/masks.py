@@ -63,11 +63,14 @@ class _Slot:
     is_slow: bool = False
     compiled: CompiledGrammar | None = None
     compiling: "Future[CompiledGrammar] | None" = None
-    following: "Future[RowMasks] | None" = (
-        None  # by the process for slow grammars, or found here after the row was deferred
-    )
+    following: "Future[RowMasks] | None" = None  # by the process for slow grammars; or found here, too late for the row
     deferred_at: int | None = None  # the position of the first sample that was deferred
     is_ended: bool = False  # its answer has ended or was preempted
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether its next mask may take longer than the usual time: the first one of an answer, and where one has lately."""
+        return self.compiled is None or not self.compiled.is_quick or self.deferred_at is not None
 
     def is_pending(self, longest_s: float | None) -> bool:
         """Whether the row waits for more than `longest_s`, None for any time, for its grammar or its masks."""
@@ -107,12 +110,14 @@ class GrammarMasks:
     tokens that grammars leave no choice but to generate, the samples that lost a text so that the answer ends in time
     (`json_ending`), and those that are left to a later step.
 
-    closed: nothing changes any more; with the error of the step before, if it failed. What follows it is called before."""
+    is_watched: another thread may close them. closed: nothing changes any more; with the error of the step before, if it
+    failed."""
 
     bits: np.ndarray
     has_mask: list[bool]
     is_ready: np.ndarray
     jobs: Seq[_Job] = ()
+    is_watched: bool = False
     reasons: dict[int, str] = field(default_factory=dict)
     forced: list[ForcedTokens] = field(default_factory=list)
     shortened: list[int] = field(default_factory=list)
@@ -128,7 +133,8 @@ class GrammarMasks:
 
     def has(self, job: _Job, found: RowMasks) -> None:
         """These are the row's masks."""
-        self.bits[job.sample : job.end] = found.bits
+        if self.is_watched or found.bits.base is not self.bits:
+            self.bits[job.sample : job.end] = found.bits
         if found.reasons:
             self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
         if found.shortened:
@@ -166,6 +172,7 @@ class SlotGrammars:
         self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
         self._vocabulary = vocabulary
         self._defers = False
+        self._filling: Future[None] | None = None  # the latest step's masks
         self._keys = count()
         self._began_s = 0.0  # the latest step, by time.monotonic
         # Of the latest step with masks: its masks, and what reads its samples.
@@ -235,8 +242,11 @@ class SlotGrammars:
         )
         latest, self._latest = self._latest, None
         has_others = len(jobs) < len(rows)
-        self._thread.submit(self._fill, masks, latest, len(rows), since_last_s)
-        if self._defers:
+        # Most steps have no row that may be late, and take no thread's time for a watch.
+        is_late = self._filling is not None and not self._filling.done()
+        masks.is_watched = self._defers and (is_late or any(job.slot.may_be_late for job in jobs))
+        self._filling = self._thread.submit(self._fill, masks, latest, len(rows), since_last_s)
+        if masks.is_watched:
             self._watch.submit(self._defer_late, masks, latest, since_last_s / 2 if has_others else _LONGEST_HERE_S)
         return masks
 
@@ -323,14 +333,19 @@ class SlotGrammars:
     def _fill_row(self, job: _Job, masks: GrammarMasks) -> bool:
         """Find the masks of the row's samples, unless it `is_pending`. Where it is deferred, its next row has them."""
         slot = job.slot
-        with self._lock:
-            if job.is_void and not masks.is_ready[job.sample]:
-                masks.allow_nothing(job, None)
-            if masks.is_ready[job.sample] and (job.is_void or slot.following is not None or slot.compiling is not None):
-                return True
+        if masks.is_watched:
+            with self._lock:
+                if masks.is_ready[job.sample] and (
+                    job.is_void or slot.following is not None or slot.compiling is not None
+                ):
+                    return True
+        if job.is_void:
+            with self._lock:
+                self._defer(job, masks)
+            return True
         found, reason = None, ""
         try:
-            found = self._row_masks(job)
+            found = self._row_masks(job, masks)
             if found is None:
                 return False
         except GrammarRefused as refused:
@@ -339,19 +354,26 @@ class SlotGrammars:
         except Exception as error:
             log.error("a grammar could not be followed\n%s", where(error))
             reason = "the grammar could not be followed"
-        with self._lock:
-            if masks.is_ready[job.sample]:  # it was deferred meanwhile
-                slot.following = _done(found, reason)
-            elif found is None:
-                masks.allow_nothing(job, reason)
-                if self._defers:
-                    slot.deferred_at = job.position  # the answer ends: its rows in flight are void
-            else:
-                slot.deferred_at = None
-                masks.has(job, found)
+        if masks.is_watched:
+            with self._lock:
+                if masks.is_ready[job.sample]:  # it was deferred meanwhile
+                    slot.following = _done(found, reason)
+                    return True
+                self._settle(job, masks, found, reason)
+        else:
+            self._settle(job, masks, found, reason)
         return True
 
-    def _row_masks(self, job: _Job) -> RowMasks | None:
+    def _settle(self, job: _Job, masks: GrammarMasks, found: RowMasks | None, reason: str) -> None:
+        """The row has these masks; None: the answer ends for the reason, and its rows in flight are void."""
+        if found is None:
+            masks.allow_nothing(job, reason)
+            job.slot.deferred_at = job.position if self._defers else None
+        else:
+            job.slot.deferred_at = None
+            masks.has(job, found)
+
+    def _row_masks(self, job: _Job, masks: GrammarMasks) -> RowMasks | None:
         """None while the row `is_pending`. Raises GrammarRefused."""
         slot, num_samples = job.slot, job.end - job.sample
         while slot.following is None and not slot.is_slow:
@@ -368,8 +390,9 @@ class SlotGrammars:
             began_s = time.monotonic()
             try:
                 if not slot.follower.reads_more(slot.tokens, job.position):
-                    # Not in those of the step, which may end meanwhile.
-                    bits = np.empty((num_samples, self._grammars.num_words), np.uint32)
+                    bits = masks.bits[job.sample : job.end]
+                    if masks.is_watched:  # the step may take its bits meanwhile
+                        bits = np.empty_like(bits)
                     return slot.follower.masks(slot.tokens, job.position, job.drafts, bits)
             except BeginAgain as again:
                 slot.compiled = None
