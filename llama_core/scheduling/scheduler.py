@@ -211,7 +211,7 @@ class Scheduler:
             budget -= self._add_prefill(seq, step, budget)
         while budget and (admitted := self.admission.admit_next(self._running)) is not None:
             self._running.append(admitted)
-            step.batch.admit.append(self._slot_init(admitted))
+            step.batch.admit.append(SlotInit.of(admitted, self.config.stop_ids))
             budget -= self._add_prefill(admitted, step, budget)
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
@@ -387,17 +387,3 @@ class Scheduler:
         self.admission.vacate(seq)
         seq.scheduled = 0
         self.admission.queue_first(seq)
-
-    def _slot_init(self, seq: Sequence) -> SlotInit:
-        assert seq.slot is not None
-        params = seq.params
-        ends = params.min_tokens or params.allowed_token_ids
-        return SlotInit(
-            slot=seq.slot,
-            tokens=list(seq.tokens),
-            blocks=list(seq.blocks),
-            params=params,
-            prompt_logprobs=seq.wants_prompt_logprobs,
-            prompt_length=seq.prompt_len,
-            delayed=tuple(sorted(self.config.stop_ids.union(params.stop_token_ids))) if ends else (),
-        )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.request import Sequence, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 
 
@@ -31,6 +31,22 @@ class SlotInit:
     prompt_logprobs: bool = False
     prompt_length: int | None = None
     delayed: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, seq: Sequence, stop_ids: frozenset[int]) -> "SlotInit":
+        """Of an admitted sequence. stop_ids: the model's."""
+        assert seq.slot is not None
+        params = seq.params
+        ends = params.min_tokens or params.allowed_token_ids
+        return cls(
+            slot=seq.slot,
+            tokens=list(seq.tokens),
+            blocks=list(seq.blocks),
+            params=params,
+            prompt_logprobs=seq.wants_prompt_logprobs,
+            prompt_length=seq.prompt_len,
+            delayed=tuple(sorted(stop_ids.union(params.stop_token_ids))) if ends else (),
+        )
 
 
 class Row(NamedTuple):
