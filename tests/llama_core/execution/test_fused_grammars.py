@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from llama_core.execution.grammars import masks as grammar_masks
+from llama_core.execution.grammars.follower import AnswerFollower
 from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
@@ -72,6 +75,35 @@ def test_late_tokens_reach_the_grammars_with_drafts_preemptions_and_new_ranks(
     run = simulated(alone("cpu"), DEMO, requests(), 3, eagerness, stop_ids, lost_after, num_blocks=6, **SMALL)
     assert run.outputs == expected
     assert run.preemptions > 0 and run.drafts_accepted > 10 and run.drafts_refused > 10
+
+
+def test_tokens_are_the_same_where_masks_are_late_and_deferred(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of rows that follow a deferred one, whose input is the token 0, with drafts, preemptions and new ranks."""
+    admit, follow, calls, num_deferred = SlotGrammars.admit, AnswerFollower.masks, count(), 0
+    allow_nothing = grammar_masks.GrammarMasks.allow_nothing
+
+    def defers(self: SlotGrammars, init: SlotInit) -> None:
+        if not self._defers:
+            self.prepare()
+        admit(self, init)
+
+    def late(self: AnswerFollower, *row: Any) -> Any:
+        if next(calls) % 12 == 0:
+            time.sleep(0.03)
+        return follow(self, *row)
+
+    def deferred(self: grammar_masks.GrammarMasks, job: Any, reason: str | None) -> None:
+        nonlocal num_deferred
+        num_deferred += reason is None
+        allow_nothing(self, job, reason)
+
+    monkeypatch.setattr(SlotGrammars, "admit", defers)
+    monkeypatch.setattr(AnswerFollower, "masks", late)
+    monkeypatch.setattr(grammar_masks.GrammarMasks, "allow_nothing", deferred)
+    run = simulated(alone("cpu"), DEMO, requests(), 3, 0.3, TOKENIZER.stop_ids, 30, num_blocks=6, **SMALL)
+    assert run.outputs == expected and num_deferred > 20 and run.preemptions > 0
 
 
 @pytest.mark.full
