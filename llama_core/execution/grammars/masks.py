@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -34,8 +33,9 @@ from llama_core.execution.grammars.follower import (
     RowMasks,
 )
 from llama_core.execution.grammars.process import GrammarProcess, SlowRow
+from llama_core.execution.grammars.rows import GrammarMasks, GrammarRow, GrammarSlot
 from llama_core.log_lines import where
-from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
+from llama_core.scheduling.step import Draft, Row, SlotInit
 from llama_core.text.vocabulary_file import VocabularyFile
 
 if TYPE_CHECKING:
@@ -49,110 +49,6 @@ _LONGEST_WAIT_S: Final = 0.05  # also where the step has no other rows: it delay
 _LONGEST_HERE_S: Final = 0.02  # of all masks of a step that are computed here; the first of a grammar may take 0.2 s
 
 
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """Only the thread reads and writes what follows `drafts`, and `tokens`. `deferred_at`: with the lock of `SlotGrammars`."""
-
-    key: int
-    grammar: str
-    first: int  # the position of the answer's first token
-    limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about
-    tokens: list[int]  # of the answer, as far as the thread has read the steps' samples
-    drafts: list[int] = field(default_factory=list)  # of the step that begins
-    follower: AnswerFollower | None = None  # None before the first row, and in the process for slow grammars
-    is_slow: bool = False
-    compiled: CompiledGrammar | None = None
-    compiling: "Future[CompiledGrammar] | None" = None
-    following: "Future[RowMasks] | None" = None  # by the process for slow grammars; or found here, too late for the row
-    deferred_at: int | None = None  # the position of the first sample that was deferred
-    is_ended: bool = False  # its answer has ended or was preempted
-
-    @property
-    def may_be_late(self) -> bool:
-        """Whether its next mask may take longer than the usual time: the first one of an answer, and where one has lately."""
-        return self.compiled is None or not self.compiled.is_quick or self.deferred_at is not None
-
-    def is_pending(self, longest_s: float | None) -> bool:
-        """Whether the row waits for more than `longest_s`, None for any time, for its grammar or its masks."""
-        if self.compiling is not None:
-            return not wait([self.compiling], longest_s).done
-        return self.following is not None and not wait([self.following], longest_s).done
-
-
-@dataclass(slots=True)
-class _Job:
-    """One row: its samples are sample .. end of the step, its first sampled position is `position`. drafts: proposed for
-    `position` and after."""
-
-    row: int
-    sample: int
-    end: int
-    position: int
-    slot: _Slot
-    drafts: list[int]
-
-    @property
-    def is_void(self) -> bool:
-        """Whether the row follows a sample that was deferred, or no sample of the slot counts any more."""
-        if self.slot.is_ended:
-            return True
-        return self.slot.deferred_at is not None and self.position != self.slot.deferred_at
-
-    def note(self, sampled: Seq[int]) -> None:
-        """The step's samples follow the slot's tokens. Those behind a refused draft are replaced by the next row's."""
-        del self.slot.tokens[self.position - self.slot.first :]
-        self.slot.tokens += sampled[self.sample : self.end]
-
-
-@dataclass(slots=True)
-class GrammarMasks:
-    """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
-    tokens that grammars leave no choice but to generate, the samples that lost a text so that the answer ends in time
-    (`json_ending`), and those that are left to a later step.
-
-    is_watched: another thread may close them. closed: nothing changes any more; with the error of the step before, if it
-    failed."""
-
-    bits: np.ndarray
-    has_mask: list[bool]
-    is_ready: np.ndarray
-    jobs: Seq[_Job] = ()
-    is_watched: bool = False
-    reasons: dict[int, str] = field(default_factory=dict)
-    forced: list[ForcedTokens] = field(default_factory=list)
-    shortened: list[int] = field(default_factory=list)
-    deferred: list[int] = field(default_factory=list)
-    closed: "Future[None]" = field(default_factory=Future)
-
-    @property
-    def is_done(self) -> bool:
-        return self.closed.done()
-
-    def wait(self) -> None:
-        self.closed.result()
-
-    def has(self, job: _Job, found: RowMasks) -> None:
-        """These are the row's masks."""
-        if self.is_watched or found.bits.base is not self.bits:
-            self.bits[job.sample : job.end] = found.bits
-        if found.reasons:
-            self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
-        if found.shortened:
-            self.shortened += [job.sample + i for i in found.shortened]
-        if found.forced:
-            self.forced.append(ForcedTokens(job.row, job.position, found.forced))
-        self.is_ready[job.sample : job.end] = 1  # the bits were written before
-
-    def allow_nothing(self, job: _Job, reason: str | None) -> None:
-        """reason: None where a later step samples for the row."""
-        self.bits[job.sample : job.end] = 0
-        if reason is None:
-            self.deferred += range(job.sample, job.end)
-        else:
-            self.reasons |= dict.fromkeys(range(job.sample, job.end), reason)
-        self.is_ready[job.sample : job.end] = 1
-
-
 class SlotGrammars:
     """The grammars of all slots of rank 0. has_grammars: whether any slot has one."""
 
@@ -161,7 +57,7 @@ class SlotGrammars:
     ) -> None:
         """vocabulary: as `CompiledGrammars` has it."""
         self._max_seq_len = max_seq_len
-        self._slots: list[_Slot | None] = [None] * num_slots
+        self._slots: list[GrammarSlot | None] = [None] * num_slots
         self.has_grammars = False
         self._grammars = CompiledGrammars(vocabulary, vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
@@ -193,13 +89,13 @@ class SlotGrammars:
         limit = min(begin + params.max_tokens, self._max_seq_len)
         # These rules may forbid the tokens that close.
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
-        slot = _Slot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
+        slot = GrammarSlot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
         if (former := self._slots[init.slot]) is not None:
             self._end(former)
         self._slots[init.slot] = slot
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
-    def _end(self, slot: _Slot) -> None:
+    def _end(self, slot: GrammarSlot) -> None:
         """Its rows in flight wait for nothing, and no other waits for those in the process."""
         if self._process is not None:
             slot.is_ended = True
@@ -219,7 +115,7 @@ class SlotGrammars:
             return None
         now_s = time.monotonic()
         since_last_s, self._began_s = now_s - self._began_s, now_s
-        jobs: list[_Job] = []
+        jobs: list[GrammarRow] = []
         has_mask: list[bool] = []
         for i, row in enumerate(rows):
             if not row.samples:
@@ -229,7 +125,7 @@ class SlotGrammars:
                 position = row.start + row.length - row.num_drafts
                 sample = len(has_mask)
                 end = sample + 1 + row.num_drafts
-                jobs.append(_Job(i, sample, end, position, slot, slot.drafts[: row.num_drafts]))
+                jobs.append(GrammarRow(i, sample, end, position, slot, slot.drafts[: row.num_drafts]))
             has_mask += [slot is not None] * (1 + row.num_drafts)
         if not jobs:
             return None
@@ -324,13 +220,13 @@ class SlotGrammars:
                 masks.closed.set_result(None)
 
     @staticmethod
-    def _defer(job: _Job, masks: GrammarMasks) -> None:
+    def _defer(job: GrammarRow, masks: GrammarMasks) -> None:
         if not masks.is_ready[job.sample]:
             if job.slot.deferred_at is None:
                 job.slot.deferred_at = job.position
             masks.allow_nothing(job, None)
 
-    def _fill_row(self, job: _Job, masks: GrammarMasks) -> bool:
+    def _fill_row(self, job: GrammarRow, masks: GrammarMasks) -> bool:
         """Find the masks of the row's samples, unless it `is_pending`. Where it is deferred, its next row has them."""
         slot = job.slot
         if masks.is_watched:
@@ -364,7 +260,7 @@ class SlotGrammars:
             self._settle(job, masks, found, reason)
         return True
 
-    def _settle(self, job: _Job, masks: GrammarMasks, found: RowMasks | None, reason: str) -> None:
+    def _settle(self, job: GrammarRow, masks: GrammarMasks, found: RowMasks | None, reason: str) -> None:
         """The row has these masks; None: the answer ends for the reason, and its rows in flight are void."""
         if found is None:
             masks.allow_nothing(job, reason)
@@ -373,7 +269,7 @@ class SlotGrammars:
             job.slot.deferred_at = None
             masks.has(job, found)
 
-    def _row_masks(self, job: _Job, masks: GrammarMasks) -> RowMasks | None:
+    def _row_masks(self, job: GrammarRow, masks: GrammarMasks) -> RowMasks | None:
         """None while the row `is_pending`. Raises GrammarRefused."""
         slot, num_samples = job.slot, job.end - job.sample
         while slot.following is None and not slot.is_slow:
@@ -411,7 +307,7 @@ class SlotGrammars:
         following, slot.following = slot.following, None
         return following.result().of_first(num_samples)
 
-    def _compiled(self, slot: _Slot) -> CompiledGrammar | None:
+    def _compiled(self, slot: GrammarSlot) -> CompiledGrammar | None:
         """The slot's grammar, None while it is compiled. Raises GrammarRefused."""
         if slot.compiled is None and slot.compiling is not None:
             if not slot.compiling.done():

@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import pytest
 
-from llama_core.execution.grammars import masks as grammar_masks
 from llama_core.execution.grammars.follower import AnswerFollower
 from llama_core.execution.grammars.masks import SlotGrammars
+from llama_core.execution.grammars.rows import GrammarMasks
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ def test_tokens_are_the_same_where_masks_are_late_and_deferred(
 ) -> None:
     """Also of rows that follow a deferred one, whose input is the token 0, with drafts, preemptions and new ranks."""
     admit, follow, calls, num_deferred = SlotGrammars.admit, AnswerFollower.masks, count(), 0
-    allow_nothing = grammar_masks.GrammarMasks.allow_nothing
+    allow_nothing = GrammarMasks.allow_nothing
 
     def defers(self: SlotGrammars, init: SlotInit) -> None:
         if not self._defers:
@@ -94,14 +94,14 @@ def test_tokens_are_the_same_where_masks_are_late_and_deferred(
             time.sleep(0.03)
         return follow(self, *row)
 
-    def deferred(self: grammar_masks.GrammarMasks, job: Any, reason: str | None) -> None:
+    def deferred(self: GrammarMasks, job: Any, reason: str | None) -> None:
         nonlocal num_deferred
         num_deferred += reason is None
         allow_nothing(self, job, reason)
 
     monkeypatch.setattr(SlotGrammars, "admit", defers)
     monkeypatch.setattr(AnswerFollower, "masks", late)
-    monkeypatch.setattr(grammar_masks.GrammarMasks, "allow_nothing", deferred)
+    monkeypatch.setattr(GrammarMasks, "allow_nothing", deferred)
     run = simulated(alone("cpu"), DEMO, requests(), 3, 0.3, TOKENIZER.stop_ids, 30, num_blocks=6, **SMALL)
     assert run.outputs == expected and num_deferred > 20 and run.preemptions > 0
 

@@ -17,7 +17,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from llama_core.execution.grammars.item_text import UniqueLists
 from llama_core.execution.grammars.json_vocabulary import JsonVocabulary, tokens_of
-from llama_core.execution.grammars.masks import GrammarMasks, SlotGrammars
+from llama_core.execution.grammars.masks import SlotGrammars
+from llama_core.execution.grammars.rows import GrammarMasks
 from llama_core.execution.grammars.unique_items import ItemTokens, UniqueItems
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit

@@ -8,6 +8,7 @@ LATE = (f"{TESTS}/test_fused_grammars.py", "late_tokens")
 
 _RUNNER = "../runner"
 _MASKS = "../grammars/masks"
+_ROWS = "../grammars/rows"
 
 GRAMMAR_MUTANTS = (
     # Rules and masks on their way to the device.
@@ -50,7 +51,7 @@ GRAMMAR_MUTANTS = (
     Mutant("tokens that no grammar follows", _MASKS, "self._latest = masks, sampled", "pass", LATE),
     Mutant(
         "samples behind a refused draft that stay",
-        _MASKS,
+        _ROWS,
         "del self.slot.tokens[self.position - self.slot.first :]",
         "pass",
         (f"{TESTS}/test_grammar_masks.py", "refused_drafts"),

@@ -1,0 +1,115 @@
+"""A step's rows with grammars, and their masks, which threads fill (`masks.py`)."""
+
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llama_core.execution.grammars.follower import AnswerFollower, CompiledGrammar, RowMasks
+from llama_core.scheduling.step import ForcedTokens
+
+
+@dataclass(slots=True, eq=False)
+class GrammarSlot:
+    """A slot whose sequence has a grammar. Only the thread of the masks reads and writes `tokens` and what follows `drafts`;
+    `deferred_at` with the lock of `SlotGrammars`."""
+
+    key: int
+    grammar: str
+    first: int  # the position of the answer's first token
+    limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about
+    tokens: list[int]  # of the answer, as far as the thread has read the steps' samples
+    drafts: list[int] = field(default_factory=list)  # of the step that begins
+    follower: AnswerFollower | None = None  # None before the first row, and in the process for slow grammars
+    is_slow: bool = False
+    compiled: CompiledGrammar | None = None
+    compiling: "Future[CompiledGrammar] | None" = None
+    following: "Future[RowMasks] | None" = None  # by the process for slow grammars; or found here, too late for the row
+    deferred_at: int | None = None  # the position of the first sample that was deferred
+    is_ended: bool = False  # its answer has ended or was preempted
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether its next mask may take longer than the usual time: the first one of an answer, and where one has lately."""
+        return self.compiled is None or not self.compiled.is_quick or self.deferred_at is not None
+
+    def is_pending(self, longest_s: float | None) -> bool:
+        """Whether the row waits for more than `longest_s`, None for any time, for its grammar or its masks."""
+        if self.compiling is not None:
+            return not wait([self.compiling], longest_s).done
+        return self.following is not None and not wait([self.following], longest_s).done
+
+
+@dataclass(slots=True)
+class GrammarRow:
+    """One row: its samples are sample .. end of the step, its first sampled position is `position`. drafts: proposed for
+    `position` and after."""
+
+    row: int
+    sample: int
+    end: int
+    position: int
+    slot: GrammarSlot
+    drafts: list[int]
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the row follows a sample that was deferred, or no sample of the slot counts any more."""
+        if self.slot.is_ended:
+            return True
+        return self.slot.deferred_at is not None and self.position != self.slot.deferred_at
+
+    def note(self, sampled: Seq[int]) -> None:
+        """The step's samples follow the slot's tokens. Those behind a refused draft are replaced by the next row's."""
+        del self.slot.tokens[self.position - self.slot.first :]
+        self.slot.tokens += sampled[self.sample : self.end]
+
+
+@dataclass(slots=True)
+class GrammarMasks:
+    """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
+    tokens that grammars leave no choice but to generate, the samples that lost a text so that the answer ends in time
+    (`json_ending`), and those that are left to a later step.
+
+    is_watched: another thread may close them. closed: nothing changes any more; with the error of the step before, if it
+    failed."""
+
+    bits: np.ndarray
+    has_mask: list[bool]
+    is_ready: np.ndarray
+    jobs: Seq[GrammarRow] = ()
+    is_watched: bool = False
+    reasons: dict[int, str] = field(default_factory=dict)
+    forced: list[ForcedTokens] = field(default_factory=list)
+    shortened: list[int] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
+    closed: "Future[None]" = field(default_factory=Future)
+
+    @property
+    def is_done(self) -> bool:
+        return self.closed.done()
+
+    def wait(self) -> None:
+        self.closed.result()
+
+    def has(self, job: GrammarRow, found: RowMasks) -> None:
+        """These are the row's masks."""
+        if self.is_watched or found.bits.base is not self.bits:
+            self.bits[job.sample : job.end] = found.bits
+        if found.reasons:
+            self.reasons |= {job.sample + i: reason for i, reason in found.reasons.items()}
+        if found.shortened:
+            self.shortened += [job.sample + i for i in found.shortened]
+        if found.forced:
+            self.forced.append(ForcedTokens(job.row, job.position, found.forced))
+        self.is_ready[job.sample : job.end] = 1  # the bits were written before
+
+    def allow_nothing(self, job: GrammarRow, reason: str | None) -> None:
+        """reason: None where a later step samples for the row."""
+        self.bits[job.sample : job.end] = 0
+        if reason is None:
+            self.deferred += range(job.sample, job.end)
+        else:
+            self.reasons |= dict.fromkeys(range(job.sample, job.end), reason)
+        self.is_ready[job.sample : job.end] = 1
