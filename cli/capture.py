@@ -53,7 +53,7 @@ def run(
 def body_of(request: Path | None, question: str | None, prompt: str | None, fields: Sequence[str]) -> dict[str, Any]:
     """The body: of a file (- is stdin), or of a question or a prompt, with further fields. Raises BadRequestFile."""
     if sum(given is not None for given in (request, question, prompt)) != 1:
-        raise BadRequestFile("give a request file, -q TEXT or --prompt TEXT")
+        raise BadRequestFile("give a request file, -q TEXT or --prompt TEXT, and only one of them")
     body: Any
     if request is not None:
         body = read_object(request)

@@ -1,5 +1,8 @@
 """The installed command `llama-ray`. Subcommands import their modules when they run, so that `--help` is fast."""
 
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
 import typer
 
 from cli.capture_commands import capture, replay
@@ -17,8 +20,22 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        typer.echo(version("llama-on-ray"))
+    except PackageNotFoundError:  # `python -m cli` without an installation
+        typer.echo("unknown: the package is not installed")
+    raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Serve Llama checkpoints on Ray.
 
     Each option and argument of a command is an environment variable too, LLAMA_RAY_<COMMAND>_<OPTION>, such as

@@ -93,7 +93,7 @@ def test_a_server_that_allows_no_captures_is_named(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["capture"], "give a request file"),
-        (["capture", "-q", "a", "--prompt", "b"], "give a request file"),
+        (["capture", "-q", "a", "--prompt", "b"], "only one of them"),
         (["capture", "missing.json"], "cannot be read"),
         (["capture", "-q", "a", "--set", "x"], "NAME=VALUE"),
         (["replay", "missing.json"], "cannot be read"),

@@ -34,6 +34,12 @@ def test_up_serves_the_file_with_its_overrides(config: Path, monkeypatch: pytest
     assert calls == [(config, [], False), (config, ["seed=2", "dtype=float32"], True)]
 
 
+def test_version_is_that_of_the_package() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert (done.exit_code, done.output.strip()) == (0, declared)
+
+
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["up", str(tmp_path / "absent.yaml")])
     assert done.exit_code == 2 and "does not exist" in " ".join(done.output.replace("│", " ").split())
