@@ -1,15 +1,16 @@
 """Checks of arguments and of the model's files: checkpoint, tokenizer, digests, and memory by the estimate."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from cli.doctor.findings import Finding, fail, judge, ok, skip, warn
 from cli.doctor.machine import Machine
 from deployments.args import ServerArgs
+from deployments.local.config_file import argument_error, similar_argument
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import LlamaError
 from llama_core.model_config import ModelConfig
@@ -30,13 +31,12 @@ def check_arguments(given: Mapping[str, Any]) -> tuple[ServerArgs | None, list[F
         return None, [fail("arguments", "valid", error.message, "correct it; docs/configuration.md has every argument")]
 
 
-def _argument_finding(error: Any) -> Finding:
-    name = ".".join(map(str, error["loc"])) or "arguments"
-    if error["type"] != "extra_forbidden":
-        return fail("arguments", f"{name}: a valid value", error["msg"], f"correct {name}; see docs/configuration.md")
-    near = difflib.get_close_matches(name, ServerArgs.model_fields, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "docs/configuration.md has every argument"
-    return fail("arguments", "names of arguments", f"{name}: there is no such argument", remedy)
+def _argument_finding(error: ErrorDetails) -> Finding:
+    name, why = argument_error(error)
+    if error["type"] == "extra_forbidden":
+        return fail("arguments", "names of arguments", f"{name}: {why}", similar_argument(name))
+    name = name or "arguments"
+    return fail("arguments", f"{name}: a valid value", why, f"correct {name}; see docs/configuration.md")
 
 
 def check_checkpoint(args: ServerArgs) -> tuple[ModelConfig | None, Finding]:
@@ -108,6 +108,10 @@ def check_digests(args: ServerArgs, model: ModelConfig | None, *, reads_files: b
     except OSError as error:
         return fail("digests", need, f"{error.filename}: {error.strerror}", remedy)
     if manifest is None:
+        if model is None:
+            return skip("digests", need, "no SHA256SUMS, and the checkpoint cannot be read")
+        if not args.verify_checksums:
+            return skip("digests", need, "no SHA256SUMS, and verify_checksums is false")
         return ok("digests", need, "no SHA256SUMS; the shards' own checksums, where their format has them, are right")
     return ok("digests", need, f"{len(source.files)} files as in {Path(manifest.path).name}")
 

@@ -1,10 +1,11 @@
 """The configuration file that `llama-ray up` serves, with the command line's key=value arguments applied."""
 
+import difflib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -12,6 +13,22 @@ from pydantic_core import ErrorDetails
 
 from deployments.args import ServerArgs
 from llama_core.errors import ConfigError
+
+_REASONS: Final = {  # by pydantic's error types, in the words of the other errors
+    "extra_forbidden": "no such argument",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "literal_error": "must be one of {expected}",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +110,24 @@ def read_config(path: Path, overrides: Sequence[str], directory: Path) -> Config
 
 
 def _described(error: ErrorDetails) -> str:
-    """Which argument pydantic refuses, and why."""
-    why = "no such argument" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
-    name = ".".join(map(str, error["loc"]))
+    """Which argument pydantic refuses, why, and the name that was probably meant."""
+    name, why = argument_error(error)
+    if error["type"] == "extra_forbidden":
+        why = f"{why}; {similar_argument(name)}"
     return f"{name}: {why}" if name else why
+
+
+def argument_error(error: ErrorDetails) -> tuple[str, str]:
+    """The argument that pydantic refuses ("" for all together), and why."""
+    name = ".".join(map(str, error["loc"]))
+    why = _REASONS.get(error["type"], "")
+    return name, why.format(**error.get("ctx", {})) if why else error["msg"].removeprefix("Value error, ")
+
+
+def similar_argument(name: str) -> str:
+    """The argument that an unknown `name` probably means, or where all of them are listed."""
+    near = difflib.get_close_matches(name, ServerArgs.model_fields, n=1)
+    return f"did you mean {near[0]}?" if near else "docs/configuration.md lists every argument"
 
 
 def check_port_is_free(host: str, port: int) -> None:

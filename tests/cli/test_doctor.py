@@ -106,6 +106,12 @@ def test_a_misspelt_argument_and_a_wrong_value(config: Path) -> None:
     assert failed["arguments"].need.startswith("kv_cache_bytes") and "4x" not in failed["arguments"].have
 
 
+def test_digests_are_not_called_right_where_none_was_read(config: Path) -> None:
+    for overrides in (["ckpt_dir=/nowhere"], ["verify_checksums=false"]):
+        (digests,) = [one for one in examine(config, overrides, FEW_CPUS) if one.check == "digests"]
+        assert digests.status is Status.SKIP, overrides
+
+
 def test_a_truncated_shard(config: Path, folder: Path) -> None:
     shard = folder / "consolidated.00.pth"
     shard.write_bytes(shard.read_bytes()[:-5000])

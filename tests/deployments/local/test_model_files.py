@@ -147,8 +147,25 @@ def test_an_application_whose_files_may_be_elsewhere_is_not_judged(changed: dict
 
 
 def test_wrong_arguments_are_named_before_files() -> None:
-    with pytest.raises(ConfigError, match=r"^max_seq_len: must be a whole number.*; max_sequences: no such argument$"):
+    with pytest.raises(ConfigError, match=r"^max_seq_len: must be a whole number.*; max_sequences: no such argument; "):
         check(application(Path("/nowhere/model"), max_seq_len="x", max_sequences=5))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size: must be at least 1"),
+        ({"drain_timeout_s": 0}, "drain_timeout_s: must be more than 0"),
+        ({"device": "tpu"}, "device: must be one of 'auto', 'cpu' or 'cuda'"),
+        ({"verify_checksums": "perhaps"}, "verify_checksums: must be true or false"),
+        ({"max_seqlen": 5}, "max_seqlen: no such argument; did you mean max_seq_len?"),
+        ({"zzz": 5}, "zzz: no such argument; docs/configuration.md lists every argument"),
+    ],
+)
+def test_a_wrong_argument_is_explained_in_the_words_of_this_server(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(application(Path("/nowhere/model"), **given))
+    assert refused.value.message == says
 
 
 @pytest.fixture
