@@ -135,11 +135,12 @@ def describe_checkpoint(path: str | Path, tokenizer: str | Path | None = None) -
     """
     ckpt = checkpoint_path(path)
     source = open_checkpoint(ckpt)
+    num_shards = source.num_shards()  # first: says what is wrong with a path of no known format
     found = find_tokenizer(tokenizer or ckpt)
     if found.is_file():
-        return ckpt, source.model_config(load_tokenizer(found).n_words), source.num_shards()
+        return ckpt, source.model_config(load_tokenizer(found).n_words), num_shards
     try:
-        return ckpt, source.model_config(1), source.num_shards()
+        return ckpt, source.model_config(1), num_shards
     except ConfigError as error:
         remedy = "the tokenizer says the size of this checkpoint's vocabulary: give --tokenizer"
         raise ConfigError(f"{error.message}; {remedy}", param="tokenizer_path") from None

@@ -162,5 +162,5 @@ def find_gpu(name: str) -> Gpu:
     key = name.lower().replace("_", "-").replace(" ", "-")
     found = GPUS.get(_SHORT.get(key, key))
     if found is None:
-        raise ConfigError(f"no figures of this GPU are known; those of {', '.join(GPUS)} are", param="gpu")
+        raise ConfigError(f"gpu must be one of {', '.join(GPUS)}", param="gpu")
     return found

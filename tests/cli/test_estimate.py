@@ -120,6 +120,11 @@ def test_fewer_weight_bytes_make_decodes_faster_and_leave_more_cache() -> None:
     assert packed[0] < 0.4 * plain[0] and packed[1] > plain[1]
 
 
+def test_a_file_of_no_known_format_is_refused_as_such() -> None:
+    done = llama_ray("estimate", "README.md")
+    assert done.returncode == 1 and "no known format" in done.stderr
+
+
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
     done = llama_ray("estimate", "demo", "--gpu", "h9")
     assert done.returncode == 1 and "h100-sxm" in done.stderr and "Traceback" not in done.stderr
