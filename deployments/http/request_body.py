@@ -177,6 +177,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
             raw, allow_inf_nan=False, cache_strings="none"
         )  # a cache triples the time where no string repeats
     except ValueError as error:
+        if not raw.strip():
+            raise InvalidJson("The body is empty; it must be a JSON object.") from None
         at = re.search(r"at line \d+ column \d+$", str(error))  # jiter's message ends so and quotes no input
         raise InvalidJson(f"The body is not valid JSON{' ' + at[0] if at else ''}.") from None
     if not isinstance(value, dict):
@@ -212,7 +214,11 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
         in_field = place.startswith(("[", ".")) and bool(rest)  # a place within the field
         param, reason = (param + place, rest) if in_field else (param, cause.message)
     else:
-        reason = REASONS.get(details["type"], "is not valid").format(**context)
+        reason = (
+            REASONS.get(details["type"], "is not valid")
+            .format(**context)
+            .replace("at least 1 items", "at least 1 item")
+        )
     message = f"{param}: {reason}"
     if isinstance(cause, InvalidRequest) and not isinstance(cause, InvalidParameter):
         return type(cause)(message, param=param)

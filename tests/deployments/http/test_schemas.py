@@ -37,6 +37,16 @@ def test_a_body_that_is_not_a_json_object_is_invalid_json(raw: bytes) -> None:
     assert len(caught.value.message) < 150
 
 
+def test_a_list_that_must_not_be_empty_needs_one_item() -> None:
+    with pytest.raises(InvalidDialog, match=r"^messages: must have at least 1 item$"):
+        validate(ChatBody, {"messages": []})
+
+
+def test_an_empty_body_is_called_empty() -> None:
+    with pytest.raises(InvalidJson, match=r"^The body is empty"):
+        parse_json(b"")
+
+
 def test_millions_of_empty_lists_are_refused_before_they_are_parsed() -> None:
     text = b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}"
     start = time.process_time()
