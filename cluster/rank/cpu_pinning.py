@@ -77,7 +77,7 @@ def pin_process(count: int) -> CoreClaim | None:
         return None
     claim = claim_cores(count, physical_cores_first(allowed))
     if claim is None:
-        logger.warning("cores=unpinned reason=too-few-free wanted=%d visible_cpus=%d", count, len(allowed))
+        logger.warning("cores=unpinned reason=other-ranks-have-them wanted=%d visible_cpus=%d", count, len(allowed))
         return None
     try:
         os.sched_setaffinity(0, claim.cores)
