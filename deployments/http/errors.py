@@ -154,7 +154,9 @@ def as_llama_error(error: BaseException) -> LlamaError:
 
 def route_not_found(suggested: str = "", named: str = "") -> RouteNotFound:
     """suggested: the path that was probably meant. named: the method and path that do not exist, in words of our own."""
-    meant = f" Did you mean {suggested}? OpenAI's clients take a base URL that ends in /v1, once." if suggested else ""
+    meant = f" Did you mean {suggested}?" if suggested else ""
+    if "/v1/" in suggested:
+        meant += " OpenAI's clients take a base URL that ends in /v1, once."
     what = f"route {named}" if named else "such route"
     return RouteNotFound(f"There is no {what}; GET /docs lists them.{meant}")
 

@@ -204,7 +204,7 @@ def refuse_unsupported(
     """Raises Unsupported for the first field whose value this server does not support. `where` prefixes its name."""
     for name, value in fields.items():
         if value is not None and name in neutral and not neutral[name](value):
-            why = reasons.get(name, "docs/http.md lists the fields that are")
+            why = reasons.get(name, "GET /docs lists the fields that are")
             raise Unsupported(f"{where}{name}: not supported by this server: {why}", param=where + name)
 
 
