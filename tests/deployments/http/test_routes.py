@@ -259,7 +259,7 @@ def test_fields_that_change_nothing_are_accepted_and_a_service_tier_is_answered(
 def test_a_field_that_is_not_supported_says_why_and_what_to_do(served: Served) -> None:
     for fields, words in (
         ({"suffix": "end"}, "before and after a gap"),
-        ({"prediction": {"type": "content"}}, "docs/http.md"),
+        ({"prediction": {"type": "content"}}, "GET /docs lists"),
         ({"truncate_prompt_tokens": 5}, "never cut"),
     ):
         body = {"prompt": "x", **fields}
