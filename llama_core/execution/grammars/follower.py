@@ -30,6 +30,7 @@ _KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the sam
 # Of a row's masks beside the forward pass, and what those of a grammar may take beyond that.
 _USUAL_S: Final = 0.01
 _SPARE_S: Final = 0.1
+_MOST_AT_ONCE_S: Final = 0.04  # of it: a rank that stood still for a moment has no slow grammar
 _GIVEN_BACK: Final = 0.1  # of the usual time that a mask leaves: a grammar with a slow mask now and then is not slow
 _READ_AT_ONCE: Final = 16  # tokens: an ambiguous grammar may take 20 ms for each
 _NEAR: Final = 8  # tokens beyond the closing path, more than those below which the model has no choice
@@ -66,7 +67,7 @@ class CompiledGrammar:
 
     def count(self, seconds: float) -> None:
         """Count the time of a row's masks, beside the forward pass."""
-        unused_s = _USUAL_S - seconds
+        unused_s = max(_USUAL_S - seconds, -_MOST_AT_ONCE_S)
         self.spare_s = min(_SPARE_S, self.spare_s + (unused_s * _GIVEN_BACK if unused_s > 0 else unused_s))
 
     @property

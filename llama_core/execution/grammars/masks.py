@@ -97,8 +97,8 @@ class SlotGrammars:
 
     def _end(self, slot: GrammarSlot) -> None:
         """Its rows in flight wait for nothing, and no other waits for those in the process."""
-        if self._process is not None:
-            slot.is_ended = True
+        slot.is_ended = True
+        if slot.is_slow and self._process is not None:
             self._process.forget(slot.key)
             if (following := slot.following) is not None:
                 following.cancel()
@@ -163,29 +163,19 @@ class SlotGrammars:
         num_rows: int,
         since_last_s: float,
     ) -> None:
+        failure = None
         try:
-            self._fill_rows(masks, latest, num_rows, since_last_s)
+            if latest is not None:
+                before, read = latest
+                before.note(read())
+            self._fill_rows(masks, num_rows, since_last_s)
         except Exception as error:  # of the step before
-            with self._lock:
-                if not masks.is_done:
-                    masks.closed.set_exception(error)
+            failure = error
         with self._lock:
             if not masks.is_done:
-                masks.closed.set_result(None)
+                masks.close(failure)
 
-    def _fill_rows(
-        self,
-        masks: GrammarMasks,
-        latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None,
-        num_rows: int,
-        since_last_s: float,
-    ) -> None:
-        if latest is not None:
-            before, read = latest
-            sampled = read()
-            for job in before.jobs:
-                if job.sample not in before.deferred:
-                    job.note(sampled)
+    def _fill_rows(self, masks: GrammarMasks, num_rows: int, since_last_s: float) -> None:
         late = [job for job in masks.jobs if not self._fill_row(job, masks)]
         if not late:
             return
@@ -217,7 +207,7 @@ class SlotGrammars:
             if not masks.is_done:
                 for job in masks.jobs:
                     self._defer(job, masks)
-                masks.closed.set_result(None)
+                masks.close()
 
     @staticmethod
     def _defer(job: GrammarRow, masks: GrammarMasks) -> None:

@@ -143,9 +143,8 @@ def _received_masks(connection: Connection, num_samples: int) -> RowMasks | None
 
 def main(fd: int) -> None:
     """The process: answer rows until the rank ends or sends none."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches every process of the terminal; the rank's end ends this one
+    # Ctrl-C reaches every process of the terminal; the rank's end ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with Connection(fd) as connection:

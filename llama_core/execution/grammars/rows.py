@@ -93,6 +93,18 @@ class GrammarMasks:
     def wait(self) -> None:
         self.closed.result()
 
+    def close(self, failure: Exception | None = None) -> None:
+        if failure is None:
+            self.closed.set_result(None)
+        else:
+            self.closed.set_exception(failure)
+
+    def note(self, sampled: Seq[int]) -> None:
+        """These are the tokens of the step's samples. Those of deferred rows are placeholders."""
+        for job in self.jobs:
+            if job.sample not in self.deferred:
+                job.note(sampled)
+
     def has(self, job: GrammarRow, found: RowMasks) -> None:
         """These are the row's masks."""
         if self.is_watched or found.bits.base is not self.bits:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -22,7 +20,7 @@ from llama_core.execution.grammars import follower
 from llama_core.execution.grammars import process as grammar_process
 from llama_core.execution.grammars.follower import AnswerFollower, CompiledGrammar, CompiledGrammars, GrammarRefused
 from llama_core.execution.grammars.masks import SlotGrammars
-from llama_core.execution.grammars.process import GrammarProcess, SlowRow
+from llama_core.execution.grammars.process import SlowRow
 from llama_core.execution.grammars.rows import GrammarSlot
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
@@ -280,62 +278,6 @@ def test_a_row_that_takes_too_long_is_refused_alone(
     assert grammars_of(runner)._process.pid is None  # type: ignore[union-attr]
 
 
-def test_a_process_that_ends_again_refuses_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    process, row = GrammarProcess(VocabularyFile("missing", 300, ())), SlowRow(0, GRAMMARS[0], 1, None, [], [])
-    with pytest.raises(GrammarRefused, match="could not be followed"):
-        process.submit(row).result(LATE_S)
-    process.close()
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    process = GrammarProcess(VOCABULARY)
-    with pytest.raises(GrammarRefused, match="its process has ended twice"):
-        process.submit(row).result(LATE_S)
-    process.close()
-    with pytest.raises(RuntimeError):
-        process.submit(row)
-
-
-def test_a_process_ends_with_its_rank_and_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = GrammarProcess(VOCABULARY)
-    row = SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])
-    found = process.submit(row).result(LATE_S)
-    assert found.bits.shape == (1, -(-TOKENIZER.n_words // 32)) and found.bits.any()
-    child = process._process
-    assert child is not None
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, child.pid) == min(19, own + 10)
-    assert process._connection is not None
-    process._connection.close()  # as the end of the rank does
-    assert child.wait(LATE_S) == 0
-    process.close()
-
-
-def test_an_answer_is_read_again_for_as_long_as_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "LONGEST_S", 0.5)
-    program = (
-        "import time; from llama_core.execution.grammars import process; process._SIGN_OF_LIFE_S = 0.1;"
-        "from llama_core.execution.grammars.follower import AnswerFollower as A; reads = A.reads_more;"
-        "A.reads_more = lambda *row: reads(*row) and (time.sleep(0.15) or True); "
-    )
-    popen = subprocess.Popen
-
-    def begun(command: list[str], **how: Any) -> "subprocess.Popen[bytes]":
-        return popen([*command[:-1], program + command[-1]], **how)
-
-    monkeypatch.setattr(subprocess, "Popen", begun)
-    process, letter = GrammarProcess(VOCABULARY), TOKENIZER.encode("a", bos=False, eos=False)[-1:]
-    row = SlowRow(0, grammars.regex_grammar("( a){200}"), 1, None, 120 * letter, [])
-    assert process.submit(row).result(LATE_S).bits.any()
-    process.close()
-
-
-def test_a_process_reads_no_module_of_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit(1)")
-    monkeypatch.chdir(tmp_path)
-    process = GrammarProcess(VOCABULARY)
-    assert process.submit(SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S).bits.any()
-    process.close()
-
-
 def test_a_process_keeps_no_matcher_of_an_ended_answer(
     runner: ModelRunner, all_are_slow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +288,11 @@ def test_a_process_keeps_no_matcher_of_an_ended_answer(
     asked = [(prompt, replace(params, max_tokens=4)) for prompt, params in requests()[:2]]
     Served(runner, 8 * asked).run()
     assert len(ended) == len(set(ended)) >= 16 - len(grammars_of(runner)._slots)
+    monkeypatch.undo()
+    Served(
+        runner, 8 * [(prompt, replace(params, grammar=grammars.regex_grammar("[ab]{4}"))) for prompt, params in asked]
+    ).run()
+    assert all(key < 16 for key in process._ended), "answers that no process followed"
     kept = grammar_process._Followers(CompiledGrammars(VOCABULARY, VOCABULARY.vocab_size))
     ours, theirs = Pipe()
     with ours, theirs:
@@ -362,6 +309,11 @@ def test_a_grammar_is_slow_once_its_masks_have_taken_long() -> None:
             grammar.count(0.0001)
         grammar.count(0.012)
     assert not grammar.is_slow, "rather slow ones now and then"
+    grammar.count(5.0)
+    assert not grammar.is_slow, "one pause of the rank"
+    for _ in range(1000):
+        grammar.count(0.0001)
+    assert grammar.is_quick
     while not grammar.is_slow:
         seconds += 0.04
         grammar.count(0.04)
