@@ -80,7 +80,7 @@ class Respelled:
         **{900: b"\\u", 901: b'>{"', 902: b'":', 903: b'":{"', 904: b'"description', 905: b'"big'},
         **{910 + i: f'"{chr(99 + i)}name'.encode() for i in range(20)},
         **{930 + i: char.encode() + b'",' for i, char in enumerate(".!?:;)]}>-_ ")},
-        **{950: b'",', 951: b'","'},
+        **{950: b'",', 951: b'","', 952: b"{}", 953: b'""'},
     }
 
     def __getattr__(self, name: str) -> Any:

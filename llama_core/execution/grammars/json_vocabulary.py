@@ -17,6 +17,7 @@ _CLOSERS: Final = b"}])"  # the last one of pythonic calls
 _VALUES: Final = b"0123456789tfnTFN"  # the first characters of short values, as JSON and pythonic calls write them
 _BETWEEN_CALLS: Final = b";<"  # what formats of tools write before another call
 SPACES: Final = b" \n\r\t"
+_EMPTY_VALUES: Final = (b'""', b"[]", b"{}")
 _AT_ONCE: Final = 8192  # characters
 
 
@@ -83,8 +84,11 @@ class JsonVocabulary:
     def between(self) -> list[np.ndarray]:
         """Outside a string, by the first character behind spaces: from what closes most to what opens most."""
         closes = self._mask(lambda text: not text.strip(_CLOSERS + SPACES) and bool(text.strip(SPACES)))
-        by_first = (b",", b":", _VALUES, b"-", b'"', b"[", b"{", _BETWEEN_CALLS)
-        return [self.end_bits, closes, *(self._mask(partial(_begins, chars=chars)) for chars in by_first)]
+        short, long = ((b",", b":", _VALUES, b"-"), (b'"', b"[", b"{", _BETWEEN_CALLS))
+        first_is_one_of = [self._mask(partial(_begins, chars=chars)) for chars in (*short, *long)]
+        # Before the tokens that only open a value, those that close it too.
+        first_is_one_of.insert(len(short), self._mask(_is_empty_value))
+        return [self.end_bits, closes, *first_is_one_of]
 
     @cached_property
     def closing_string(self) -> list[np.ndarray]:
@@ -155,6 +159,12 @@ class JsonVocabulary:
 def _begins(text: bytes, chars: bytes) -> bool:
     first = text.lstrip(SPACES)[:1]
     return bool(first) and first in chars
+
+
+def _is_empty_value(text: bytes) -> bool:
+    """Whether the text is an empty value, and maybe closes what is open behind it."""
+    value = text.strip(SPACES)
+    return value[:2] in _EMPTY_VALUES and not value[2:].strip(_CLOSERS + SPACES)
 
 
 def _number_of(text: bytes) -> int:

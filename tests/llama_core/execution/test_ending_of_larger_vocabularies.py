@@ -40,6 +40,23 @@ def test_tokens_that_begin_alike_are_told_apart() -> None:
         assert has_ended, b"".join(map(VOCABULARY.text, tokens))
 
 
+@pytest.mark.parametrize(
+    ("schema", "limit", "expected"),
+    [
+        ({"type": "object"}, 2, "{}"),
+        ({"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}, 8, '{"n":""}'),
+        ({"type": "string"}, 2, '""'),
+    ],
+)
+def test_an_empty_value_of_one_token_ends_an_answer_in_time(
+    schema: dict[str, object], limit: int, expected: str
+) -> None:
+    for seed in range(3):
+        tokens, has_ended, _ = sampled(grammar_of(schema), limit, by_chance(seed, b"{", b'"'))
+        assert has_ended
+        assert b"".join(map(VOCABULARY.text, tokens)).decode() == expected
+
+
 @pytest.mark.parametrize("num_left", [12, 40, 120])
 def test_a_token_is_not_dropped_for_a_longer_one_that_begins_alike(num_left: int) -> None:
     schema = {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer"}, BIG]}}
