@@ -2,7 +2,7 @@
 
     python -m benchmarks make_checkpoint llama-110m --tokenizer tokenizer.model --out checkpoints --format meta hf
 
-Makes OUT/NAME/meta and OUT/NAME/hf. Any SentencePiece tokenizer does: its vocabulary is the model's. Speed does not depend
+Makes OUT/NAME/meta and OUT/NAME/hf. Any tokenizer.model does: its vocabulary is the model's. Speed does not depend
 on the weights' values; they are random, finite, and make some tokens likelier than others.
 """
 
@@ -36,6 +36,19 @@ SHAPES = {
     ),
     "llama-1.1b": Shape(
         {"dim": 2048, "n_layers": 22, "n_heads": 32, "n_kv_heads": 4, "multiple_of": 256, "norm_eps": 1e-5}, 2048
+    ),
+    "llama-3.2-1b": Shape(
+        {
+            "dim": 2048,
+            "n_layers": 16,
+            "n_heads": 32,
+            "n_kv_heads": 8,
+            "ffn_dim_multiplier": 1.5,
+            "multiple_of": 256,
+            "norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+        },
+        8192,
     ),
     "llama-2-7b": Shape(
         {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "multiple_of": 256, "norm_eps": 1e-5}, 4096
@@ -226,7 +239,7 @@ def _write_tokenizer_json(directory: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     parser = command_parser("make_checkpoint", __doc__)
     parser.add_argument("names", nargs="+", choices=SHAPES, metavar="NAME", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="a SentencePiece model")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.model: SentencePiece's or Llama 3's")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--format", nargs="+", choices=("meta", "hf"), default=["meta"])
     parser.add_argument("--shards", type=int, default=1, help="files of Meta's format")
