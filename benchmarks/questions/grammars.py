@@ -2,11 +2,11 @@
 
     python -m benchmarks grammars --ckpt FILE.gguf --tokenizer FILE.gguf
 
-Pairs of runs alternate: all rows without a grammar, and half of them with one. Both kinds of rows are in the same steps, so the
-ratio of the steps is what rows without a grammar lose. "mask" is all that a row's matcher does for a step: it consumes the
-latest token, computes the mask and looks for forced tokens. Near the limit of tokens a mask also brings the answer to its end,
-which takes longer. So half of the rows also answer ordinary schemas, one after the other, within each limit of tokens: beside
-the same steps without a grammar, whose answers have the same lengths.
+Pairs of runs alternate: all rows without a grammar, and some of them with one (`--grammar-rows`, half of them by default). Both
+kinds of rows are in the same steps, so the ratio of the steps is what rows without a grammar lose. "mask" is all that a row's
+matcher does for a step: it consumes the latest token, computes the mask and looks for forced tokens. Near the limit of tokens
+a mask also brings the answer to its end, which takes longer. So these rows also answer ordinary schemas, one after the other,
+within each limit of tokens: beside the same steps without a grammar, whose answers have the same lengths.
 
 Where all cores compute, the rows lose what the grammars' thread takes of their processor time. This share is measured too,
 because the ratio of two steps is noisy.
@@ -126,13 +126,12 @@ def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], 
 def beside_ordinary(
     llama: Llama, options: argparse.Namespace, grammars: Sequence[str], limit: int
 ) -> tuple[list[Request], list[Request]]:
-    """Requests of which half of the rows have no grammar, and the other half answer two each: without grammars, and with them.
-    Both have answers of the same lengths."""
-    half = options.rows // 2
-    plain = [("", limit)] * half
-    with_grammars = [*plain, *((grammars[i % len(grammars)], limit) for i in range(2 * half))]
+    """Requests of which some rows have no grammar, and the others answer two each: without grammars, and with them. Both have
+    answers of the same lengths."""
+    plain = [("", limit)] * (options.rows - options.grammar_rows)
+    with_grammars = [*plain, *((grammars[i % len(grammars)], limit) for i in range(2 * options.grammar_rows))]
     _, lengths = answer(llama, options, with_grammars)  # compiles, too
-    return [*plain, *(("", length) for length in lengths[half:])], with_grammars
+    return [*plain, *(("", length) for length in lengths[len(plain) :])], with_grammars
 
 
 def spread_us(seconds: Sequence[float]) -> dict[str, float]:
@@ -157,22 +156,22 @@ def by_name(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def half_with_grammars(llama: Llama, options: argparse.Namespace, grammars: Sequence[str]) -> dict[str, Any]:
-    """Decode steps without grammars, and with one in half of the rows."""
+def endless_answers(llama: Llama, options: argparse.Namespace, grammars: Sequence[str]) -> dict[str, Any]:
+    """Decode steps without grammars, and with one in some of the rows."""
     step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
-    half = options.rows // 2
+    some = options.grammar_rows
     pairs: list[tuple[float, float]] = []
     all_processor = 0.0
     with timed_masks(llama) as masks:
         for i in range(options.pairs):
-            order = (0, half) if i % 2 == 0 else (half, 0)
+            order = (0, some) if i % 2 == 0 else (some, 0)
             found = {num: step_ms(llama, options, grammars, num) for num in order}
-            (without, _), (with_half, processor) = found[0], found[half]
-            pairs.append((without, with_half))
+            (without, _), (with_some, processor) = found[0], found[some]
+            pairs.append((without, with_some))
             all_processor += processor
     return {
         "step_ms_without": Spread.of(one for one, _ in pairs),
-        "step_ms_with_half": Spread.of(one for _, one in pairs),
+        "step_ms_with": Spread.of(one for _, one in pairs),
         "ratio": interval(pairs),
         "mask_us": spread_us(masks.seconds),
         "share_of_processor_time": masks.processor / all_processor,
@@ -200,7 +199,7 @@ def ordinary_answers(llama: Llama, options: argparse.Namespace, grammars: Sequen
         "share_of_processor_time": masks.processor / all_processor,
         "ratio_of_all_steps": interval(whole),
         "step_ms_p99_without": Spread.of(one for one, _ in worst),
-        "step_ms_p99_with_half": Spread.of(one for _, one in worst),
+        "step_ms_p99_with": Spread.of(one for _, one in worst),
     }
 
 
@@ -210,7 +209,7 @@ def print_figures(title: str, figures: dict[str, Any]) -> None:
         ["figure", "value"],
         [
             ("decode step without grammars, ms", figures["step_ms_without"]),
-            ("decode step with grammars in half of the rows, ms", figures["step_ms_with_half"]),
+            ("decode step with grammars in some rows, ms", figures["step_ms_with"]),
             ("the grammars' thread, share of the processor time", figures["share_of_processor_time"]),
             *((f"ratio: {name}", value) for name, value in figures["ratio"].items()),
             *((f"a row's mask, us: {name}", value) for name, value in figures["mask_us"].items()),
@@ -228,10 +227,13 @@ def main(argv: Sequence[str]) -> None:
     add_model_options(parser)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--grammar-rows", type=int, help="rows with a grammar; half of all by default")
     parser.add_argument("--prompt", type=int, default=32, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--pairs", type=int, default=20)
     options = parser.parse_args(argv)
+    if options.grammar_rows is None:
+        options.grammar_rows = options.rows // 2
     context = options.prompt + max(options.output, *LIMITS)
     with built_llama(options, dtype=options.dtype, max_seq_len=context, max_batch_size=options.rows) as llama:
         tokenizer = llama.tokenizer
@@ -244,10 +246,11 @@ def main(argv: Sequence[str]) -> None:
         checked = [checked_grammar(json_schema_grammar(schema), "schema") for schema in (*SCHEMAS, *ORDINARY)]
         both = [for_answer(grammar, tokenizer) for grammar in checked]
         grammars, ordinary = both[: len(SCHEMAS)], both[len(SCHEMAS) :]
-        figures = half_with_grammars(llama, options, grammars)
+        figures = endless_answers(llama, options, grammars)
         figures["ordinary_answers_by_limit"] = {
             str(limit): ordinary_answers(llama, options, ordinary, limit) for limit in LIMITS
         }
         weights = case_name(llama, options)
-    print_figures(f"Grammars, {model_name(options)} {weights}, {options.rows} rows", figures)
-    emit("grammars", {"model": model_name(options), "weights": weights, "rows": options.rows, **figures}, options)
+    rows = {"rows": options.rows, "rows_with_grammar": options.grammar_rows}
+    print_figures(f"Grammars, {model_name(options)} {weights}, {rows}", figures)
+    emit("grammars", {"model": model_name(options), "weights": weights, **rows, **figures}, options)
