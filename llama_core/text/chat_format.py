@@ -72,6 +72,10 @@ class ChatFormat(Protocol):
     def stop_ids(self) -> frozenset[int]:
         """Ids that end the assistant's message, beside those of the tokenizer."""
 
+    def reads(self, variable: str) -> bool:
+        """Whether a request's template variable of this name changes the prompt."""
+        return False
+
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         """`tokenizer` for plain prompts: their text becomes none of the tokens that the format itself writes."""
         return tokenizer

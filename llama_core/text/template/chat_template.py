@@ -70,6 +70,9 @@ class TemplateChatFormat(ChatFormat):
     def writes_tools(self) -> bool:
         return self._tool_style is not None
 
+    def reads(self, variable: str) -> bool:
+        return variable in self._reads and variable not in _OWN_VARIABLES and variable not in self._variables
+
     @cached_property
     def _tool_style(self) -> ToolStyle | None:
         """How the template takes calls, found when the first request has tools."""
@@ -89,8 +92,8 @@ class TemplateChatFormat(ChatFormat):
     def check_options(self, options: ChatOptions) -> None:
         """Raises InvalidParameter for a variable that this template does not read."""
         for name in options.template_variables:
-            if name in _OWN_VARIABLES or name in self._variables or name not in self._reads:
-                known = sorted(self._reads - _OWN_VARIABLES - set(self._variables))
+            if not self.reads(name):
+                known = sorted(filter(self.reads, self._reads))
                 raise InvalidParameter(
                     f"chat_template_kwargs: this model's template reads {', '.join(known) or 'no variables of a request'}",
                     param="chat_template_kwargs",

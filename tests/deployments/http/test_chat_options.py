@@ -13,7 +13,7 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.no_chat_format import NoChatFormat
-from llama_core.text.registry import load_tokenizer, open_chat_format
+from llama_core.text.registry import find_chat_format, load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.chat_templates import make_chat_model
 from tests.support.scripted_engine import FakeEngine, sse
@@ -96,6 +96,50 @@ async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
     assert "continues the last message" in error(await post(llama2, messages=HELLO, **options[0]), "invalid_dialog")
     for option in options:
         error(await post(llama2, "/v1/completions", prompt="x", **option), "unsupported")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses", "/v1/classify"])
+async def test_a_switch_of_reasoning_is_taken_where_the_chat_format_has_none(path: str, folder: Path) -> None:
+    """Clients of Qwen and DeepSeek send it to every model. What would be switched on is refused."""
+    asks: dict[str, Any] = {"input": HELLO} if path == "/v1/responses" else {"messages": HELLO}
+    asks |= {"labels": ["a", "b"]} if path == "/v1/classify" else {}
+    plain = engine_with(
+        folder, TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), "{{ messages[0].content }}")
+    )
+    idle: list[Any] = [{"enable_thinking": False}, {"thinking": False}, {"thinking": None, "enable_thinking": False}]
+    wrong: list[Any] = [{"enable_thinking": True}, {"thinking": 0}, {"enable_thinking": False, "thoughts": False}]
+    for engine in (plain, FakeEngine()):  # a template, and a built-in format
+        without = await post(engine, path, **asks)
+        for variables in idle:
+            answer = await post(engine, path, **asks, chat_template_kwargs=variables)
+            assert answer.status_code == 200, answer.text
+            assert path != "/tokenize" or answer.json() == without.json()
+        for variables in wrong:
+            refused = await post(engine, path, **asks, chat_template_kwargs=variables)
+            assert "reads no variables" in error(refused, "invalid_parameter")
+
+
+async def test_a_switch_under_the_wrong_name_counts_only_beside_the_right_one(engine: FakeEngine) -> None:
+    for value in (True, False):
+        options = ChatOptions(template_variables={"enable_thinking": value})
+        both = await post(engine, messages=HELLO, chat_template_kwargs={"thinking": value, "enable_thinking": value})
+        assert both.status_code == 200 and engine.streams[-1].prompt == engine.chat_format.encode(HELLO, options)
+    wrong: list[Any] = [{"thinking": False}, {"thinking": False, "enable_thinking": True}]
+    for variables in wrong:
+        refused = await post(engine, messages=HELLO, chat_template_kwargs=variables)
+        assert "template reads enable_thinking" in error(refused, "invalid_parameter")
+    assert (await post(engine, messages=HELLO, chat_template_kwargs={"thinking": None})).status_code == 200
+
+
+async def test_a_model_that_always_reasons_refuses_to_be_switched_off(tmp_path: Path) -> None:
+    engine = engine_with(make_chat_model("distill", tmp_path))
+    for name in ("enable_thinking", "thinking"):
+        refused = await post(engine, messages=HELLO, chat_template_kwargs={name: False})
+        assert f"{name} cannot be false" in error(refused, "invalid_parameter")
+        error(await post(engine, messages=HELLO, chat_template_kwargs={name: True}), "invalid_parameter")
+        assert (await post(engine, messages=HELLO, chat_template_kwargs={name: None})).status_code == 200
+    built_in = engine_with(tmp_path, find_chat_format("llama3", engine.tokenizer))  # the tokenizer has <think>
+    error(await post(built_in, messages=HELLO, chat_template_kwargs={"thinking": False}), "invalid_parameter")
 
 
 async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> None:
