@@ -18,7 +18,7 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
 from deployments.handle_call import Call, read_to_end, until_aborted
-from deployments.http.errors import status_of
+from deployments.http.errors import log_level
 from deployments.tracing.tracing import Tracing
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
@@ -221,7 +221,7 @@ class HandleApi:
             call.ended("cancelled", logging.INFO)
             raise
         except LlamaError as error:
-            call.ended(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR, error)
+            call.ended(error.code, log_level(error), error)
             raise
         except Exception:
             call.ended(LlamaError.code, logging.ERROR)

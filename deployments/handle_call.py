@@ -14,7 +14,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.field_types import MAX_BAD_WORD_CHARS, MAX_CHOICES
 from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
-from llama_core.errors import DeadlineExceeded, InvalidParameter, LlamaError, RequestCancelled
+from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, LlamaError, RequestCancelled
 from llama_core.log_lines import where
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, whole_number
@@ -62,7 +62,7 @@ class Call:
         """
         if limit_s is None:
             return
-        error = DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this call.")
+        error = CallersDeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this call.")
         left_s = self._began + limit_s - time.monotonic()
         self._deadline = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._end_streams, error)
 

@@ -16,6 +16,7 @@
         ├── RequestCancelled              the client disconnected
         │   └── RequestAborted            it was ended by its id
         ├── DeadlineExceeded              the request's time limit has passed
+        │   └── CallersDeadlineExceeded   the caller itself set the limit
         ├── NonFiniteLogits               the model computed NaN or infinity for this request
         ├── PoisonRequest                 the ranks failed repeatedly with this request in the step
         ├── CheckpointChanged             new ranks found another checkpoint than the first ranks loaded
@@ -123,6 +124,10 @@ class RequestAborted(RequestCancelled):
 
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
+
+
+class CallersDeadlineExceeded(DeadlineExceeded):
+    pass
 
 
 class NonFiniteLogits(EngineError):

@@ -4,6 +4,7 @@ Anthropic's API, in that API's: {"type": "error", "error": {type, message}, "req
 Decides status, type and Retry-After by one table. Messages are the exceptions' own and never repeat the caller's input.
 """
 
+import logging
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from llama_core.errors import (
+    CallersDeadlineExceeded,
     CheckpointChanged,
     DeadlineExceeded,
     InvalidRequest,
@@ -145,6 +147,12 @@ INTERNAL = LlamaError("The server failed to answer this request; its log has the
 
 def status_of(error: LlamaError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def log_level(error: LlamaError) -> int:
+    """Of a request's line in the log: ERROR where the server failed, INFO where the caller decided how the request ends."""
+    is_callers = status_of(error) < 500 or isinstance(error, CallersDeadlineExceeded)
+    return logging.INFO if is_callers else logging.ERROR
 
 
 def as_llama_error(error: BaseException) -> LlamaError:

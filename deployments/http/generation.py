@@ -32,7 +32,7 @@ from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
 from deployments.http.whole_answer import send_whole
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.tracing.tracing import Tracing
-from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
+from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
 
 # Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with its own
@@ -93,7 +93,7 @@ class _GenerationRequest:
             plan = await self._planned(limit_s, end_s)
             serializer = self._submit(plan)
             if limit_s is not None and end_s is not None and self._choices is not None:
-                self._deadline = self._loop.call_at(end_s, self._choices.end, _late(limit_s))
+                self._deadline = self._loop.call_at(end_s, self._choices.end, self._late(limit_s))
             await self._answer(plan, serializer)
         except BaseException as error:
             self._error = error
@@ -125,6 +125,11 @@ class _GenerationRequest:
             )
         return min(seconds, server_s or math.inf)
 
+    def _late(self, limit_s: float) -> DeadlineExceeded:
+        message = f"The answer was not complete within {limit_s:g} s, the limit of this request."
+        is_servers = limit_s == self._endpoint.limits.request_timeout_s
+        return DeadlineExceeded(message) if is_servers else CallersDeadlineExceeded(message)
+
     def _head_start_s(self, limit_s: float) -> float:
         """How much earlier than the limit this request ends, so that Serve's own timer does not end it first."""
         return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._headers else 0.0
@@ -137,7 +142,7 @@ class _GenerationRequest:
                 async with asyncio.timeout_at(end_s):
                     plan = await self._plan()
             except TimeoutError:
-                raise _late(limit_s) from None
+                raise self._late(limit_s) from None
         self._record.planned(plan)
         if self._endpoint.log_prompts:
             tokenizer = self._endpoint.engine.tokenizer
@@ -255,7 +260,3 @@ class _GenerationRequest:
             return False
         was_cut = isinstance(self._error, RequestCancelled) or not isinstance(self._error, Exception)
         return self._stream.has_failed or not was_cut
-
-
-def _late(limit_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this request.")

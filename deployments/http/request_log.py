@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from deployments.engine.interface import Delta, TokenStream
 from deployments.engine.metrics import Metrics
-from deployments.http.errors import status_of
+from deployments.http.errors import log_level
 from deployments.http.plan import Plan
 from deployments.tracing.request_trace import RequestTrace, sampling_attributes
 from deployments.tracing.span import Value
@@ -138,7 +138,7 @@ class RequestRecord:
         if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
             self._end("cancelled", logging.INFO)
         elif isinstance(error, LlamaError):
-            self._end(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR, error)
+            self._end(error.code, log_level(error), error)
         else:
             self._end(LlamaError.code, logging.ERROR)
 

@@ -1,6 +1,7 @@
 """The typed API by handle, on the deployment's class over a fake group, without Serve."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
@@ -150,7 +151,8 @@ async def test_control_tokens_are_named_where_they_are_not_skipped(ingress: Any,
     assert ["<s>" in text for text in texts] == [not skips] * 3
 
 
-async def test_a_call_ends_at_its_time_limit(ingress: Any) -> None:
+async def test_a_call_ends_at_its_time_limit(ingress: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "llama.requests")
     params = SamplingParams(0.0, max_tokens=40, ignore_eos=True)
     request = ChatRequest([{"role": "user", "content": "x"}], timeout_s=0.01)
     ingress.group.go.clear()  # nothing is computed
@@ -164,6 +166,7 @@ async def test_a_call_ends_at_its_time_limit(ingress: Any) -> None:
         with pytest.raises(DeadlineExceeded, match="the limit of this call"):
             await call
         assert ingress.service.describe().blocks_used == 0
+    assert {each.levelno for each in caplog.records if "deadline_exceeded" in each.getMessage()} == {logging.INFO}
     ingress.group.go.set()
     assert (await ingress.sample([[1, 5]], params, timeout_s=600))[0].finish_reason == "length"
 

@@ -1,6 +1,7 @@
 """Deadlines: the shorter of the request's and the server's limit ends a request and frees its sequences."""
 
 import asyncio
+import logging
 import time
 
 import httpx
@@ -20,7 +21,8 @@ def http(engine: FakeEngine, limits: HttpLimits | None = None) -> httpx.AsyncCli
 
 
 @pytest.mark.parametrize("where", ["header", "server", "both"])
-async def test_an_answer_that_takes_too_long_is_ended_with_504(where: str) -> None:
+async def test_an_answer_that_takes_too_long_is_ended_with_504(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "llama.requests")
     engine = FakeEngine(step_s=0.2)
     limits = HttpLimits(request_timeout_s={"header": None, "server": 0.1, "both": 0.1}[where])
     headers = {} if where == "server" else {TIMEOUT_HEADER: "0.1" if where == "header" else "50"}
@@ -31,6 +33,9 @@ async def test_an_answer_that_takes_too_long_is_ended_with_504(where: str) -> No
     assert answer.json()["error"]["code"] == "deadline_exceeded" and "0.1 s" in answer.json()["error"]["message"]
     assert time.monotonic() - begin < 20
     assert engine.num_open == 0 and all(stream.cancelled for stream in engine.streams)
+    [line] = [record for record in caplog.records if record.name == "llama.requests"]
+    assert "deadline_exceeded" in line.getMessage()
+    assert line.levelno == (logging.INFO if where == "header" else logging.ERROR), "a client's own limit is no failure"
 
 
 async def test_a_stream_gets_an_error_event_and_no_done() -> None:
