@@ -5,7 +5,18 @@ Each validator answers a bad value with one error that says what is valid. Knows
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from deployments.http.errors import Unsupported
 from llama_core.errors import InvalidParameter
@@ -29,6 +40,33 @@ TextPrompts = list[str]
 IdPrompts = list[list[int]]
 
 
+def integer(value: object) -> object:
+    """A number without a fraction as an int, as JSON Schema counts 2.0; another value as it is."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _ids(value: list[Any]) -> list[int] | None:
+    """A list of ids with at least one; None for another list."""
+    kinds = set(map(type, value))  # the fastest check of thousands of ids; excludes bool
+    if kinds == {int}:
+        return value
+    if not kinds or not kinds <= {int, float}:
+        return None
+    ids = [number for item in value if type(number := integer(item)) is int]
+    return ids if len(ids) == len(value) else None
+
+
+def _integers(value: object, validate: ValidatorFunctionWrapHandler) -> list[int]:
+    """Looks for numbers such as 2.0 only in a list that is refused, because they are rare."""
+    try:
+        valid: list[int] = validate(value)
+    except ValidationError:
+        if not isinstance(value, list) or float not in map(type, value):
+            raise
+        valid = validate([integer(item) for item in value])
+    return valid
+
+
 def _prompts(value: object) -> TextPrompts | IdPrompts:
     """A string, a list of strings, a list of ids or a list of id lists, as a list of prompts of one kind.
 
@@ -41,15 +79,16 @@ def _prompts(value: object) -> TextPrompts | IdPrompts:
         raise InvalidParameter(kinds)
     if not value:
         raise InvalidParameter("must not be an empty list")
-    if set(map(type, value)) == {int}:  # the fastest check of thousands of ids; excludes bool
-        return [value]
+    if (ids := _ids(value)) is not None:
+        return [ids]
     if len(value) > MAX_CHOICES:
         raise InvalidParameter(f"must have at most {MAX_CHOICES} prompts")
     if all(isinstance(item, str) for item in value):
         return value
-    if not all(isinstance(item, list) and set(map(type, item)) == {int} for item in value):
+    prompts = [ids for item in value if isinstance(item, list) and (ids := _ids(item)) is not None]
+    if len(prompts) < len(value):
         raise InvalidParameter(kinds + ", none of them empty")
-    return value
+    return prompts
 
 
 def _stops(value: object) -> list[str]:
@@ -138,7 +177,9 @@ BadWords = Annotated[
     list[str], PlainValidator(_bad_words), WithJsonSchema({"type": "array", "items": {"type": "string"}})
 ]
 TemplateVariables = Annotated[dict[str, Any], PlainValidator(_template_variables), WithJsonSchema({"type": "object"})]
-Ids = Annotated[list[int], FailFast()]
+Ids = Annotated[list[int], FailFast(), WrapValidator(_integers)]
+Integer = Annotated[int, BeforeValidator(integer)]
+OptionalInteger = Annotated[int | None, BeforeValidator(integer)]
 Flag = bool | None
 
 

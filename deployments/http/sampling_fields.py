@@ -4,15 +4,26 @@ from typing import Any
 
 from pydantic import Field
 
-from deployments.http.field_types import MAX_PRIORITY, MAX_STOPS, MAX_TOKENS, Body, Flag, Ids, LogitBias, Stop, number
+from deployments.http.field_types import (
+    MAX_PRIORITY,
+    MAX_STOPS,
+    MAX_TOKENS,
+    Body,
+    Flag,
+    Ids,
+    LogitBias,
+    OptionalInteger,
+    Stop,
+    number,
+)
 from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN, MAX_STOP_TOKENS
 
 
 class SamplingFields(Body):
     temperature: float | None = number(0, 2, "0 is greedy. Default 0.6, as in Meta's reference, or the server's.")
     top_p: float | None = number(0, 1, "0 is greedy. Default 0.9, or the server's.")
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
-    seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
+    top_k: OptionalInteger = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
+    seed: OptionalInteger = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
     stop: Stop = Field(
         default_factory=list, description=f"Up to {MAX_STOPS} strings that end the answer, which leaves them out."
     )
@@ -21,7 +32,7 @@ class SamplingFields(Body):
     user: str | None = Field(
         None, description="Users share the server fairly; where API keys are configured, keys do instead."
     )
-    priority: int | None = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
+    priority: OptionalInteger = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
     presence_penalty: float | None = number(-2, 2, "Lowers the logit of every token that the answer has.")
     frequency_penalty: float | None = number(-2, 2, "Lowers a token's logit once for each time that the answer has it.")
     repetition_penalty: float | None = Field(

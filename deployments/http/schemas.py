@@ -20,6 +20,7 @@ from deployments.http.field_types import (
     BodyWithUnknownFields,
     Flag,
     Ids,
+    OptionalInteger,
     Prompt,
 )
 from deployments.http.sampling_fields import SamplingFields
@@ -46,19 +47,21 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = Field(None, description="May be absent: one model is served.")
-    max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="New tokens at most; -1: no limit.")
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
+    max_tokens: OptionalInteger = Field(
+        None, ge=NO_LIMIT, le=MAX_TOKENS, description="New tokens at most; -1: no limit."
+    )
+    n: OptionalInteger = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
     stream: Flag = None
     stream_options: StreamOptions | None = None
     service_tier: str | None = Field(None, max_length=MAX_NAME_CHARS, description='Any; the answer says "default".')
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="No end before so many tokens.")
+    min_tokens: OptionalInteger = Field(None, ge=0, le=MAX_TOKENS, description="No end before so many tokens.")
     bad_words: BadWords = Field(default_factory=list, description="Words that are not generated.")
     allowed_token_ids: Ids = Field(
         default_factory=list,
         max_length=MAX_ALLOWED_TOKENS,
         description="Only these and the ids that end an answer are sampled.",
     )
-    prompt_logprobs: int | None = Field(
+    prompt_logprobs: OptionalInteger = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="vLLM's: of each of the prompt's tokens. Not with stream."
     )
     return_token_ids: Flag = Field(None, description="vLLM's: the answer has the ids of the prompt and of each choice.")
@@ -77,13 +80,17 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     regex: str | None = Field(None, description="SGLang's name of structured_outputs.regex.")
     ebnf: str | None = Field(None, description="SGLang's name of structured_outputs.grammar.")
 
-    max_completion_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens.")
-    n_predict: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="llama.cpp's name of max_tokens.")
-    max_new_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="SGLang's name of max_tokens.")
+    max_completion_tokens: OptionalInteger = Field(
+        None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens."
+    )
+    n_predict: OptionalInteger = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="llama.cpp's name of max_tokens.")
+    max_new_tokens: OptionalInteger = Field(
+        None, ge=NO_LIMIT, le=MAX_TOKENS, description="SGLang's name of max_tokens."
+    )
     repeat_penalty: float | None = Field(
         None, gt=0, le=10, allow_inf_nan=False, description="llama.cpp's name of repetition_penalty."
     )
-    repeat_last_n: int | None = Field(
+    repeat_last_n: OptionalInteger = Field(
         None,
         ge=-1,
         le=MAX_TOKENS,
@@ -142,8 +149,8 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 class CompletionBody(GenerationBody):
     prompt: Prompt
     echo: Flag = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: int | None = Field(
+    logprobs: OptionalInteger = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: OptionalInteger = Field(
         None, ge=1, le=MAX_CHOICES, description="Samples so many, and returns the n most likely."
     )
     add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
@@ -187,7 +194,7 @@ class ChatBody(DialogOptions, GenerationBody):
     )
     include_reasoning: Flag = Field(None, description="vLLM's, false: the answer has no reasoning_content.")
     logprobs: Flag = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: OptionalInteger = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @property
     def offered(self) -> tuple[Tool, ...]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from deployments.engine.interface import Engine, TokenStream
 from deployments.http.answer import CollectedChoice
 from deployments.http.dialog_fields import DialogOptions, Messages
-from deployments.http.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, Prompt
+from deployments.http.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, OptionalInteger, Prompt
 from deployments.http.plan import MAX_OWNER_CHARS, MAX_PROMPT_LOGPROBS, Plan, check_model
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.responses import usage_of
@@ -34,7 +34,7 @@ class ScoringBody(Body):
 
     model: str | None = None
     user: str | None = None
-    priority: int | None = Field(None, ge=0, le=MAX_PRIORITY)
+    priority: OptionalInteger = Field(None, ge=0, le=MAX_PRIORITY)
     add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from llguidance import regex_to_lark
 
 from deployments.http.errors import Unsupported
+from deployments.http.field_types import integer
 from deployments.http.lark_rules import LarkRules, Path, Paths, before, expression, literal
 from llama_core.errors import InvalidParameter
 from llama_core.text import grammar as grammars
@@ -153,7 +154,7 @@ class _Part:
         return bool(value)
 
     def number(self, name: str, least: int, most: int) -> int:
-        value = self.given.get(name)
+        value = integer(self.given.get(name))
         if type(value) is not int or not least <= value <= most:
             raise _invalid(f"{self.place}.{name}", f"must be an integer from {least} to {most}")
         return value

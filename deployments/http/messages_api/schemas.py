@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from deployments.http.field_types import MAX_TOKENS, Flag, Stop, number
+from deployments.http.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger, Stop, number
 from deployments.http.messages_api.content import (
     InputMessages,
     InputTools,
@@ -91,15 +91,15 @@ class CountTokensBody(CheckedBody):
 
 class MessagesBody(CountTokensBody):
     neutral: ClassVar[Neutral] = NEUTRAL
-    max_tokens: int = Field(
+    max_tokens: Integer = Field(
         ge=1, le=MAX_TOKENS, description="New tokens at most; may be more than the context has room for."
     )
     stop_sequences: Stop = Field(default_factory=list)
     stream: Flag = None
     temperature: float | None = number(0, 2, "0 is greedy.")
     top_p: float | None = number(0, 1, "0 is greedy.")
-    top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    seed: int | None = Field(
+    top_k: OptionalInteger = Field(None, ge=0, le=MAX_TOKENS)
+    seed: OptionalInteger = Field(
         None, ge=INT64_MIN, le=INT64_MAX, description="An addition: the same seed gives the same text."
     )
     metadata: Metadata | None = Field(None, description="`user_id` is chat's `user`.")

@@ -6,7 +6,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from deployments.http.dialog_fields import TemplateOptions
 from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_TOKENS, Flag
+from deployments.http.field_types import MAX_TOKENS, Flag, OptionalInteger
 from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
 from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
 from deployments.http.sampling_fields import SamplingFields
@@ -46,8 +46,10 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
         None, description="none, auto (the default), required, a function or allowed_tools."
     )
     parallel_tool_calls: Flag = Field(None, description="false: one call at most.")
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="May fill the context unless limited.")
-    max_tool_calls: int | None = Field(
+    max_output_tokens: OptionalInteger = Field(
+        None, ge=1, le=MAX_TOKENS, description="May fill the context unless limited."
+    )
+    max_tool_calls: OptionalInteger = Field(
         None, ge=0, le=MAX_TOKENS, description="Of OpenAI's own tools, of which there are none here. Echoed."
     )
     text: TextConfig | None = None

@@ -5,10 +5,15 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from deployments.http.errors import InvalidJson, Unsupported
+from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.request_body import parse_json, validate
+from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.schemas import ChatBody, CompletionBody
+from deployments.http.score import ClassifyBody, ScoreBody
+from deployments.http.tokenizer_schemas import DetokenizeBody
 from deployments.http.unsupported import CHAT_NEUTRAL, NEUTRAL, refuse_unsupported
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest
 
@@ -120,7 +125,7 @@ def test_numbers_must_be_finite_numbers_in_their_range(field: str, value: object
     ("field", "value"),
     [
         *[("max_tokens", value) for value in (0, -2, True, "5", 1.5, 10**30)],
-        *[("n", value) for value in (0, 10**9, 1.0)],
+        *[("n", value) for value in (0, 10**9, 1.5)],
         *[("seed", value) for value in (2**63, -(2**63) - 1, "1")],
         *[("logprobs", value) for value in (-1, 21, 1000, True)],
         *[("top_k", value) for value in (-2, 2**31, 0.5)],
@@ -130,7 +135,8 @@ def test_numbers_must_be_finite_numbers_in_their_range(field: str, value: object
         *[("presence_penalty", value) for value in (-2.1, 2.1)],
         *[("repetition_penalty", value) for value in (0, -1)],
         *(("stop", value) for value in any_of("", [""], ["a"] * 17, "x" * 257, ["x" * 2**20], 3, [3], {})),
-        *(("prompt", value) for value in any_of([], [[]], [1, "a"], [[1], []], [[1.0]], [True], 3, {}, ["a"] * 129)),
+        *(("prompt", value) for value in any_of([], [[]], [1, "a"], [[1], []], [[1.5]], [True], 3, {}, ["a"] * 129)),
+        *(("prompt", value) for value in any_of([1.5], [1.0, True], [1.0, "a"])),
         *(("logit_bias", value) for value in any_of([], {"a": 1}, {"1": 101}, {"1": True}, {"1" * 30: 1})),
         ("stream", 1), ("echo", "yes"), ("model", 3), ("user", 3), ("stream_options", []), ("best_of", 0),
     ],
@@ -140,6 +146,53 @@ def test_a_bad_value_names_its_field_and_never_itself(field: str, value: object)
         completion(**{field: value})
     assert caught.value.param == field
     assert len(caught.value.message) < 200
+
+
+BODIES: dict[type[BaseModel], dict[str, Any]] = {
+    CompletionBody: {"prompt": "x", "echo": True},
+    ChatBody: {"messages": [USER], "logprobs": True},
+    MessagesBody: {"messages": [USER], "max_tokens": 5},
+    ResponsesBody: {"input": "x"},
+    ScoreBody: {"prompt": "x", "continuations": ["y"]},
+    ClassifyBody: {"prompt": "x", "labels": ["y", "z"]},
+    DetokenizeBody: {"tokens": [5]},
+}
+INTEGERS = [
+    (body, name)
+    for body in BODIES
+    for name, schema in body.model_json_schema()["properties"].items()
+    if "integer" in [each.get("type") for each in schema.get("anyOf", [schema])]
+]
+
+
+def test_every_body_has_integers() -> None:
+    assert {body for body, _ in INTEGERS} == BODIES.keys() - {DetokenizeBody}
+    assert len(INTEGERS) > 25
+
+
+@pytest.mark.parametrize(("body", "name"), INTEGERS)
+def test_a_number_without_a_fraction_is_an_integer(body: type[BaseModel], name: str) -> None:
+    """As in JSON Schema: clients whose numbers are all floats, such as Lua's, send 2.0."""
+    whole, fields = validate(body, BODIES[body] | {name: 2}), BODIES[body] | {name: 2.0}
+    for raw in (json.dumps(fields), json.dumps(fields).replace("2.0", "20e-1")):
+        sent = validate(body, parse_json(raw.encode()))
+        assert sent == whole and type(getattr(sent, name)) is int
+    for text in ("2.5", "1e400", "-1e400", "true", '"2"', "1e300", "[2.0]"):
+        with pytest.raises(InvalidParameter) as refused:
+            validate(body, parse_json(json.dumps(fields).replace("2.0", text).encode()))
+        assert refused.value.param == name
+
+
+def test_token_ids_may_be_numbers_without_a_fraction() -> None:
+    for prompt in ([1, 2.0], [[1.0], [2, 3.0]]):
+        sent = completion(prompt=prompt, stop_token_ids=[7.0, 8], allowed_token_ids=[9.0])
+        assert sent.prompt == completion(prompt=[list(map(int, each)) for each in sent.prompt]).prompt
+        assert {type(token) for each in sent.prompt for token in each} == {int}
+        assert (sent.stop_token_ids, sent.allowed_token_ids) == ([7, 8], [9])
+    assert validate(DetokenizeBody, {"tokens": [5.0, 6]}).tokens == [5, 6]
+    for wrong in ([1.5], [True], ["1"], [1.0, True], [float("inf")]):
+        with pytest.raises(InvalidParameter, match=r"^stop_token_ids\[\d\]: must be an integer"):
+            completion(stop_token_ids=wrong)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def accepts(given: object, text: str) -> bool:
         (sequence({"type": "star", "content": regex("[a-z]")}, const("a")), ["a", "aaba"], ["", "ab"]),
         ({"type": "plus", "content": tag("(", INTEGER, ")")}, ["(1)", "(1)(2)"], ["", "(1)("]),
         ({"type": "repeat", "min": 1, "max": 2, "content": const("a")}, ["a", "aa"], ["", "aaa"]),
+        ({"type": "repeat", "min": 1.0, "max": 2.0, "content": const("a")}, ["a", "aa"], ["", "aaa"]),
         ({"type": "repeat", "min": 2, "max": -1, "content": tag("", INTEGER, ";")}, ["1;2;", "1;2;3;"], ["1;"]),
         (sequence({"type": "repeat", "min": 0, "max": 0, "content": INTEGER}, const("a")), ["a"], ["1a"]),
         (THOUGHT, ["<think></think>", "<think>a </b\n</think>"], ["<think>", "<think></think>x", "a"]),
