@@ -22,6 +22,10 @@ ROUTES: Final = {
 
 
 class BadRequestFile(Exception):
+    """An argument of the command is wrong, or its file. The text is for the terminal."""
+
+
+class UnwritableFile(Exception):
     """The text is for the terminal."""
 
 
@@ -35,15 +39,15 @@ def run(
     route: str | None,
     output: Path | None,
 ) -> int:
-    """Prints the name of the file. Returns 1 if the request failed."""
+    """Prints the name of the file. Returns 1 if the request failed, 2 for wrong arguments."""
     try:
         body = body_of(request, question, prompt, fields)
         capture = captured(OpenAIHttp(url, api_key), route or route_of(body), body)
         path = output or Path(f"{capture['request_id']}.json")
         write(path, capture)
-    except (ApiError, BadRequestFile) as error:
+    except (ApiError, BadRequestFile, UnwritableFile) as error:
         print(f"capture: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, BadRequestFile) else 1
     for choice in capture["choices"]:
         print(choice["text"], file=sys.stderr)
     print(path)
@@ -108,7 +112,7 @@ def captured(http: OpenAIHttp, route: str, body: Mapping[str, Any]) -> dict[str,
 
 
 def write(path: Path, capture: Mapping[str, Any]) -> None:
-    """A file that only this user can read. Raises BadRequestFile."""
+    """A file that only this user can read. Raises UnwritableFile."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -116,4 +120,4 @@ def write(path: Path, capture: Mapping[str, Any]) -> None:
             json.dump(capture, file, indent=1, ensure_ascii=False)
             file.write("\n")
     except OSError as error:
-        raise BadRequestFile(f"{path} cannot be written: {error.strerror}") from None
+        raise UnwritableFile(f"{path} cannot be written: {error.strerror}") from None

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from cli.options import size_option
+from llama_core.errors import LlamaError
 
 
 class ConvertFormat(StrEnum):
@@ -69,6 +70,17 @@ class Backend(StrEnum):
     torch = "torch"
 
 
+def _checked_gpu(name: str | None) -> str | None:
+    from llama_core.step_time.devices import find_gpu
+
+    try:
+        if name is not None:
+            find_gpu(name)
+    except LlamaError as error:
+        raise typer.BadParameter(error.message.removeprefix("gpu ")) from None
+    return name
+
+
 def convert(
     source: Annotated[
         Path,
@@ -112,6 +124,10 @@ def convert(
     """
     from cli.convert import run
 
+    if quantize is not None and target_format is not ConvertFormat.HF:
+        raise typer.BadParameter(
+            "Meta's format has no scales of groups: convert with --format hf", param_hint="--quantize"
+        )
     quantized: Literal["int4", "int8"] | None = quantize.value if quantize is not None else None
     sys.exit(run(source, target, target_format.value, shards, tokenizer, dtype.value, quantized, verify=verify))
 
@@ -197,7 +213,9 @@ def estimate(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Also estimate the time of steps on this GPU, such as h100; a wrong name lists all.", metavar="NAME"
+            help="Also estimate the time of steps on this GPU, such as h100; a wrong name lists all.",
+            metavar="NAME",
+            callback=_checked_gpu,
         ),
     ] = None,
     context: Annotated[

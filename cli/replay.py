@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cli.capture import BadRequestFile, captured, read_object, write
+from cli.capture import BadRequestFile, UnwritableFile, captured, read_object, write
 from cli.openai_http import ApiError, OpenAIHttp
 
 FACTS: Final = ("model", "versions", "settings", "cpu")
@@ -14,7 +14,7 @@ Capture = Mapping[str, Any]
 
 
 def run(file: Path, url: str, api_key: str | None, output: Path | None) -> int:
-    """Returns 0 for the same tokens, 1 for others, or if the request failed."""
+    """Returns 0 for the same tokens, 1 for others, or if the request failed, 2 for a file that is no capture."""
     try:
         old = read_capture(file)
         http = OpenAIHttp(url, api_key)
@@ -24,9 +24,9 @@ def run(file: Path, url: str, api_key: str | None, output: Path | None) -> int:
         new = captured(http, old["route"], body)
         if output is not None:
             write(output, new)
-    except (ApiError, BadRequestFile) as error:
+    except (ApiError, BadRequestFile, UnwritableFile) as error:
         print(f"replay: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, BadRequestFile) else 1
     tokens, facts = list(token_differences(old, new)), list(fact_differences(old, new))
     print("\n".join([*(tokens or [_same(new)]), *facts]))
     return 1 if tokens else 0

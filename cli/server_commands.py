@@ -1,10 +1,44 @@
 """The subcommands around a server on this machine or cluster: their options and help."""
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cli.options import PREFIX, is_setting
+
+
+def _config_or_setting(argument: str) -> str:
+    """Refuses what is neither a file nor KEY=VALUE."""
+    if Path(argument).is_dir():
+        raise typer.BadParameter(f"file {argument!r} is a directory")
+    if not Path(argument).exists() and not is_setting(argument):
+        raise typer.BadParameter(f"file {argument!r} does not exist")
+    return argument
+
+
+def _checked_settings(settings: list[str] | None) -> list[str]:
+    for setting in settings or ():
+        key, equals, _ = setting.partition("=")
+        if not (key and equals):
+            raise typer.BadParameter(f"{setting!r} is not of the form KEY=VALUE")
+    return settings or []
+
+
+def _config_and_settings(command: str, first: str | None, others: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The first argument is CONFIG, or a setting where a variable has CONFIG, or where the server's defaults do."""
+    if first is None or not is_setting(first):
+        return None if first is None else Path(first), list(others)
+    config = next(
+        (path for name in (f"{PREFIX}_{command}_CONFIG", f"{PREFIX}_CONFIG") if (path := os.environ.get(name))), None
+    )
+    if config is not None and not Path(config).is_file():
+        raise typer.BadParameter(f"file {config!r} does not exist", param_hint="CONFIG")
+    return None if config is None else Path(config), [first, *others]
+
 
 Overrides = Annotated[
     list[str] | None,
@@ -12,18 +46,18 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="Arguments of the application, or http_options.NAME, in place of the file's. They follow CONFIG.",
         show_default=False,
+        callback=_checked_settings,
     ),
 ]
 
 
 def up(
     config: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="CONFIG",
             help="Serve's configuration file.",
-            exists=True,
-            dir_okay=False,
+            parser=_config_or_setting,
             show_default=False,
             envvar="LLAMA_RAY_CONFIG",
         ),
@@ -49,17 +83,22 @@ def up(
     """
     from deployments.local.up import serve_file
 
-    sys.exit(serve_file(config, overrides or (), verbose=verbose))
+    path, settings = _config_and_settings("UP", config, overrides or ())
+    if path is None:
+        raise typer.BadParameter(
+            f"{config!r} is a setting: the configuration file comes before it, such as serve_config.yaml",
+            param_hint="CONFIG",
+        )
+    sys.exit(serve_file(path, settings, verbose=verbose))
 
 
 def doctor(
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="CONFIG",
             help="Serve's configuration file; the server's defaults if absent.",
-            exists=True,
-            dir_okay=False,
+            parser=_config_or_setting,
             show_default=False,
             envvar="LLAMA_RAY_CONFIG",
         ),
@@ -83,11 +122,13 @@ def doctor(
     Examples:
       llama-ray doctor serve_config.yaml
       llama-ray doctor serve_config.yaml max_seq_len=8Ki http_options.port=8080
+      llama-ray doctor ckpt_dir=/models/Llama-3.1-8B
       llama-ray doctor serve_config.yaml --no-digests --json
     """
     from cli.doctor.command import run
 
-    sys.exit(run(config, overrides or (), reads_files=digests, as_json=as_json))
+    path, settings = _config_and_settings("DOCTOR", config, overrides or ())
+    sys.exit(run(path, settings, reads_files=digests, as_json=as_json))
 
 
 def env(

@@ -7,5 +7,6 @@ from deployments.local.up import serve_file
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        sys.exit("usage: llama-ray up CONFIG.yaml [-v] [key=value...]")
+        print("usage: llama-ray up CONFIG.yaml [-v] [key=value...]", file=sys.stderr)
+        sys.exit(2)
     sys.exit(serve_file(Path(sys.argv[1])))

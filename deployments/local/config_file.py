@@ -18,6 +18,8 @@ _REASONS: Final = {  # by pydantic's error types, in the words of the other erro
     "extra_forbidden": "no such argument",
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
     "literal_error": "must be one of {expected}",
     "string_type": "must be a text",
     "string_too_short": "must not be empty",

@@ -102,7 +102,7 @@ def test_a_server_that_allows_no_captures_is_named(tmp_path: Path) -> None:
 )
 def test_wrong_arguments_are_named(words: list[str], says: str) -> None:
     done = llama_ray(*words, "--url", "http://127.0.0.1:9")
-    assert done.returncode == 1 and done.stderr.startswith(f"{words[0]}: ") and says in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(f"{words[0]}: ") and says in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -127,4 +127,4 @@ def test_a_file_of_no_known_format_is_refused_as_such() -> None:
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
     done = llama_ray("estimate", "demo", "--gpu", "h9")
-    assert done.returncode == 1 and "h100-sxm" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "h100-sxm" in done.stderr and "Traceback" not in done.stderr

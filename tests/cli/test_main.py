@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.doctor import command as doctor
 from cli.main import app
 from deployments.local import up
 from tests.support.programs import REPOSITORY, environment
@@ -43,6 +44,75 @@ def test_version_is_that_of_the_package() -> None:
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["up", str(tmp_path / "absent.yaml")])
     assert done.exit_code == 2 and "does not exist" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_settings_without_a_configuration_file_are_over_that_of_the_environment_or_the_defaults(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Path | None, list[str]]] = []
+
+    def run(path: Path | None, overrides: list[str], **_: object) -> int:
+        calls.append((path, list(overrides)))
+        return 0
+
+    monkeypatch.setattr(up, "serve_file", run)
+    monkeypatch.setattr(doctor, "run", run)
+    words = ["http_options.port=1", "ckpt_dir=hf://a//b"]
+    for command in ("up", "doctor"):
+        done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config)})
+        assert done.exit_code == 0, done.output
+        done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config) + ".absent"})
+        assert done.exit_code == 2 and "does not exist" in done.output
+    assert CliRunner().invoke(app, ["doctor", *words]).exit_code == 0
+    assert calls == [(config, words), (config, words), (None, words)]
+    done = CliRunner().invoke(app, ["up", *words])
+    assert (
+        done.exit_code == 2
+        and "'http_options.port=1' is a setting" in done.output
+        and "serve_config.yaml" in done.output
+    )
+
+
+def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Path, list[str]]] = []
+
+    def serve_file(path: Path, overrides: list[str], *, verbose: bool) -> int:
+        calls.append((path, list(overrides)))
+        return 0
+
+    monkeypatch.setattr(up, "serve_file", serve_file)
+    monkeypatch.chdir(tmp_path)
+    Path("ranks=2").write_text("applications: [{name: llama}]")
+    assert CliRunner().invoke(app, ["up", "ranks=2", "seed=3"]).exit_code == 0
+    assert calls == [(Path("ranks=2"), ["seed=3"])]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("convert demo out --format gguf", "'gguf' is not one of 'hf', 'meta'."),
+        ("convert demo out --format hf --shards 0", "must be at least 1"),
+        ("convert demo out --format meta --quantize int4", "convert with --format hf"),
+        ("estimate demo --ranks x", "must be a whole number"),
+        ("estimate demo --gpu h9", "must be one of rtx3090"),
+        ("estimate max_seq_len=5", "Write it as an option: --max-seq-len 5"),
+        ("estimate demo max_seq_len=5", "Write it as an option: --max-seq-len 5"),
+        ("env port=1", "KEY=VALUE is for up and doctor"),
+        ("chat --temperature 9", "must be at most 2"),
+        ("bench --timeout soon", "must be a number"),
+        ("bench --url ftp://x", "the URL must be like http://127.0.0.1:8000"),
+        ("chat -q a --url http://x:99999", "the URL has no valid port"),
+        ("up pyproject.toml seed", "'seed' is not of the form KEY=VALUE"),
+        ("doctor pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
+        ("doctor absent.yaml", "file 'absent.yaml' does not exist"),
+    ],
+)
+def test_wrong_usage_has_status_2_and_words_of_our_own(words: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    done = CliRunner().invoke(app, words.split())
+    shown = " ".join(done.output.split())
+    assert done.exit_code == 2 and says in shown, shown
+    assert not any(theirs in shown for theirs in ("Value error", "Input should", "Traceback"))
 
 
 def test_a_misspelt_override_ends_the_command_with_one_line(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +161,7 @@ def test_the_earlier_name_of_the_command_still_works(arguments: list[str]) -> No
         check=False,
         timeout=180,
     )
-    assert done.returncode == 1 and "usage: llama-ray up CONFIG.yaml" in done.stderr
+    assert done.returncode == 2 and "usage: llama-ray up CONFIG.yaml" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["chat", "-q", "Hi"], ["bench"]])
