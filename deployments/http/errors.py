@@ -160,10 +160,11 @@ def as_llama_error(error: BaseException) -> LlamaError:
     return error if isinstance(error, LlamaError) else INTERNAL
 
 
-def route_not_found(suggested: str = "", named: str = "") -> RouteNotFound:
-    """suggested: the path that was probably meant. named: the method and path that do not exist, in words of our own."""
+def route_not_found(suggested: str = "", named: str = "", *, has_wrong_base: bool = True) -> RouteNotFound:
+    """suggested: the path that was probably meant. named: the method and path that do not exist, in words of our own.
+    has_wrong_base: the two differ not only by slashes at the end."""
     meant = f" Did you mean {suggested}?" if suggested else ""
-    if "/v1/" in suggested:
+    if "/v1/" in suggested and has_wrong_base:
         meant += " OpenAI's clients take a base URL that ends in /v1, once."
     what = f"route {named}" if named else "such route"
     return RouteNotFound(f"There is no {what}; GET /docs lists them.{meant}")

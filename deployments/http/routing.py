@@ -79,16 +79,22 @@ class ApiRouter:
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A path with parameters, and whatever no route takes."""
-        if scope["type"] == "http" and (methods := self._methods.get(route_path(scope))):
-            # Starlette would name the methods of the path's first route alone.
-            raise HTTPException(405, headers={"Allow": ", ".join(sorted(methods))})
+        if scope["type"] == "http":
+            path = route_path(scope)
+            if methods := self._methods.get(path):
+                # Starlette would name the methods of the path's first route alone.
+                raise HTTPException(405, headers={"Allow": ", ".join(sorted(methods))})
+            if path.rstrip("/") in self._methods:  # /v1/models/ would be the model without a name
+                await self._not_found(scope, receive, send)
         await self._router(scope, receive, send)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._router.not_found(scope, receive, send)
             return
-        raise route_not_found(self._suggested(scope), self._named(scope))
+        suggested = self._suggested(scope)
+        has_wrong_base = suggested != scope.get("root_path", "") + route_path(scope).rstrip("/")
+        raise route_not_found(suggested, self._named(scope), has_wrong_base=has_wrong_base)
 
     def _named(self, scope: Scope) -> str:
         """The method and path of a request, if every word of them is one of our own; else "". Never the client's text."""

@@ -139,7 +139,6 @@ def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/models", "/v1/models"),
         ("//v1/models", "/v1/models"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/api/v1/completions", "/v1/completions"),
         ("/v1/tokenize", "/tokenize"),
     ],
@@ -148,6 +147,19 @@ def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str
     error = assert_error(http.post(served.url + path, json={}), 404, "not_found")
     hint = " OpenAI's clients take a base URL that ends in /v1, once." if meant.startswith("/v1/") else ""
     assert error["message"] == f"There is no route POST {path}; GET /docs lists them. Did you mean {meant}?{hint}"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/messages", "/tokenize", "/health"])
+@pytest.mark.parametrize("slashes", ["/", "//"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_slash_at_the_end_is_told_the_path_without_it(served: Served, path: str, slashes: str, method: str) -> None:
+    """/v1/models/ is not the model without a name."""
+    answer = http.request(method, served.url + path + slashes, json={})
+    message = f"There is no route {method} {path}{slashes}; GET /docs lists them. Did you mean {path}?"
+    if path == "/v1/messages":  # Anthropic's form
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, message)
+    else:
+        assert assert_error(answer, 404, "not_found")["message"] == message
 
 
 def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
