@@ -112,8 +112,7 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
         _check_prompt_logprobs(prompts, body.num_sampled, body.logprobs, "logprobs", "with echo, ")
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, body.num_sampled, body.prompt_logprobs, "prompt_logprobs")
-    limit = body.token_limit
-    limits = [_max_tokens(prompt, limit, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
+    limits = [_max_tokens(prompt, body, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
     num_returned = body.n or 1
     ranks_choices = body.num_sampled > num_returned
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
@@ -136,7 +135,7 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     use = body.tool_use()
     prompt = await encode_chat(body, encoder)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
+    limits = [_max_tokens(prompt, body, engine.max_seq_len, "messages", engine)]
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
     _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
@@ -204,15 +203,16 @@ def _check_against_model(body: GenerationBody, engine: Engine, neutral: Neutral)
         refuse_unsupported(body.given(), neutral)
 
 
-def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, engine: Engine) -> int:
+def _max_tokens(prompt: list[int], body: GenerationBody, default: int, param: str, engine: Engine) -> int:
     """The requested limit, or the default bounded by the context. The prompt leaves room for one token.
 
     0 becomes 1: a sequence samples at least one token, which the answer leaves out (`Plan.only_prompt`).
     """
+    limit = body.token_limit
     if limit is None or limit == NO_LIMIT:
         return min(default if limit is None else engine.max_seq_len, engine.max_seq_len - len(prompt))
     limit = max(limit, 1)
-    check_length(len(prompt), limit, engine.max_seq_len, param=param)
+    check_length(len(prompt), limit, engine.max_seq_len, param=param, limit_param=body.name_of_limit)
     return limit
 
 

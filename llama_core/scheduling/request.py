@@ -20,22 +20,32 @@ class FinishReason(StrEnum):
 
 
 def check_length(
-    num_tokens: int, num_new: int, max_seq_len: int, *, param: str = "prompt", is_lower_bound: bool = False
+    num_tokens: int,
+    num_new: int,
+    max_seq_len: int,
+    *,
+    param: str = "prompt",
+    limit_param: str = "max_tokens",
+    is_lower_bound: bool = False,
 ) -> None:
     """Raises ContextLengthExceeded unless a prompt of `num_tokens` tokens and `num_new` new tokens fit the context.
 
-    is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so. LangChain and LiteLLM recognize their
-    context-window errors by the words "Input tokens exceed the configured limit of N tokens".
+    param: the prompt's field. limit_param: the field that asks for the new tokens, which is at fault where the prompt and one
+    token fit. is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so. LangChain and LiteLLM recognize
+    their context-window errors by the words "Input tokens exceed the configured limit of N tokens".
     """
-    if num_tokens + num_new > max_seq_len:
-        size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
-        asked = f" and {num_new} more are asked for, {num_tokens + num_new} in all" if num_new > 1 else ""
-        least = " and includes one generated token" if num_new == 1 else ""
+    if num_tokens + num_new <= max_seq_len:
+        return
+    words = f"Input tokens exceed the configured limit of {max_seq_len} tokens"
+    if num_new > 1 and num_tokens < max_seq_len:
         raise ContextLengthExceeded(
-            f"{param}: Input tokens exceed the configured limit of {max_seq_len} tokens, which is the context{least}; "
-            f"the prompt has {size}{asked}",
-            param=param,
+            f"{limit_param}: must be at most {max_seq_len - num_tokens}, because the prompt has {num_tokens} tokens; with "
+            f"{num_new} more, {words}, which is the context",
+            param=limit_param,
         )
+    size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
+    least = " and includes one generated token" if num_new >= 1 else ""
+    raise ContextLengthExceeded(f"{param}: {words}, which is the context{least}; the prompt has {size}", param=param)
 
 
 def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:

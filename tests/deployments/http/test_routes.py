@@ -1,5 +1,6 @@
 """Completions and chats as the official openai package asks for them."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -210,6 +211,31 @@ def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(serv
     ):
         error = assert_error(http.post(served.url + path, json=body), 400, "context_length_exceeded")
         assert words in str(error["message"])
+
+
+def test_an_overflow_by_max_tokens_says_so_and_how_many_fit(served: Served) -> None:
+    words = f"Input tokens exceed the configured limit of {MAX_SEQ_LEN} tokens"
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body, name in (
+        ("/v1/completions", {"prompt": [5] * 50}, "max_tokens"),
+        ("/v1/completions", {"prompt": [5] * 50}, "n_predict"),
+        ("/v1/chat/completions", chat, "max_completion_tokens"),
+        ("/v1/responses", {"input": "x"}, "max_output_tokens"),
+    ):
+        answer = http.post(served.url + path, json=body | {name: MAX_SEQ_LEN})
+        error = assert_error(answer, 400, "context_length_exceeded")
+        message = str(error["message"])
+        found = re.match(rf"{name}: must be at most (\d+), because the prompt has ", message)
+        assert error["param"] == name and words in message and found is not None
+        most = int(found[1])
+        assert path != "/v1/completions" or most == MAX_SEQ_LEN - 50
+        assert http.post(served.url + path, json=body | {name: most}).status_code == 200
+    error = assert_error(
+        http.post(served.url + "/v1/completions", json={"prompt": [5] * MAX_SEQ_LEN, "max_tokens": 99}),
+        400,
+        "context_length_exceeded",
+    )
+    assert error["param"] == "prompt" and str(error["message"]).startswith(f"prompt: {words}")
 
 
 def test_no_new_tokens_with_echo_score_the_prompt(served: Served, client: openai.OpenAI) -> None:
