@@ -8,7 +8,7 @@ import asyncio
 import re
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ REASONS = {
     "bool_type": "must be true or false",
     "string_too_long": "must have at most {max_length} characters",
     "list_type": "must be a list",
+    "dict_type": "must be an object",
     "model_type": "must be an object",
     "finite_number": "must be finite",
     "greater_than": "must be greater than {gt}",
@@ -50,6 +51,17 @@ REASONS = {
     "too_short": "must have at least {min_length} items",
     "too_long": "must have at most {max_length} items",
     "literal_error": "must be one of {expected}",
+    "union": "must be {types}",
+}
+
+# pydantic's names of the types of a union, which end the place of each of its errors.
+OBJECT = "dict[str,any]"  # a part of each of our unions
+UNION_TYPES = {"str": "a string", "bool": "true or false", OBJECT: "an object"}
+# By the field that makes a prompt, the route that takes it.
+ROUTES = {
+    "messages": "messages go to /v1/chat/completions",
+    "prompt": "a prompt goes to /v1/completions",
+    "input": "input goes to /v1/responses",
 }
 
 
@@ -194,11 +206,30 @@ def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
     try:
         return kind.model_validate(present)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)[0]
-    raise _explain(details)
+        details = _first(error.errors(include_url=False, include_input=False))
+    raise _explain(details, _other_route(kind, details, present))
 
 
-def _explain(details: ErrorDetails) -> InvalidRequest:
+def _first(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """The first error. Those of a union are one, which names every type."""
+    first, place = errors[0], errors[0]["loc"][:-1]
+    same = [str(error["loc"][-1]) for error in errors if error["loc"] and error["loc"][:-1] == place]
+    if len(same) < 2 or OBJECT not in same or not UNION_TYPES.keys() >= set(same):
+        return first
+    *others, last = (UNION_TYPES[name] for name in same)
+    return {**first, "loc": place, "type": "union", "ctx": {"types": f"{', '.join(others)} or {last}"}}
+
+
+def _other_route(kind: type[BaseModel], details: ErrorDetails, given: Mapping[str, Any]) -> str:
+    """Where a body belongs that has another route's prompt instead of its own; "" for other errors."""
+    if details["type"] != "missing" or details["loc"][0] not in ROUTES:
+        return ""
+    sent = next((name for name in ROUTES if name in given and name not in kind.model_fields), None)
+    return f"; {ROUTES[sent]}" if sent is not None else ""
+
+
+def _explain(details: ErrorDetails, hint: str) -> InvalidRequest:
+    """hint: ends the message."""
     context = details.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, InvalidRequest) and not details["loc"]:
@@ -219,7 +250,7 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
             .format(**context)
             .replace("at least 1 items", "at least 1 item")
         )
-    message = f"{param}: {reason}"
+    message = f"{param}: {reason}{hint}"
     if isinstance(cause, InvalidRequest) and not isinstance(cause, InvalidParameter):
         return type(cause)(message, param=param)
     if param.startswith("messages"):

@@ -148,6 +148,29 @@ def test_a_bad_value_names_its_field_and_never_itself(field: str, value: object)
     assert len(caught.value.message) < 200
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (CompletionBody, {"messages": [USER]}, "prompt: is required; messages go to /v1/chat/completions"),
+        (ChatBody, {"prompt": "x"}, "messages: is required; a prompt goes to /v1/completions"),
+        (ChatBody, {"input": "x"}, "messages: is required; input goes to /v1/responses"),
+        (ResponsesBody, {"messages": [USER]}, "input: is required; messages go to /v1/chat/completions"),
+        (MessagesBody, {"prompt": "x", "max_tokens": 5}, "messages: is required; a prompt goes to /v1/completions"),
+        (ChatBody, {}, "messages: is required"),
+        (ClassifyBody, {"messages": [USER]}, "labels: is required"),
+        (ChatBody, {"messages": [USER], "response_format": "json_object"}, "response_format: must be an object"),
+        (ChatBody, {"messages": [USER], "guided_json": 5}, "guided_json: must be an object, a string or true or false"),
+        (CompletionBody, {"prompt": "x", "json_schema": []}, "json_schema: must be an object or a string"),
+        (ResponsesBody, {"input": "x", "tool_choice": 5}, "tool_choice: must be a string or an object"),
+        (ResponsesBody, {"input": "x", "metadata": {"str": 5, "bool": 5}}, "metadata.str: must be a string"),
+    ],
+)
+def test_a_refusal_says_what_is_needed_instead(kind: type[BaseModel], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validate(kind, fields)
+    assert (refused.value.message, refused.value.param) == (message, message.partition(":")[0])
+
+
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     CompletionBody: {"prompt": "x", "echo": True},
     ChatBody: {"messages": [USER], "logprobs": True},
