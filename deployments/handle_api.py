@@ -153,7 +153,8 @@ class HandleApi:
         return self.service.abort(request_id)
 
     async def drain(self) -> None:
-        """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""
+        """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended. Those
+        that have not within `drain_timeout_s` are aborted."""
         await self.service.drain()
 
     async def _generate(

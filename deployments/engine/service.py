@@ -131,10 +131,11 @@ class LlamaService:
         )
 
     async def drain(self) -> None:
-        """Take no new request, and wait up to `drain_timeout_s` for the live ones to end."""
+        """Take no new request, and wait up to `drain_timeout_s` for the live ones to end. Those that have not are aborted."""
         self._draining = True
         if self._loop is not None and not await self._loop.drain(self.args.drain_timeout_s):
             log.warning("live requests have not ended within %.0f s and are aborted", self.args.drain_timeout_s)
+            self._loop.fail(NotReady("the server has shut down"))
 
     async def stop(self) -> None:
         """End remaining requests and all ranks. No process of the group remains when this returns."""

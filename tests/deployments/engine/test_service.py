@@ -101,6 +101,21 @@ async def test_stop_ends_live_streams_with_an_error() -> None:
             pass
 
 
+async def test_draining_aborts_what_has_not_ended_in_time() -> None:
+    group = FakeGroup(step_s=0.01, token=lambda tokens: 5)
+    engine = service(group, drain_timeout_s=0.02)
+    await engine.start()
+    stream = engine.submit([1, 5], SamplingParams(max_tokens=50))
+    await anext(stream)
+    await engine.drain()
+    assert stream.ended and engine.describe().blocks_used == 0
+    assert engine.readiness().phase == "draining" and engine.live()
+    with pytest.raises(NotReady):
+        async for _ in stream:
+            pass
+    await engine.stop()
+
+
 async def test_the_engines_state_counts_requests_and_blocks_in_use() -> None:
     group = FakeGroup(token=lambda tokens: 5, step_s=0.005)
     engine = service(group)
