@@ -62,8 +62,8 @@ class Backend(Protocol):
 
     name: the backend and its instructions, for logs. weight_bytes: of this rank in memory. working_bytes: memory of a step
     beside weights and cache. cache_block_bytes: keys and values of one block in all layers. seconds_waited: for the
-    other ranks, in all steps whose results were read; a backend may count the transfers of collectives too. None if unknown.
-    seconds_sampled: in sampling, in the same steps; None if unknown.
+    other ranks and, on CPUs, for masks, in all steps whose results were read; a backend may count the transfers of collectives
+    too. None if unknown. seconds_sampled: in sampling, in the same steps; None if unknown.
 
     Each backend has a function `step_bytes`, which states working_bytes before the backend is made (`StepBytes`).
     """

@@ -89,8 +89,8 @@ class ModelRunner:
             self._grammars.prepare()
 
     def seconds_waited(self) -> float | None:
-        """Seconds waited for the other ranks in all steps so far; None where the backend does not measure it. From any
-        thread."""
+        """Seconds waited for the other ranks, and on CPUs for masks of grammars, in all steps so far; None where the backend
+        does not measure it. From any thread."""
         return self.backend.seconds_waited
 
     def seconds_sampled(self) -> float | None:

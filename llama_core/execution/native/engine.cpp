@@ -128,7 +128,9 @@ const char* llama_instructions() {
 
 float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
 const double* llama_seconds(Engine* engine) { return engine->seconds; }
-double llama_waited(Engine* engine) { return engine->all_gather ? engine->all_gather->waited() : 0.0; }
+double llama_waited(Engine* engine) {
+    return engine->waited_for_masks + (engine->all_gather ? engine->all_gather->waited() : 0.0);
+}
 size_t llama_weight_bytes(Engine* engine) { return engine->weight_bytes; }
 size_t llama_working_bytes(Engine* engine) { return engine->working_bytes; }
 

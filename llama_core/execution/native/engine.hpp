@@ -28,7 +28,8 @@ class Engine {
     Slots slots{};
     Memory logits;  // float [max_samples][full_vocab]
     std::unique_ptr<AllGather> all_gather;
-    double seconds[kNumOps] = {};  // spent in each op, since the start
+    double seconds[kNumOps] = {};  // spent in each op, since the start; without waited_for_masks
+    double waited_for_masks = 0;
     size_t weight_bytes = 0, working_bytes = 0;
 };
 

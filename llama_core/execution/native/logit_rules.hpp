@@ -35,10 +35,14 @@ LLAMA_DEFINE_STRUCT(LogitRules, LLAMA_LOGIT_RULES)
 #define LLAMA_TOKEN_MASK(field) field(const uint32_t*, bits) field(uint32_t*, is_ready)
 LLAMA_DEFINE_STRUCT(TokenMask, LLAMA_TOKEN_MASK)
 
-inline void wait(const TokenMask& mask) {
+// Returns the seconds waited.
+inline double wait(const TokenMask& mask) {
     std::atomic_ref<uint32_t> is_ready(*mask.is_ready);
+    if (is_ready.load(std::memory_order_acquire)) return 0;
+    const double began = seconds_now();
     CoreSharing sharing;
     for (int i = 0; !is_ready.load(std::memory_order_acquire); i++) i < 64 ? relax() : sharing.yield();
+    return seconds_now() - began;
 }
 // clang-format on
 
@@ -47,15 +51,12 @@ class LogitEditor {
     explicit LogitEditor(int vocab)
         : vocab_(vocab), edited_(new float[vocab]), uses_(static_cast<uint32_t*>(std::calloc(vocab, sizeof(uint32_t)))) {}
 
-    // The changed logits, valid until the next call. `tokens`: of positions 0 .. position of the sequence. `rules` and `mask`
-    // may be null.
+    // The changed logits, valid until the next call. `tokens`: of positions 0 .. position of the sequence. `rules` and `mask`,
+    // which is ready, may be null.
     const float* edit(const float* logits, const int64_t* tokens, int64_t position, const SlotSampling& how,
                       const LogitRules* rules, const TokenMask* mask) {
         std::memcpy(edited_.get(), logits, vocab_ * sizeof(float));
-        if (mask && mask->bits) {
-            wait(*mask);
-            keep(mask->bits);
-        }
+        if (mask) keep(mask->bits);
         if (rules) {
             if (rules->allowed) keep(rules->allowed);
             ban_words(*rules, tokens, position);

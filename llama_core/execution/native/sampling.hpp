@@ -46,15 +46,16 @@ class Sampler {
     int64_t sample_edited(const float* logits, int vocab, const SlotSampling& how, int64_t position, const int64_t* tokens,
                           const LogitRules* rules, const TokenMask* mask) {
         if (!std::isfinite(greatest(logits, vocab))) return kNotFinite;
-        if (mask && !rules) {
-            wait(*mask);
-            if (collect(mask->bits, vocab)) return sample_collected(logits, how, position);
-        }
+        if (mask) waited_ += wait(*mask);
+        if (mask && !rules && collect(mask->bits, vocab)) return sample_collected(logits, how, position);
         const float* edited = editor_.edit(logits, tokens, position, how, rules, mask);
         const float highest = greatest_or_infinite(edited, vocab);
         if (highest == -std::numeric_limits<float>::infinity()) return kNothingAllowed;
         return sample_below<true>(edited, vocab, how, position, highest);
     }
+
+    // Seconds that it waited for masks of grammars, so far.
+    double waited() const { return waited_; }
 
   private:
     // Lists the tokens that have a bit, if they are few enough for a list to be faster than a pass over all.
@@ -236,6 +237,7 @@ class Sampler {
     int64_t count_[kBuckets];
     double total_ = 0;
     LogitEditor editor_;
+    double waited_ = 0;
 };
 
 }  // namespace llama

@@ -55,6 +55,7 @@ class Transformer : public Engine, private Tasks {
         working_bytes = hidden_states_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + hidden_.bytes() +
                         last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes();
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
+        waited_before_.resize(s.threads);
         plan_.reserve(s);
         program_.reserve(16 * (s.layers + 2));
     }
@@ -207,6 +208,7 @@ class Transformer : public Engine, private Tasks {
     void ended(const Phase& phase) override {
         const double now = seconds_now();
         seconds[phase.op] += now - phase_began_;
+        if (phase.op == kSample && masks_) count_wait();
         phase_began_ = now;
     }
 
@@ -324,6 +326,17 @@ class Transformer : public Engine, private Tasks {
         sampled_[i] = samplers_[thread].sample_edited(row, shape.full_vocab, how, sample.position, tokens, rules, mask);
     }
 
+    // The threads wait for the masks of different samples at the same time, and then for each other.
+    void count_wait() {
+        double longest = 0;
+        for (size_t i = 0; i < samplers_.size(); i++) {
+            longest = std::max(longest, samplers_[i].waited() - waited_before_[i]);
+            waited_before_[i] = samplers_[i].waited();
+        }
+        waited_for_masks += longest;
+        seconds[kSample] -= longest;
+    }
+
     void share_sampled() {
         const size_t bytes = plan_.samples.size() * sizeof(int64_t);
         if (shape.rank == 0) std::memcpy(all_gather->own_part(), sampled_, bytes);
@@ -339,7 +352,8 @@ class Transformer : public Engine, private Tasks {
     AttentionLayer<T> attention_;
     Activations<T> hidden_states_, qkv_;
     Inputs<T> normed_, attended_, hidden_, last_;
-    std::vector<Sampler> samplers_;  // one for each thread
+    std::vector<Sampler> samplers_;      // one for each thread
+    std::vector<double> waited_before_;  // of each, before this step
 
     // The step in flight.
     StepPlan plan_;

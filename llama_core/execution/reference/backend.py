@@ -1,6 +1,7 @@
 """A step in plain torch, on any device: the reference for the other backends."""
 
 import math
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -54,6 +55,7 @@ class TorchBackend:
         self._cache: KVCache | None = None
         self._hidden_states = self._logits = torch.empty(0)
         self._sampling = stopwatch_of(parallel.device)
+        self._waited_for_masks_s = 0.0
 
     @property
     def name(self) -> str:
@@ -77,8 +79,8 @@ class TorchBackend:
 
     @property
     def seconds_waited(self) -> float:
-        """In collectives, the exchange of values included."""
-        return self.model.collectives.seconds
+        """In collectives, the exchange of values included, and for masks."""
+        return self.model.collectives.seconds + self._waited_for_masks_s
 
     @property
     def seconds_sampled(self) -> float:
@@ -112,6 +114,10 @@ class TorchBackend:
         slots = self._slots
         index, positions = torch.tensor(samples, device=self._parallel.device).unbind(1)
         if self._parallel.rank == 0:
+            if masks is not None:
+                began_s = time.perf_counter()
+                masks.wait()
+                self._waited_for_masks_s += time.perf_counter() - began_s
             with self._sampling.timing():
                 finite = logits.sum(-1).isfinite()
                 edited = edit_logits(logits, samples, slots.rules, slots.tokens, masks)

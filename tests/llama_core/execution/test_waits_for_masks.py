@@ -1,0 +1,44 @@
+"""A rank that waits for the mask of a grammar does not compute: the time counts as waited, not as sampling."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_core.execution.grammars.follower import AnswerFollower
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Row, SlotInit, StepInput
+from llama_core.text import grammar as grammars
+from llama_core.text.registry import load_tokenizer
+from tests.support import on_ranks
+
+DEMO = Path(__file__).parents[3] / "demo"
+TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+MASK_S = 0.3
+
+
+@pytest.mark.parametrize("presence_penalty", [0.0, 1.0], ids=["without other rules", "with a penalty"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_the_time_of_a_late_mask_is_waited(
+    monkeypatch: pytest.MonkeyPatch, backend: str, presence_penalty: float
+) -> None:
+    masks = AnswerFollower.masks
+
+    def slow(self: AnswerFollower, *args: Any) -> Any:
+        time.sleep(MASK_S)
+        return masks(self, *args)
+
+    monkeypatch.setattr(AnswerFollower, "masks", slow)
+    runner = on_ranks.new_runner(alone("cpu"), str(DEMO), backend=backend)
+    grammar = grammars.for_answer(grammars.regex_grammar("[a-z]+"), TOKENIZER)
+    params = SamplingParams(grammar=grammar, max_tokens=9, presence_penalty=presence_penalty)
+    prompt = TOKENIZER.encode("Tell", bos=True, eos=False)
+    init = SlotInit(0, prompt, [0], params)
+    waited, sampled = runner.seconds_waited(), runner.seconds_sampled()
+    assert waited is not None and sampled is not None
+    runner.step(StepInput(0, 1, rows=[Row(0, 0, len(prompt), True)], admit=[init]))
+    now_waited, now_sampled = runner.seconds_waited(), runner.seconds_sampled()
+    assert now_waited is not None and now_sampled is not None
+    assert now_waited - waited > MASK_S / 2 > now_sampled - sampled
