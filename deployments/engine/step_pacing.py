@@ -102,11 +102,16 @@ class StepPacing:
 
     def completed(self, step: SentStep, output: StepOutput, now_s: float) -> None:
         """Learn from the output of a step, the oldest in flight."""
-        self.costs.observe(step.shape, output.elapsed_ms)
+        own_ms = output.elapsed_ms - output.mask_wait_ms
+        # Otherwise it may have waited for masks all the same, on a backend that does not measure it.
+        is_measured = output.mask_wait_ms > 0 or not output.deferred
+        if is_measured:
+            self.costs.observe(step.shape, own_ms)
         if not step.is_queued and step.sent_s - self._completed_s < _STEADY_S:
             self.costs.observe_gap((now_s - self._completed_s) * 1e3 - output.elapsed_ms)
         self._completed_s = now_s
-        self._limit_prompt_tokens(step.shape, output.elapsed_ms)
+        if is_measured:
+            self._limit_prompt_tokens(step.shape, own_ms)
 
     def _limit_prompt_tokens(self, shape: StepShape, elapsed_ms: float) -> None:
         """Learn from a step with prompts how many prompt tokens fit into the times that a step and a chunk may take."""

@@ -38,22 +38,24 @@ class Sampled(NamedTuple):
     """The tokens that a step's rows sampled, in order, and the indices whose tokens are placeholders: their logits were not
     finite, or no token was allowed. logprobs: reads those of each token, with the MAX_TOP_LOGPROBS most likely; to be called by
     the thread that starts steps, before its next one. None where the step was started without `keep_logits`, or where the
-    backend leaves them to `logits_of_samples`."""
+    backend leaves them to `logits_of_samples`. mask_wait_s: for which the sampling waited for masks; 0 where unknown."""
 
     tokens: list[int]
     non_finite: list[int]
     refused: list[int]
     logprobs: Callable[[], list[TokenLogprob]] | None = None
+    mask_wait_s: float = 0.0
 
     @classmethod
-    def of(cls, tokens: list[int]) -> "Sampled":
+    def of(cls, tokens: list[int], mask_wait_s: float = 0.0) -> "Sampled":
         """tokens: NOT_FINITE or NOTHING_ALLOWED instead of a token where there is none."""
         if min(tokens, default=0) >= 0:
-            return cls(tokens, [], [])
+            return cls(tokens, [], [], mask_wait_s=mask_wait_s)
         return cls(
             [max(0, token) for token in tokens],
             [i for i, token in enumerate(tokens) if token == NOT_FINITE],
             [i for i, token in enumerate(tokens) if token == NOTHING_ALLOWED],
+            mask_wait_s=mask_wait_s,
         )
 
 

@@ -134,7 +134,8 @@ class StepOutput:
     refused: no token was allowed there, for the reason that the pair gives. forced: the tokens that rows' grammars leave no
     choice but to generate, where rank 0 has found some. shortened: each i for which tokens[i] could not be any that
     the grammar allows, so that JSON or calls of tools end within max_tokens. deferred: each i whose mask of a grammar was not
-    ready in time, so that tokens[i] is undefined and a later step has to sample it.
+    ready in time, so that tokens[i] is undefined and a later step has to sample it. mask_wait_ms: of elapsed_ms, the time
+    that sampling waited for masks; 0 where the backend does not measure it.
     """
 
     epoch: int
@@ -148,6 +149,7 @@ class StepOutput:
     shortened: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
     elapsed_ms: float = 0.0
+    mask_wait_ms: float = 0.0
     device_memory_bytes: int = 0
 
 

@@ -171,6 +171,7 @@ class NativeBackend:
         for name, weight in weights:
             self._pack(name, weight)
         self._sampled = torch.empty(config.max_step_samples, dtype=torch.int64)
+        self._mask_wait_s = 0.0  # of all steps
         buffer = (ctypes.c_float * (config.max_step_samples * model.vocab_size)).from_address(
             self._native.llama_logits(self._engine)
         )
@@ -235,7 +236,13 @@ class NativeBackend:
         )
         if failed:
             self._gloo_fallback.reraise()
-        return Pending.done(Sampled.of(self._sampled[:count].tolist()))
+        mask_wait_s = 0.0 if masks is None else self._latest_mask_wait_s()
+        return Pending.done(Sampled.of(self._sampled[:count].tolist(), mask_wait_s))
+
+    def _latest_mask_wait_s(self) -> float:
+        """Seconds that the latest step has waited for its masks."""
+        before_s, self._mask_wait_s = self._mask_wait_s, float(self._native.llama_waited_for_masks(self._engine))
+        return self._mask_wait_s - before_s
 
     def queue_samples(self) -> None:
         """`start` has computed them."""

@@ -128,6 +128,7 @@ const char* llama_instructions() {
 
 float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
 const double* llama_seconds(Engine* engine) { return engine->seconds; }
+double llama_waited_for_masks(Engine* engine) { return engine->waited_for_masks; }
 double llama_waited(Engine* engine) {
     return engine->waited_for_masks + (engine->all_gather ? engine->all_gather->waited() : 0.0);
 }

@@ -148,6 +148,7 @@ def load_library() -> ctypes.CDLL:
         ("logits", pointer, (pointer,)),
         ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),
         ("waited", ctypes.c_double, (pointer,)),
+        ("waited_for_masks", ctypes.c_double, (pointer,)),
         ("weight_bytes", size, (pointer,)),
         ("working_bytes", size, (pointer,)),
         ("instructions", text, ()),

@@ -55,7 +55,7 @@ class TorchBackend:
         self._cache: KVCache | None = None
         self._hidden_states = self._logits = torch.empty(0)
         self._sampling = stopwatch_of(parallel.device)
-        self._waited_for_masks_s = 0.0
+        self._mask_wait_s = 0.0
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class TorchBackend:
     @property
     def seconds_waited(self) -> float:
         """In collectives, the exchange of values included, and for masks."""
-        return self.model.collectives.seconds + self._waited_for_masks_s
+        return self.model.collectives.seconds + self._mask_wait_s
 
     @property
     def seconds_sampled(self) -> float:
@@ -113,11 +113,13 @@ class TorchBackend:
         """Sample the tokens of these slots and positions from logits [D, vocab], and store them as input."""
         slots = self._slots
         index, positions = torch.tensor(samples, device=self._parallel.device).unbind(1)
+        mask_wait_s = 0.0
         if self._parallel.rank == 0:
             if masks is not None:
                 began_s = time.perf_counter()
                 masks.wait()
-                self._waited_for_masks_s += time.perf_counter() - began_s
+                mask_wait_s = time.perf_counter() - began_s
+                self._mask_wait_s += mask_wait_s
             with self._sampling.timing():
                 finite = logits.sum(-1).isfinite()
                 edited = edit_logits(logits, samples, slots.rules, slots.tokens, masks)
@@ -132,7 +134,7 @@ class TorchBackend:
         with self.model.collectives.timing():
             self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens.clamp(min=0)
-        sampled = Sampled.of(tokens.tolist())
+        sampled = Sampled.of(tokens.tolist(), mask_wait_s)
         self.model.collectives.read()
         self._sampling.read()
         return sampled

@@ -77,6 +77,7 @@ outputs = st.builds(
     prompt_logprobs=st.lists(st.builds(PromptLogprobs, ids, ids, st.lists(logprobs))),
     non_finite=st.lists(ids),
     elapsed_ms=numbers,
+    mask_wait_ms=numbers,
     device_memory_bytes=ids,
 )
 replies = (

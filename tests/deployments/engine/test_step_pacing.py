@@ -70,10 +70,15 @@ def make(slots: int = 4) -> Scheduler:
     return Scheduler(SchedulerConfig(slots, 4000, frozenset({EOS})), BlockPool(1000, 16))
 
 
-async def decode(sent_s: float, num_rows: int = 2, is_queued: bool = False) -> SentStep:
-    batch = StepInput(0, 1, [Row(slot, 9, 1, True) for slot in range(num_rows)])
+async def decode(sent_s: float, num_rows: int = 2, is_queued: bool = False, num_drafts: int = 0) -> SentStep:
+    batch = StepInput(0, 1, [Row(slot, 9, 1 + num_drafts, True, num_drafts) for slot in range(num_rows)])
     output: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
     return SentStep(batch, output, StepShape.of(batch), sent_s, is_queued)
+
+
+async def prompt(num_tokens: int) -> SentStep:
+    batch = StepInput(0, 1, [Row(0, 0, num_tokens, True)])
+    return (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
 
 
 def taking(seconds: float) -> StepOutput:
@@ -151,13 +156,9 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
     assert scheduler.prompt_budget.max_tokens == TOKENS_ALONE, "no step has been measured"
     pacing.completed(await decode(0.0, 300), taking(1000.0), 1000.0)
     assert scheduler.prompt_budget.max_tokens == TOKENS_ALONE, "decode steps give no prefill rate"
-    batch = StepInput(0, 1, [Row(0, 0, 400, True)])
-    step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
-    pacing.completed(step, taking(400 / tokens_a_second), 2000.0)
+    pacing.completed(await prompt(400), taking(400 / tokens_a_second), 2000.0)
     assert scheduler.prompt_budget.max_tokens == longest
-    batch = StepInput(0, 2, [Row(0, 0, LEAST_PROMPT_TOKENS, True)])
-    step = step._replace(batch=batch, shape=StepShape.of(batch))
-    pacing.completed(step, taking(LEAST_PROMPT_TOKENS / 200.0), 3000.0)
+    pacing.completed(await prompt(LEAST_PROMPT_TOKENS), taking(LEAST_PROMPT_TOKENS / 200.0), 3000.0)
     assert scheduler.prompt_budget.max_tokens == 200 * LONGEST_STEP_S, (
         "the limit of slow ranks grows again when they are faster"
     )
@@ -166,10 +167,31 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
 @pytest.mark.parametrize(("tokens_a_second", "chunk"), [(1000.0, TOKENS_A_PROMPT), (40_000.0, 40_000 * CHUNK_S)])
 async def test_fast_ranks_are_given_longer_chunks_of_prompts(tokens_a_second: float, chunk: float) -> None:
     scheduler = make()
-    batch = StepInput(0, 1, [Row(0, 0, 400, True)])
-    step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
-    StepPacing(scheduler).completed(step, taking(400 / tokens_a_second), 2000.0)
+    StepPacing(scheduler).completed(await prompt(400), taking(400 / tokens_a_second), 2000.0)
     assert scheduler.prompt_budget.chunk == chunk
+
+
+@pytest.mark.parametrize("is_measured", [True, False], ids=["measured", "not measured"])
+async def test_the_wait_for_masks_makes_neither_steps_nor_drafts_expensive(is_measured: bool) -> None:
+    scheduler = make()
+    pacing = StepPacing(scheduler)
+    pacing.completed(await decode(0.0), taking(DECODE_S), 100.0)
+    pacing.completed(await prompt(400), taking(DECODE_S + 0.1), 200.0)
+    costs = pacing.costs
+    shapes = StepShape(2, 0, 0), StepShape(2, 0, 4), StepShape(2, 400, 0)
+    before_ms, chunk = [costs.step_ms(shape) for shape in shapes], scheduler.prompt_budget.chunk
+    for _ in range(100):
+        for step in (await decode(300.0), await decode(300.0, num_drafts=4), await prompt(400)):
+            expected_ms = costs.step_ms(step.shape)
+            assert expected_ms is not None
+            elapsed_ms = expected_ms + 50.0
+            if is_measured:
+                late = StepOutput(0, 1, [5, 5], elapsed_ms=elapsed_ms, mask_wait_ms=50.0)
+            else:
+                late = StepOutput(0, 1, [5, 5], elapsed_ms=elapsed_ms, deferred=[1])
+            pacing.completed(step, late, 400.0)
+    assert [costs.step_ms(shape) for shape in shapes] == pytest.approx(before_ms, rel=0.01)
+    assert scheduler.prompt_budget.chunk == pytest.approx(chunk, rel=0.01)
 
 
 class Timed(FakeGroup):
