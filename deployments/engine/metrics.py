@@ -63,7 +63,7 @@ class Metrics:
             "time_to_first_token_seconds", "The same as prefill_time_ms, in seconds", TTFT_S
         )
         self.time_per_decoding_step_ms = metrics.histogram(
-            "time_per_decoding_step_ms", "A step in which every sequence gains one token", STEP_MS
+            "time_per_decoding_step_ms", "A step that reads no prompt and gives sequences tokens", STEP_MS
         )
         self.gpu_memory_used_bytes = metrics.gauge("gpu_memory_used_bytes", "Device memory in use, by rank", ("rank",))
         self.num_requests_running = metrics.gauge("num_requests_running", "Sequences in the batch")
@@ -171,7 +171,7 @@ class Metrics:
         """One step of the engine has completed."""
         self.model.on_step(stats)
         self.tokens_generated(stats.num_sampled)
-        if stats.decode_only:
+        if stats.is_decode:
             self.time_per_decoding_step_ms.observe(stats.elapsed_ms)
         if stats.num_prefix_hits:
             self.prefix_cache_hit_tokens_total.add(stats.num_prefix_hits)

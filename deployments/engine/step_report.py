@@ -45,7 +45,7 @@ class StepReports:
             round_trip_ms=(completed_s - step.sent_s) * 1e3,
             num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained) if output.non_finite else 0,
             device_memory_bytes=output.device_memory_bytes,
-            decode_only=not shape.num_prompt_tokens,
+            is_decode=bool(gained) and not shape.num_prompt_tokens,
             num_prefix_hits=prefix_hits,
             num_drafts=drafts,
             num_drafts_accepted=accepted,

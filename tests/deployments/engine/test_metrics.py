@@ -30,7 +30,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 def step(**fields: object) -> StepStats:
     values = {"num_rows": 2, "num_tokens": 2, "num_sampled": 2, "elapsed_ms": 3.0, "round_trip_ms": 3.2,
-              "num_non_finite": 0, "device_memory_bytes": 0, "decode_only": True}  # fmt: skip
+              "num_non_finite": 0, "device_memory_bytes": 0, "is_decode": True}  # fmt: skip
     return StepStats(**(values | fields))  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def test_a_count_starts_at_zero_and_only_grows() -> None:
 def test_a_step_counts_its_tokens_and_its_time() -> None:
     metrics = Metrics(in_ray=False)
     metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5, num_deferred=3))
-    metrics.on_step(step(num_sampled=0, decode_only=False, num_non_finite=1, device_memory_bytes=7))
+    metrics.on_step(step(num_sampled=0, is_decode=False, num_non_finite=1, device_memory_bytes=7))
     seen = samples(metrics)
     assert seen["generated_tokens_total"] == 20
     assert seen["prefix_cache_hit_tokens_total"] == 32
