@@ -57,7 +57,7 @@ soak: setup
 audit:
 	$(PYTHON) scripts/audit.py
 
-# Made-up requests, operations, messages and files, 1.4 million: an hour on two cores that others use too.
+# Made-up requests, operations, messages, files and texts, 1.5 million: an hour on two cores that others use too.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
 
