@@ -19,12 +19,13 @@ from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
 
-# A collective operation through gloo or NCCL fails on the survivors a few milliseconds after a rank died, and their reports may
-# overtake the sign of the death itself. The fan-out waits this long for the better explanation. (In shared memory the survivors
-# only wait, and are ended.)
+# When a rank dies, a collective operation through gloo or NCCL fails on the other ranks a few milliseconds later. Their reports
+# may overtake the sign of the death. The fan-out waits this long for that sign, which names the cause. (With collectives in
+# shared memory the other ranks report nothing: they wait until they are ended.)
 _SECOND_SIGN_S: Final = 0.2
-# A step's deadline, learned after this many steps: a multiple of the longest step, and for each token a multiple of the longest
-# time of a token by itself (far more than a token costs among others). Never shorter than a busy machine may need.
+# A step's deadline is learned after this many steps. It is the larger of two: a multiple of the longest step so far, and for
+# each token of the step a multiple of the longest time per token, which steps of few tokens have. A busy machine needs the
+# minimum.
 _ENOUGH_STEPS: Final = 32
 _TIMES_LONGEST: Final = 20.0
 _TIMES_A_TOKEN: Final = 4.0
@@ -47,9 +48,11 @@ class _UnansweredStep:
 
 
 class FanOut:
-    """Over one connection for each rank, in the order of the ranks. `on_failure` is called once. `on_overdue` is called with
-    the ranks that have not answered a step by its deadline, and the deadline in seconds: `step_timeout_s` at most, less once
-    the fan-out has learned how long steps take. It must lead to `note_failure_sign` or `fail`.
+    """Sends steps over one connection for each rank, in the order of the ranks.
+
+    on_failure: called once. on_overdue: called with the ranks that have not answered a step by its deadline, and the deadline
+    in seconds: `step_timeout_s` at most, less once the fan-out has learned how long steps take. `on_overdue` must lead to a
+    call of `note_failure_sign` or `fail`.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class FanOut:
             self._complete(self._in_flight.popleft())
 
     def _problem_with(self, rank: int, reply: Answer | Ack) -> str:
-        """What the rank did wrong if this is not its answer to the step that is due from it; "" if it is."""
+        """Why this is not the rank's answer to the step that is due from it; "" if it is that answer."""
         if isinstance(reply, Answer):
             epoch, step, is_due = reply.output.epoch, reply.output.step, rank == 0
         else:

@@ -130,8 +130,9 @@ class RankActors:
     def visible_gpus(self, rank: int) -> tuple[str, ...]:
         """The GPUs that this rank's process is to see: those of all ranks on its node, in the order of the ranks.
 
-        A GPU writes to another's memory only in a process that sees both, and peers must count them alike. Ray shows each actor
-        its own. GPUs of other replicas stay hidden, and so do parts of divided GPUs, of which CUDA shows a process one only.
+        A GPU reaches another's memory only in a process that sees both, and all peers must number the GPUs alike. Ray shows
+        each actor its own GPU only. GPUs of other replicas stay hidden, and so do the other parts of a divided GPU (MIG): CUDA
+        shows a process one part only.
         """
         own = self.identities[rank]
         beside = (each for _, each in sorted(self.identities.items()) if each.node_id == own.node_id)

@@ -95,7 +95,7 @@ class RankGroup:
         except TimeoutError:
             try:
                 where = await self.ranks.describe_progress()
-            finally:  # also when this is cancelled while it asks
+            finally:  # also where the start is cancelled while it asks the ranks
                 await self.stop()
             raise RankFailure(f"the ranks were not ready within {self._limits.start_timeout_s:g} s: {where}") from None
         except BaseException:
@@ -223,8 +223,8 @@ class RankGroup:
             self._fan_out.note_failure_sign(rank, reason)
 
     async def _name_hanging(self, ranks: list[int], waited_s: float) -> None:
-        """Of the ranks without an answer, name the one that hangs: it answers no status call either, while the others only
-        wait for it.
+        """Of the ranks without an answer, name the one that hangs. It answers no status call either; the others only wait for
+        it in a collective, and answer status calls from another thread.
         """
         assert self._fan_out is not None
         try:

@@ -60,7 +60,7 @@ class StandbyPool:
         try:
             async with asyncio.timeout(_TABLES_TIMEOUT_S):
                 return await in_passing_thread(self._bundles_on_living_nodes)
-        except Exception as error:  # the caller can do without
+        except Exception as error:  # the caller continues without this answer
             logger.warning("the list of living nodes is unknown: %s", first_line(error))
             return None
 

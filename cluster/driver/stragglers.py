@@ -23,7 +23,8 @@ class StepWindow:
     """The steps between two readings of the ranks' statuses.
 
     compute_ms: milliseconds of a step, on average, that each rank computed without waiting for others, by rank; ranks whose
-    time is unknown are absent. num_steps: the fewest steps of any rank in it. sample_ms: those of a step that rank 0 sampled.
+    time is unknown are absent. num_steps: the fewest steps of any rank in it. sample_ms: of these, the milliseconds in which
+    rank 0 sampled.
     """
 
     compute_ms: Mapping[int, float] = field(default_factory=dict)

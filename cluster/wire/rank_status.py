@@ -42,8 +42,8 @@ class RankIdentity:
 class RankStatus:
     """A rank's progress. `bytes_total` is 0 until loading has begun.
 
-    step_s: seconds spent in steps so far. waited_s, sampled_s: those of them in which the rank waited for other ranks or for
-    masks of grammars, and in which it sampled; None if the backend does not measure it.
+    step_s: seconds spent in steps so far. waited_s, sampled_s: the parts of step_s in which the rank waited for other ranks or
+    for masks of grammars, and in which it sampled; None if the backend does not measure them.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""A histogram for what every token observes: it counts values when they come, and writes the counts once a second."""
+"""A histogram for values that come with every token: it counts them as they come, and writes the counts once a second."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ class BucketHistogram(Collector):
         yield family
 
     def publish(self, *, again: bool = False) -> bool:
-        """Write changed counts to Ray, and unchanged ones `again`. False if some are left for the next call."""
+        """Write changed counts to Ray; with `again`, unchanged ones too. Returns False if some are left for the next call."""
         if self._ray is None:
             return True
         if not self._pending:

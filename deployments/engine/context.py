@@ -4,8 +4,8 @@ from llama_core.config import UNKNOWN_CONTEXT
 
 
 def context_reason(max_seq_len: int, configured: int | None, of_model: int | None, limit: str | None = None) -> str:
-    """A phrase behind "max_seq_len 8,192, ". configured: the argument; of_model: the model's context. None: not given.
-    limit: what a shorter context is due to; None: memory."""
+    """The phrase that follows "max_seq_len 8,192, ". configured: the argument, of_model: the model's context; both in tokens,
+    None if not given. limit: the cause of a shorter context; None: memory."""
     if configured is not None:
         beyond = of_model is not None and max_seq_len > of_model
         return f"as configured, beyond the model's context of {of_model:,}" if beyond else "as configured"

@@ -73,8 +73,8 @@ class EngineLoop:
         return len(self._streams)
 
     def check_capacity(self, owner: str = "", lengths: Seq[int] = (1,)) -> None:
-        """Raises unless a request of sequences of so many tokens each may be queued: QueueFull with a time to retry, or
-        InvalidParameter if no idle server could take it."""
+        """Check whether a request whose sequences have so many tokens each may be queued. Raises QueueFull with a time to
+        retry, or InvalidParameter if no idle server could take the request."""
         try:
             self.scheduler.check_capacity(lengths, owner)
         except QueueFull as error:
@@ -284,8 +284,10 @@ class EngineLoop:
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
     def _send(self, runner: Runner, in_flight: deque[SentStep], *, held: bool = False) -> float | None:
-        """Fill the pipeline with steps. Returns when the next one is due, by time.monotonic, where it is held back for requests
-        that may still join it. `held`: it was held back, and is due now."""
+        """Make and send steps until `pipeline_depth` are in flight, or nothing can run.
+
+        A step may be held back for requests that can still join it: then returns when it is due, by time.monotonic, else None.
+        held: the next step was held back, and is due now."""
         while len(in_flight) < self._depth:
             if not held and (due_s := self._pacing.due_s(in_flight, time.monotonic())) is not None:
                 return due_s
@@ -303,7 +305,7 @@ class EngineLoop:
         return None
 
     def _note_admissions(self, count: int, now_s: float) -> None:
-        """The step that was just made admits `count` sequences, some of them again."""
+        """Note that the step just made admits `count` sequences. Some of them may have run before a preemption."""
         for seq in self.scheduler.newest(count):
             stream = self._streams.get(seq)
             if stream is not None and stream.timeline.admitted_s is None:

@@ -195,16 +195,18 @@ class Engine(Protocol):
         shown_tokens: frozenset[int] = frozenset(),
         is_timed: bool = False,
     ) -> Sequence[TokenStream]:
-        """Takes every choice of a request or none: prompts and how to continue them. Owners share the capacity; the lowest
-        priority is served first. Without `skip_special_tokens` the text has the names of control tokens; those of
-        `shown_tokens` it has in any case. is_timed: for a trace.
+        """Queue every choice of a request or none. A choice is a prompt and how to continue it. Owners share the capacity; the
+        lowest priority number is served first.
+
+        Without `skip_special_tokens` the text has the names of control tokens; with it, only the names of `shown_tokens`.
+        is_timed: measure the times of a trace.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """
 
     def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
-        """Takes up again, all or none, those of a request's suspended streams that have not ended: from their tokens, so they
-        go on as if they had not been suspended. Raises QueueFull or NotReady."""
+        """Queue again, all or none, a request's suspended streams that have not ended. They are computed again from their
+        tokens, and go on as if they had not been suspended. Raises QueueFull or NotReady."""
 
     def next_seed(self) -> int:
         """An int64 for a request that names none; never the same twice in a row."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class LiveStreams:
-    """By sequence. `idle` is set while there is none."""
+    """The streams by their sequences. `idle` is set while there is no stream."""
 
     def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[SequenceStream], None]) -> None:
         """on_end: for metrics, of ended sequences."""
@@ -79,14 +79,15 @@ class LiveStreams:
     def deliver(self, gained: dict[Sequence, list[int]], now_s: float, elapsed_ms: float) -> Intervals:
         """Give readers the tokens of a step that was completed at `now_s`, by time.monotonic, in `elapsed_ms`.
 
-        Returns the times since the same sequences' last ones, with numbers of tokens."""
+        Returns pairs for the time between tokens: seconds per token since a sequence's previous tokens, and how many tokens had
+        this time. A sequence's first tokens have no previous ones and are left out."""
         intervals: dict[float, int] = {}
         for seq, tokens in gained.items():
             stream = self._streams.get(seq)
             if stream is None:
                 continue
             if tokens and (seconds := stream.timeline.gained(now_s, elapsed_ms)) is not None:
-                # Most sequences of a step have had the one before it too.
+                # Most sequences of a step had a row in the step before too, so most of them have the same time.
                 seconds /= len(tokens)
                 intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
             try:

@@ -54,7 +54,7 @@ class Gauge:
         self._values[tuple(labels.items())] = value
 
     def publish(self, *, again: bool = False) -> bool:
-        """Write changed values to both places, and unchanged ones `again`. Returns True: nothing is left to write."""
+        """Write changed values to both places; with `again`, unchanged ones too. Returns True: nothing is left to write."""
         for key, value in self._values.items():
             is_new = self._published.get(key) != value
             if not is_new and not again:

@@ -9,11 +9,11 @@ Intervals = Sequence[tuple[float, int]]
 class StepStats(NamedTuple):
     """One completed step, for metrics. Times are in milliseconds; `round_trip_ms` runs from sending the step to its output.
 
-    num_sampled: tokens that the step gave to requests. is_decode: it gave or ended some, and read no prompt.
+    num_sampled: tokens that the step gave to requests. is_decode: the step gave or ended some tokens, and read no prompt.
     num_prefix_hits: prompt tokens found in the prefix cache. num_drafts, num_drafts_accepted: draft tokens verified and
     accepted. num_prompt_tokens, num_prompt_hits: prompt tokens of newly admitted sequences, and those of them found in the
     prefix cache. All since the last step's report. num_deferred: samples that slow grammars left to a later step.
-    token_intervals: pairs of seconds since a sequence's last token, for each of its new ones, and a number of tokens.
+    token_intervals: pairs of a time between tokens, in seconds, and how many of the step's tokens had it.
     """
 
     num_rows: int

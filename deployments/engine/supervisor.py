@@ -223,7 +223,7 @@ class Supervisor:
                     await self._group.stop()
                     failure = self._as_failure(error)
                     if isinstance(error, ConfigError) and len(bundles) < min(self.num_ranks, len(plan.bundles)):
-                        # Fewer ranks have too little memory: live requests wait for room for more, as without this room.
+                        # So few ranks have too little memory. Live requests wait until there is room for more ranks.
                         plan.too_few = f"{len(bundles)} of {self.num_ranks} ranks cannot serve: {error.message}"
                         plan.min_ranks = len(bundles) + 1
                         failure = RankFailure(plan.too_few)

@@ -18,7 +18,7 @@ _MIN_ACCEPTANCE: Final = 0.1
 class DraftPrice:
     """What drafts of one sequence cost, in tokens that all sequences together would have gained meanwhile.
 
-    each: by every draft. once: because the sequence waits for its output before its next row.
+    each: the cost of every draft. once: the cost of having any, because the sequence waits for its output before its next row.
     """
 
     each: float

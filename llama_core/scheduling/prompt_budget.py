@@ -1,4 +1,4 @@
-"""Decides how many tokens of prompts one step computes. They delay the decodes beside them by the time that they take."""
+"""Decides how many tokens of prompts one step computes. Prompt tokens delay the decodes in the same step."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ TOKENS_ALONE: Final = 2 * TOKENS_A_PROMPT  # prompt tokens of a step without dec
 
 
 class PromptBudget:
-    """Limits of prompt tokens. max_tokens: of one step. chunk: of one prompt in a step beside decodes."""
+    """Limits, in tokens. max_tokens: prompt tokens of one step. chunk: tokens of one prompt in a step with decodes."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -20,15 +20,15 @@ class PromptBudget:
         self.max_tokens = num_tokens
 
     def use_chunk(self, num_tokens: int) -> None:
-        """Put so many tokens of a prompt into a step beside decodes, but TOKENS_A_PROMPT at least."""
+        """Put up to `num_tokens` tokens of a prompt into a step with decodes; TOKENS_A_PROMPT if that is more."""
         self.chunk = max(TOKENS_A_PROMPT, num_tokens)
 
     def of_step(self, num_decodes: int, num_prompts: int) -> int:
-        """Prompt tokens of a step with so many decodes, where so many prompts could have tokens.
+        """The prompt tokens of a step with `num_decodes` decodes, while `num_prompts` prompts have tokens to compute.
 
-        A prompt that comes alone is computed in chunks, so that a long one delays the decodes in many short steps. Where many
-        come at once, a third of all sequences or more wait for their first token, and few long steps delay them and the others
-        less than many short ones: every prompt may add a chunk.
+        A prompt that comes alone is computed in chunks: a long one then delays the decodes a little in each of many steps. In a
+        burst, a third of all sequences or more wait for their first token. Few long steps then delay all sequences less than
+        many short ones, so every prompt may add a chunk.
         """
         budget = self.chunk if num_decodes else 2 * self.chunk
         if 2 * num_prompts >= num_decodes:

@@ -34,7 +34,8 @@ UNRELATED_AFTER_S: Final = 60.0  # a failure that long after a recovery does not
 
 @dataclass(slots=True)
 class _Record:
-    """Failures of the ranks with this request in flight, until it has `safe_length` tokens: then it is past the position."""
+    """Failures of the ranks with this request in flight. At `safe_length` tokens the request is past the position that
+    failed."""
 
     num_failures: int = 0
     score: float = 0.0

@@ -86,10 +86,12 @@ class Sequence:
         scheduled .. length       known tokens still to be sent through the model
         length .. length+inflight sampled by a step whose output has not been read back
 
-    A step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more; until it is read
-    back, no other step has the sequence. A step may also have sampled none, where the mask of a grammar was late: samples of
-    its later steps in flight are void then, and behind the last of them the latest known token is computed again. A preempted
-    sequence, or one whose ranks failed, continues from scheduled = 0, or from its cached prefix: tokens are never lost.
+    Drafts: a step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more. Until it is
+    read back, no other step has the sequence.
+    Deferral: a step samples nothing for the sequence where the mask of its grammar was late. Samples of the sequence's later
+    steps in flight are void then. Behind the last of them, the latest known token is computed again.
+    Preemption: a preempted sequence, or one whose ranks failed, continues from scheduled = 0, or from its cached prefix. Tokens
+    are never lost.
     """
 
     prompt: list[int]
@@ -106,10 +108,10 @@ class Sequence:
     scheduled: int = 0
     inflight: int = 0
     num_drafts: int = 0
-    is_deferred: bool = False  # the latest step of it that was read back has sampled no token
+    is_deferred: bool = False  # the latest of its rows that was read back has sampled no token
     drafting: Drafting | None = None  # made when drafts could pay
     forced: tuple[int, list[int]] = (0, [])  # a position and the tokens that the grammar expects from there on
-    is_shortened: bool = False  # its answer ends earlier than it might have, so that JSON ends within max_length
+    is_shortened: bool = False  # a token was not allowed, so that the answer's JSON ends within max_length
     block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
     num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
@@ -159,17 +161,18 @@ class Sequence:
         return self.finish_reason is not None
 
     def defer(self) -> None:
-        """A row of it that was read back has sampled no token, and neither do its rows in flight. With the last of them, the
-        latest known token counts as not computed, so that the next row samples behind it once more."""
+        """Note that a row of this sequence was read back without a sample. Its rows in flight are void too.
+
+        After the last of them, count the latest known token as not computed, so that the next row samples behind it again.
+        """
         self.inflight -= 1
         self.num_drafts = 0
         self.is_deferred = True
-        if self.slot is not None and not self.inflight:  # else it was preempted, or another row is in flight
+        if self.slot is not None and not self.inflight:  # else the sequence was preempted, or another row is in flight
             self.scheduled = self.length - 1
 
     def cut(self, num_tokens: int) -> None:
-        """Remove the last `num_tokens` generated tokens: they were sampled in one step with an earlier one that ended the
-        text."""
+        """Remove the last `num_tokens` generated tokens: an earlier token of the same step has ended the text."""
         assert 0 <= num_tokens <= self.length - self.prompt_len
         del self.tokens[self.length - num_tokens :]
         del self.logprobs[self.length - self.prompt_len :]

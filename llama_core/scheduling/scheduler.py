@@ -13,7 +13,7 @@ step is wasted, never wrong: `commit` passes over it.
 
 A sequence whose tokens repeat themselves (`speculation.py`) waits for its output, and its next row carries drafts. `commit`
 keeps the samples up to the first that differs from its draft; each was sampled after the same tokens as it would have been
-alone. A sequence whose grammar was too slow for a step has sampled nothing in it, and gets the same row again.
+alone. A sequence whose grammar was too slow for a step gets no sample from it, and then the same row again (`Sequence.defer`).
 """
 
 from collections import deque
@@ -177,8 +177,8 @@ class Scheduler:
         self.admission.use_pool(pool)
 
     def stop(self, seq: Sequence) -> None:
-        """End a sequence at a stop string, also one that the same step has ended otherwise: by its last allowed token, or by
-        what was sampled behind the stop string."""
+        """End a sequence at a stop string. The stop string is the reason also where the same step has ended the sequence
+        otherwise: by its last allowed token, or by a token behind the stop string."""
         self.finish(seq, FinishReason.STOP)
         seq.finish_reason, seq.error = FinishReason.STOP, None
 
@@ -196,7 +196,8 @@ class Scheduler:
         return bool(self.admission.free_slots) and not self._waiting
 
     def drop_unsent(self) -> None:
-        """The step made last has reached no rank. For `restart` to follow: its tokens were counted as computed and are not."""
+        """Forget the step made last, which has reached no rank. `restart` must follow: its tokens count as computed and are
+        not."""
         self._in_flight.pop()
 
     # One step.
@@ -304,7 +305,8 @@ class Scheduler:
     # The rows of a step.
 
     def _add_decodes(self, step: _InFlightStep) -> tuple[list[Sequence], int]:
-        """Rows for all sequences with one token to compute. Returns those with more, and the rest of the step's budget."""
+        """Add a row for each sequence with one token to compute. Returns the sequences with more, and the step's remaining
+        budget."""
         batch, block_size, has_window = step.batch, self.pool.block_size, self.admission.has_window
         max_drafts = self.speculation.max_drafts_per_row(len(self._running))
         price = self.speculation.price(len(self._running), len(self._waiting)) if max_drafts else PRICE_ALONE
@@ -336,7 +338,8 @@ class Scheduler:
         return prefills, self.config.max_step_tokens - num_tokens
 
     def _propose(self, seq: Sequence, limit: int, price: DraftPrice) -> list[int]:
-        """Drafts for the sequence's next position: what its grammar leaves no choice but to generate, else what repeats."""
+        """Drafts from the sequence's next position on: the tokens that its grammar forces, else those that prompt lookup
+        proposes."""
         start, forced = seq.forced
         position = seq.length + seq.inflight
         ahead = forced[position - start :][:limit] if position >= start else []
@@ -347,7 +350,7 @@ class Scheduler:
         return self.speculation.propose(seq.drafting, seq.tokens, limit, price, ignore_eos=seq.params.ignore_eos)
 
     def _add_prefill(self, seq: Sequence, step: _InFlightStep, budget: int) -> int:
-        """A row for as many of the sequence's known tokens as the budget allows. Returns how many."""
+        """Add a row for as many of the sequence's known tokens as the budget allows. Returns their number."""
         end = self.window.row_end(seq.scheduled, min(seq.length, seq.scheduled + budget))
         count = end - seq.scheduled
         if count:

@@ -27,14 +27,15 @@ class Speculation:
         self._stop_ids = stop_ids
 
     def max_drafts_per_row(self, num_running: int) -> int:
-        """The running sequences share the drafts of a step; 0 where there would be fewer than 2 for each."""
+        """The most drafts of one row: the running sequences share a step's drafts. 0 where each would have fewer than 2."""
         if not num_running:
             return 0
         num_drafts = min(self._max_drafts, self._max_step_tokens - num_running) // num_running
         return min(num_drafts, MAX_DRAFTS_PER_ROW) if num_drafts > 1 else 0
 
     def price(self, num_running: int, num_waiting: int) -> DraftPrice:
-        """Of a draft in a step of `num_running` sequences, while `num_waiting` others wait: each loses that time."""
+        """The price of a draft in a step of `num_running` sequences, while `num_waiting` others wait. All of them lose its
+        time."""
         alone = num_running == 1
         if self.costs is None or not (decode_ms := self.costs.decode_ms(num_running)):
             return PRICE_ALONE if alone else PRICE_BESIDE_OTHERS
