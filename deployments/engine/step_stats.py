@@ -9,7 +9,7 @@ Intervals = Sequence[tuple[float, int]]
 class StepStats(NamedTuple):
     """One completed step, for metrics. Times are in milliseconds; `round_trip_ms` runs from sending the step to its output.
 
-    num_sampled: tokens that the step gave to requests. is_decode: the step gave or ended some tokens, and read no prompt.
+    num_sampled: tokens that the step gave to requests. is_decode: the step gave tokens or ended requests, and read no prompt.
     num_prefix_hits: prompt tokens found in the prefix cache. num_drafts, num_drafts_accepted: draft tokens verified and
     accepted. num_prompt_tokens, num_prompt_hits: prompt tokens of newly admitted sequences, and those of them found in the
     prefix cache. All since the last step's report. num_deferred: samples that slow grammars left to a later step.

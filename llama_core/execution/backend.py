@@ -35,10 +35,13 @@ class StepMasks(Protocol):
 
 
 class Sampled(NamedTuple):
-    """The tokens that a step's rows sampled, in order, and the indices whose tokens are placeholders: their logits were not
-    finite, or no token was allowed. logprobs: reads those of each token, with the MAX_TOP_LOGPROBS most likely; to be called by
-    the thread that starts steps, before its next one. None where the step was started without `keep_logits`, or where the
-    backend leaves them to `logits_of_samples`. mask_wait_s: for which the sampling waited for masks; 0 where unknown."""
+    """The tokens that a step's rows sampled, in order.
+
+    non_finite, refused: indices of tokens that are placeholders, because their logits were not finite, or no token was allowed.
+    logprobs: reads those of each token, with the MAX_TOP_LOGPROBS most likely. The thread that starts steps calls it, before
+    its next step. None where the step was started without `keep_logits`, or where the backend leaves them to
+    `logits_of_samples`. mask_wait_s: seconds that the sampling waited for masks; 0 where the backend does not measure it.
+    """
 
     tokens: list[int]
     non_finite: list[int]
@@ -48,7 +51,7 @@ class Sampled(NamedTuple):
 
     @classmethod
     def of(cls, tokens: list[int], mask_wait_s: float = 0.0) -> "Sampled":
-        """tokens: NOT_FINITE or NOTHING_ALLOWED instead of a token where there is none."""
+        """tokens: of each sample, or NOT_FINITE or NOTHING_ALLOWED in place of a token."""
         if min(tokens, default=0) >= 0:
             return cls(tokens, [], [], mask_wait_s=mask_wait_s)
         return cls(
@@ -89,17 +92,17 @@ class Backend(Protocol):
     def allocate_cache(self, num_blocks: int) -> None: ...
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
-        """Compute the rows, sample, and store the sampled tokens as input. The same on every rank. `keep_logits`: the result
-        has logprobs, or a call of `logits_of_samples` may follow. `masks`: on rank 0, which samples for all; None where no row
-        has a grammar.
+        """Compute the rows, sample, and store the sampled tokens as input of the next step. Every rank calls it with the same
+        rows. keep_logits: the result has logprobs, or a call of `logits_of_samples` may follow. masks: on rank 0, which samples
+        for all; None where no row has a grammar.
 
         The next step may start before this one's result is read, unless its logits are asked for. Any thread may read the
         result of a step whose samples are queued.
         """
 
     def queue_samples(self) -> None:
-        """Queue the samples of the latest step, which wait for its masks where the device runs behind the host. Blocks until
-        these masks are done. `start` does so too, before it queues a step."""
+        """Queue the sampling of the latest step if it is not queued yet, because the step has masks. Blocks until these masks
+        are done. `start` calls it before it queues a step. Does nothing on backends that sample in `start`."""
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         """float32 [len(samples), vocab] of these samples of the latest step, on every rank."""

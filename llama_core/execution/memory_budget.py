@@ -97,9 +97,12 @@ def free_cache_bytes(
     former_bytes: int = 0,
     deadline: float = -math.inf,
 ) -> int:
-    """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set. planned_bytes: what this rank, and each other
-    rank, will allocate before. taken_bytes: what this rank has allocated. former_bytes: what was usable on the GPU for the rank
-    that this one replaces, which is waited for until the deadline (of `time.monotonic`) if a GPU of this size can have both."""
+    """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set.
+
+    planned_bytes: what this rank, and each other rank, will allocate before. taken_bytes: what this rank has allocated.
+    former_bytes: what the rank that this one replaces could use on the GPU. If a GPU of this size can hold all of it, waits for
+    former_bytes until the deadline (of `time.monotonic`).
+    """
     if parallel.device.type == "cuda":
         release_unused_memory(parallel)
         total = torch.cuda.mem_get_info(parallel.device)[1]
@@ -120,12 +123,13 @@ def has_room_for_former(
     keeps_headroom: bool,
     deadline: float,
 ) -> bool:
-    """Whether this rank's GPU has room for the cache of the rank before while weights are loaded; true on a CPU.
+    """Whether this rank's GPU can hold the cache of the rank that this one replaces while weights are loaded; true on a CPU.
 
-    former_bytes: of the cache and of what steps will allocate. loading_bytes: of passing tensors while weights are loaded.
-    taken_bytes: what this rank has allocated. keeps_headroom: GPU_HEADROOM stays free, but for what plans may differ by. What
-    the rank before had is waited for until the deadline (of `time.monotonic`) if a GPU of this size can have it; what loading
-    needs beyond the headroom is not.
+    former_bytes: of that cache and of what steps will allocate. loading_bytes: of temporary tensors while weights are loaded.
+    taken_bytes: what this rank has allocated. keeps_headroom: GPU_HEADROOM stays free, less the error of plans.
+
+    If a GPU of this size can hold former_bytes, waits until they and the headroom are free, or until the deadline (of
+    `time.monotonic`). Does not wait for what loading needs beyond the headroom.
     """
     if parallel.device.type != "cuda":
         return True
@@ -138,8 +142,8 @@ def has_room_for_former(
 
 
 def loading_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parallel, dtype: torch.dtype) -> int:
-    """At most of passing tensors on this rank's GPU while weights are loaded: of the largest weight, as it is read and as it is
-    converted, or in float32 with what its codes are computed from."""
+    """Upper bound in bytes of the temporary tensors on this rank's GPU while weights are loaded. They hold the largest weight:
+    as it is read and as it is converted, or, where it is quantized, in float32 with the tensors that its codes come from."""
     share = RankShare.of(config, parallel.rank, parallel.world_size)
     return max(
         math.prod(spec.part(share).shape) * (5 * torch.float32.itemsize if plan.quantizes(name) else 2 * dtype.itemsize)
@@ -228,12 +232,12 @@ def _sizes(share: RankShare) -> tuple[int, ...]:
 
 
 def _position_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Of one position of the context: its angles, with those that the rotary table is made from, and its token and block in
-    each slot."""
+    """Bytes of one position of the context: its angles in the rotary table, those that the table is made from, and its token
+    and block in each slot."""
     return 12 * model.head_dim + 2 * 8 * (config.max_batch_size + 1)
 
 
 def layer_block_bytes(block_size: int, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> int:
-    """Keys and values of one block in one layer on this rank. dtype: of the cache."""
+    """Bytes of the keys and values of one block in one layer on this rank. dtype: of the cache."""
     num_heads = len(RankShare.of(model, parallel.rank, parallel.world_size).kv_heads)
     return 2 * block_size * num_heads * -(-model.head_dim // _LANES) * _LANES * dtype.itemsize

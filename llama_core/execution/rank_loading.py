@@ -45,8 +45,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FormerCache:
-    """The cache of the ranks that this one's group replaces. deadline: of `time.monotonic`, until which its memory is waited
-    for. is_allocated: this rank has as many blocks already."""
+    """The cache of the ranks that this group replaces, whose memory may not be free yet.
+
+    deadline: when to stop waiting for that memory, by `time.monotonic`. is_allocated: this rank has as many blocks already.
+    """
 
     num_blocks: int = 0
     deadline: float = 0.0
@@ -73,8 +75,10 @@ def load_rank(
     source: CheckpointSource | None = None,
     former_blocks: int = 0,
 ) -> LoadedRank:
-    """Check the checkpoint, then read this rank's share. Every rank of the group calls this. source: `open_checkpoint`'s if
-    absent. former_blocks: of the cache of the ranks that this one's group replaces, whose memory on a GPU is waited for.
+    """Check the checkpoint, then read this rank's share. Every rank of the group calls this.
+
+    source: `open_checkpoint`'s if absent. former_blocks: cache blocks of the ranks that this group replaces; on a GPU, loading
+    waits for their memory.
 
     Raises ConfigError or CheckpointError before it allocates.
     """
@@ -172,8 +176,8 @@ class _Loading:
         return TorchBackend(self.config, model.eval(), self.parallel, slots)
 
     def fused_backend(self, slots: DeviceSlots, former: FormerCache) -> tuple[Backend, FormerCache]:
-        """Captures CUDA graphs while the weights load, where each rank has room for the former cache meanwhile; then it has as
-        many blocks."""
+        """Where every rank has room for the former cache while the weights load: allocates as many blocks and captures the CUDA
+        graphs meanwhile. Otherwise only loads."""
         config, parallel, invariant = self.config, self.parallel, self.config.batch_invariant
         ops = ops_for(parallel.device, batch_invariant=invariant)
         with torch.inference_mode():
@@ -194,7 +198,7 @@ class _Loading:
         return backend, former
 
     def _may_have_former(self, backend: FusedBackend, former: FormerCache) -> bool:
-        """Whether the configuration allows as many blocks, and a sequence of its longest context fits."""
+        """Whether the configuration allows as many blocks as before, and one sequence of `max_seq_len` fits into them."""
         config = self.config
         window = SlidingWindow.of(self.model.longest_window, config.block_size, config.max_step_tokens)
         least = window.num_held(config.max_seq_len)

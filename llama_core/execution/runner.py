@@ -34,7 +34,7 @@ CONTRADICTION = "no token is allowed here: the rules of the request contradict e
 
 
 class _ReadOnce:
-    """A result for two threads, of which the first reads it."""
+    """A result that two threads ask for. The first one reads it from the backend; the other waits and gets the same."""
 
     def __init__(self, read: Callable[[], Sampled]) -> None:
         self._read = read
@@ -256,14 +256,14 @@ class ModelRunner:
         return Pending(result, pending.is_ready)
 
     def _allocated_bytes(self) -> int:
-        """Of this rank's device, counted now and then: torch takes 0.1 ms for it."""
+        """Bytes allocated on this rank's GPU, counted every `_STEPS_A_COUNT` steps: torch takes 0.1 ms for it. 0 on a CPU."""
         if self.parallel.device.type == "cuda" and self._num_results % _STEPS_A_COUNT == 0:
             self._device_bytes = torch.cuda.memory_allocated()
         self._num_results += 1
         return self._device_bytes
 
     def _num_top(self, rows: list[Row]) -> list[int]:
-        """Of each sample: how many of the most likely tokens its slot asks for, -1 where it asks for no logprobs."""
+        """For each sample: how many of the most likely tokens its slot asks for; -1 where it asks for no logprobs."""
         asked = self._slots.top_logprobs
         return [asked[row.slot] for row in rows if row.samples for _ in range(1 + row.num_drafts)]
 

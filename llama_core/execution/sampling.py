@@ -90,10 +90,10 @@ def _sample_most_likely(
     ends_inside = (before > sampling.top_p[:, None]).long().argmax(-1)
     within_p = (ends_inside > 0) & (ends_inside <= certain)
     within_k = (top_k > 0) & (top_k <= certain)
-    # With min_p, all tokens that it leaves are among these if one that it removes is.
+    # min_p removes the least likely tokens. If it removes one of these, all that it leaves are among these.
     within_min_p = (sampling.min_p > 0) & ((ordered > 0).sum(-1) < certain)
     picked = _invert(ordered, sampling, numbers)
-    # With top_k, the nucleus is a part of the k most likely tokens, so it is known if these are.
+    # With top_k, the nucleus lies within the k most likely tokens: if these are known, so is the nucleus.
     is_limited = (top_k > 0) | (sampling.min_p > 0)
     closed = torch.where(is_limited, within_k | within_min_p, within_p) | (certain == vocab)
     return ids.gather(-1, picked[:, None]).squeeze(-1), closed

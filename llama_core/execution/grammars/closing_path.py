@@ -1,8 +1,8 @@
 """The closing path of an answer of JSON: the tokens to its end, found by following its grammar.
 
-llguidance 1.9.1 keeps the last mask by the lexer's state and the number of the parser's row, which are the same behind some
-other tokens too, and `rollback` leaves it as it is. So nothing here is taken back: what may not be kept is tried on a copy of
-the matcher, which takes microseconds, and some hundred of them behind thousands of tokens.
+llguidance 1.9.1 caches the last mask under the lexer's state and the number of the parser's row. Other tokens may lead to the
+same key, and `rollback` does not clear the cache. So this module never rolls a matcher back: it tries tokens on a copy. A copy
+takes microseconds, and some hundred of them behind thousands of tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _MAX_AT_ONCE: Final = 256  # tokens that are tried at one position within a string
 _MAX_OTHER: Final = 16  # other tokens than that of the first path that are taken at one position
-_SOME_OF_MANY: Final = 4  # of these, where more are allowed
+_SOME_OF_MANY: Final = 4  # tokens that are taken of more than `_MAX_OTHER`
 
 
 class LimitsExceeded(Exception):
-    """A matcher for looking ahead has exceeded its limits of time and memory."""
+    """A matcher that looks ahead has exceeded llguidance's limits of time and memory."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class _Choice:
 class Search:
     """Finds closing paths of at most `most` tokens.
 
-    num_followed: tokens of all paths so far, and twice those tried. max_other: tokens that are followed beside the first path;
-    0: no other path is looked for. max_tried: tokens that are tried within strings that cannot end anywhere.
+    num_followed: the work so far: tokens of all paths, plus two for each token tried in `_way_out`. max_other: tokens to follow
+    beside the first path; 0: look for no other path. max_tried: tokens to try within strings that cannot end everywhere.
     """
 
     vocabulary: JsonVocabulary
@@ -54,10 +54,10 @@ class Search:
     _barren: set[bytes] = field(default_factory=set)  # masks from which a string has no way out
 
     def path(self, matcher: "LLMatcher", text: JsonText) -> list[int]:
-        """The tokens to the end of the answer, of which the last ends it; none if no path is found. The matcher stays as it is.
+        """The tokens to the end of the answer, the last of which ends it; [] if no path is found. The matcher stays as it is.
 
-        The first path takes the token that closes most at each position. If that path is too long, others differ from it by one
-        token, the earliest first. Raises LimitsExceeded.
+        The first path takes the token that closes most at each position. If that path is too long, paths that differ from it by
+        one token are tried, the earliest such token first. Raises LimitsExceeded.
         """
         self.first_path = []
         path, choices = self._follow(matcher.deep_copy(), text.copy(), [])
@@ -76,9 +76,9 @@ class Search:
         return path
 
     def _follow(self, matcher: "LLMatcher", text: JsonText, path: list[int]) -> tuple[list[int], list[_Choice]]:
-        """The path that goes on behind `path` with what closes most; none if it is too long. And its choices.
+        """The path that continues `path` with the tokens that close most, [] if it is too long; and the choices on it.
 
-        Follows `matcher` and `text`, which stand behind `path`."""
+        Advances `matcher` and `text`, which stand behind `path`."""
         vocabulary, begin, choices = self.vocabulary, len(path), list[_Choice]()
         path = list(path)
         mask = np.zeros(vocabulary.num_words, np.uint32)
@@ -105,7 +105,7 @@ class Search:
         return path if is_whole else [], choices
 
     def _closing_tokens(self, matcher: "LLMatcher", mask: np.ndarray, text: JsonText) -> list[int]:
-        """What closes most; several tokens where a string cannot end before them."""
+        """The token that closes most; several tokens where a string can end only behind them."""
         closing = closing_tokens(self.vocabulary, mask, text)
         if closing is None and self._num_tried < self.max_tried and mask.tobytes() not in self._barren:
             if way := self._way_out(matcher, mask, text):
@@ -116,8 +116,8 @@ class Search:
     def _way_out(self, matcher: "LLMatcher", mask: np.ndarray, text: JsonText) -> list[int]:
         """The fewest tokens behind which the string may end or has ended.
 
-        Dijkstra's algorithm over characters. Places with the same mask count as one. No tokens where that prunes all ways, as
-        in a string of a certain length, and where too many are tried."""
+        Dijkstra's algorithm over characters; positions with equal masks count as one. Returns [] where this prunes every way,
+        as in a string with a minimum length, and where too many tokens were tried."""
         vocabulary = self.vocabulary
         heap: list[tuple[int, int, bool, list[int], JsonText]] = [(0, 0, False, [], text)]
         seen, found = {mask.tobytes()}, np.zeros_like(mask)
@@ -154,7 +154,7 @@ class Search:
         return []
 
     def _other_tokens(self, choice: _Choice) -> list[int]:
-        """Some tokens that lead elsewhere than the one that was taken."""
+        """Some of the allowed tokens that the first path did not take."""
         vocabulary = self.vocabulary
         if choice.text.is_escaped or not (choice.allowed & vocabulary.beginning_character).any():
             return []
@@ -185,8 +185,10 @@ def closing_tokens(vocabulary: JsonVocabulary, allowed: np.ndarray, text: JsonTe
 
 
 def consume(matcher: "LLMatcher", tokens: list[int]) -> None:
-    """Consume tokens that the grammar allows. Raises LimitsExceeded: llguidance 1.9.1 refuses some of them where a limit is
-    exceeded, and `is_error` tells that behind the next mask only."""
+    """Consume tokens that the grammar allows. Raises LimitsExceeded.
+
+    Where a limit is exceeded, llguidance 1.9.1 refuses some of the tokens, and `is_error` is true only behind the next mask.
+    """
     if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
         raise LimitsExceeded
 

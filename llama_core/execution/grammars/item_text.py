@@ -24,7 +24,8 @@ _Places = tuple[int, ...]  # states of `UniqueLists`: several where the schema h
 
 class UniqueLists:
     """An automaton that finds a schema's lists with distinct items. Its steps are the names and indices on the way from the
-    whole value to a part of it. places: the states of the whole value."""
+    whole value to a part of it. places: the states of the whole value. Several states at once follow alternatives of the
+    schema."""
 
     def __init__(self, written: Mapping[str, Any]) -> None:
         """written: as `text.schema_forms.unique_lists` writes them. Raises LookupError or TypeError for anything else."""
@@ -47,8 +48,8 @@ class UniqueLists:
         return any(self._states[place].get("is_unique") for place in places)
 
     def may_run_out(self, places: _Places) -> int:
-        """Whether an item that was begun may have no way to differ from all earlier ones. 0: it always can. AT_ITS_END: it can
-        until its text is that of an earlier one. More: there may be few values."""
+        """Whether an item that was begun may be unable to differ from all earlier ones. 0: it can always differ. AT_ITS_END: it
+        can until its text equals an earlier one's. More: the schema may allow few values."""
         return max((self._states[place].get("may_run_out", 0) for place in places), default=0)
 
     def has_first_items(self, places: _Places) -> bool:
@@ -77,9 +78,12 @@ def _behind(state: Mapping[str, Any], step: bytes | int) -> Sequence[int]:
 
 
 class Container(NamedTuple):
-    """An object or a list that is open. places: its own states. is_distinct: its items must be distinct. earlier: its complete
-    items, if so. num_before: items before the one that comes next or was begun. ways: by what is written of an item, a text
-    that it can go on with and that begins no earlier item; None where there are many (`unique_items`)."""
+    """An object or a list that is open.
+
+    places: its own states. is_distinct: its items must be distinct; then `earlier` has its complete items. num_before: items
+    before the one that comes next or was begun. ways: cache of `unique_items`, by what is written of an item: a text with which
+    it can continue and that begins no earlier item; None where there are many such texts.
+    """
 
     is_list: bool
     places: _Places

@@ -34,10 +34,11 @@ Place = tuple[bytes, tuple[int, ...], int]  # the outline before a mask, the clo
 
 @dataclass(frozen=True, slots=True)
 class KnownMask:
-    """What was kept of a mask, and is kept of it again where the same may follow.
+    """The tokens that were kept of a mask, for positions with the same mask and closing path.
 
-    bits: the mask. path: the closing path there. needed: with fewer tokens left other tokens may be kept. most: with how many
-    tokens left it was found; None where no token was late, so that it holds with any more.
+    bits: the mask. path: the closing path there. kept: the tokens of `bits` that are in time. The result holds while `needed`
+    to `most` tokens may follow: with fewer, other tokens may be late; with more, late tokens may be in time. most: None where
+    no token was late.
     """
 
     bits: np.ndarray
@@ -53,12 +54,14 @@ class KnownMask:
 
 
 class Lookahead:
-    """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
-    one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
+    """A grammar compiled for looking ahead.
+
+    It is compiled apart from the grammar that decides masks. Matchers copied from one another share llguidance's limits, and
+    looking ahead alone may exceed these.
 
     begins_with_text: other text may come before the JSON. is_string_free: what may follow a string that is a value does not
     depend on its text. has_outlines: what may follow an answer depends on its outline alone. is_broken: the limits were
-    exceeded, so that later answers need another one."""
+    exceeded, so later answers need the grammar compiled anew."""
 
     def __init__(
         self,

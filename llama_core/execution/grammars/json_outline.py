@@ -12,14 +12,16 @@ _MOST_BYTES: Final = 4096
 
 @dataclass(slots=True)
 class JsonOutline:
-    """text: the outline; where a schema has no alternatives that the text of a string decides between, equal outlines are
-    followed by the same values. b"" beyond 4,096 bytes. in_value: within a string that is a value."""
+    """text: the outline, b"" beyond 4,096 bytes. in_value: the JSON text is within a string that is a value.
+
+    The same values may follow equal outlines, where no string's text decides between alternatives of the schema.
+    """
 
     text: bytes = b""
     in_value: bool = False
     _place: JsonText = field(default_factory=JsonText)
     _open: bytes = b""  # the brackets around the place
-    _last: int = 0  # the last character outside of strings that is no space
+    _last: int = 0  # the last character outside of strings but spaces
     _is_long: bool = False
 
     def copy(self) -> "JsonOutline":

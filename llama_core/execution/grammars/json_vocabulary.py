@@ -63,7 +63,8 @@ class JsonVocabulary:
         return self._texts[token] if token < len(self._texts) else b""
 
     def num_tokens(self, text: str, most: int) -> int:
-        """At most `most`. In parts, because llguidance holds Python's lock meanwhile: 0.1 s for 126 kB."""
+        """Tokens of the text, counted up to `most`. In parts, because llguidance holds Python's lock meanwhile: 0.1 s for 126
+        kB."""
         num_tokens = 0
         for begin in range(0, len(text), _AT_ONCE):
             num_tokens += len(self._vocabulary.tokenize_str(text[begin : begin + _AT_ONCE]))
@@ -172,7 +173,7 @@ def _number_of(text: bytes) -> int:
 
 
 def _behind(text: bytes) -> bytes | None:
-    """Of a token's text inside a string, what comes behind the string's end; None where it does not end the string."""
+    """The part of a token's text behind the end of the string in which it begins; None where it does not end the string."""
     if b'"' not in text:
         return None
     place = JsonText(in_string=True)

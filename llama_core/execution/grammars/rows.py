@@ -25,7 +25,7 @@ class GrammarSlot:
     is_slow: bool = False
     compiled: CompiledGrammar | None = None
     compiling: "Future[CompiledGrammar] | None" = None
-    following: "Future[RowMasks] | None" = None  # by the process for slow grammars; or found here, too late for the row
+    following: "Future[RowMasks] | None" = None  # masks from the process for slow grammars, or found here too late
     deferred_at: int | None = None  # the position of the first sample that was deferred
     is_ended: bool = False  # its answer has ended or was preempted
 
@@ -35,7 +35,8 @@ class GrammarSlot:
         return self.compiled is None or not self.compiled.is_quick or self.deferred_at is not None
 
     def is_pending(self, longest_s: float | None) -> bool:
-        """Whether the row waits for more than `longest_s`, None for any time, for its grammar or its masks."""
+        """Whether the row's grammar or masks are still missing after a wait of at most `longest_s`; None: wait without
+        limit."""
         if self.compiling is not None:
             return not wait([self.compiling], longest_s).done
         return self.following is not None and not wait([self.following], longest_s).done
@@ -55,25 +56,28 @@ class GrammarRow:
 
     @property
     def is_void(self) -> bool:
-        """Whether the row follows a sample that was deferred, or no sample of the slot counts any more."""
+        """Whether the row's samples cannot count: an earlier sample of the slot was deferred, or the answer has ended."""
         if self.slot.is_ended:
             return True
         return self.slot.deferred_at is not None and self.position != self.slot.deferred_at
 
     def note(self, sampled: Seq[int]) -> None:
-        """The step's samples follow the slot's tokens. Those behind a refused draft are replaced by the next row's."""
+        """Append the step's samples to the slot's tokens. The next row's samples replace those behind a refused draft."""
         del self.slot.tokens[self.position - self.slot.first :]
         self.slot.tokens += sampled[self.sample : self.end]
 
 
 @dataclass(slots=True)
 class GrammarMasks:
-    """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
-    tokens that grammars leave no choice but to generate, the samples that lost a text so that the answer ends in time
-    (`json_ending`), and those that are left to a later step.
+    """The masks of one step. Implements `execution.backend.StepMasks`.
 
-    is_watched: another thread may close them. closed: nothing changes any more; with the error of the step before, if it
-    failed."""
+    After `wait`: reasons: why a sample has no token, by its index. forced: tokens that grammars leave no choice but to
+    generate. shortened: samples that lost a token so that the answer ends in time (`json_ending`). deferred: samples that are
+    left to a later step.
+
+    is_watched: the watching thread may close the masks. closed: done once nothing changes any more; with the error of the step
+    before, if that failed.
+    """
 
     bits: np.ndarray
     has_mask: list[bool]
@@ -100,13 +104,13 @@ class GrammarMasks:
             self.closed.set_exception(failure)
 
     def note(self, sampled: Seq[int]) -> None:
-        """These are the tokens of the step's samples. Those of deferred rows are placeholders."""
+        """Pass the tokens of the step's samples on to its rows, except deferred rows, whose tokens are placeholders."""
         for job in self.jobs:
             if job.sample not in self.deferred:
                 job.note(sampled)
 
     def has(self, job: GrammarRow, found: RowMasks) -> None:
-        """These are the row's masks."""
+        """Store the row's masks, and mark its samples as ready."""
         if self.is_watched or found.bits.base is not self.bits:
             self.bits[job.sample : job.end] = found.bits
         if found.reasons:
@@ -118,7 +122,7 @@ class GrammarMasks:
         self.is_ready[job.sample : job.end] = 1  # the bits were written before
 
     def allow_nothing(self, job: GrammarRow, reason: str | None) -> None:
-        """reason: None where a later step samples for the row."""
+        """Mark the row's samples as ready without a token. reason: of a refusal; None defers the samples to a later step."""
         self.bits[job.sample : job.end] = 0
         if reason is None:
             self.deferred += range(job.sample, job.end)

@@ -26,12 +26,12 @@ from llama_core.execution.grammars.json_vocabulary import (
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MAX_TOKENS: Final = 64  # that are tried one by one at a position outside of strings
-_MAX_TOKENS_IN_STRING: Final = 256  # as in an enum
-# Tokens of the paths that are found for one mask, and twice those that are tried: some milliseconds for most grammars.
+_MAX_TOKENS: Final = 64  # allowed tokens that are tried one by one at a position outside of strings
+_MAX_TOKENS_IN_STRING: Final = 256  # the same inside a string; an enum allows so few
+# The work for one mask, as `Search.num_followed` counts it: some milliseconds for most grammars.
 _MAX_FOLLOWED: Final = 512
-_MAX_TRIED: Final = 256  # tokens that are tried behind one of them, within strings that cannot end anywhere
-_GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need
+_MAX_TRIED: Final = 256  # tokens to try behind one token of the mask, within strings that cannot end everywhere
+_GUESSED: Final = 128  # a token that was not followed is taken to need so many more than the known path
 _CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
 
 
@@ -44,10 +44,10 @@ def are_few(bits: np.ndarray, text: JsonText) -> bool:
 class TokensInTime:
     """Judges the tokens of one mask.
 
-    matcher, text: where the answer stands. path: the closing path there. most: tokens that may follow one of the mask.
-    num_followed: tokens that were tried, and those of the paths that were found. late_texts: the texts, as far as they were
-    followed, of the tokens that are late. most_needed: with fewer tokens left, other tokens may be in time. is_any_late: a
-    token was late, maybe only with a margin.
+    matcher, text: where the answer stands. path: the closing path there. most: tokens that may follow a token of the mask.
+    num_followed: the work so far: tokens tried, and tokens of the paths searched. late_texts: of each late token, the text as
+    far as it was followed. most_needed: with fewer tokens left than this, the result may differ. is_any_late: a token was late,
+    perhaps only because of a margin.
     """
 
     vocabulary: JsonVocabulary
@@ -66,7 +66,7 @@ class TokensInTime:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether the last tokens were guessed, because many had been followed."""
+        """Whether the last tokens were judged by a guess, because the work had reached `_MAX_FOLLOWED`."""
         return self.num_followed >= _MAX_FOLLOWED
 
     def _few_in_time(self, bits: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class TokensInTime:
         return bits_of((token for token in shortest_first if self._fits(token)), len(bits))
 
     def _groups_in_time(self, bits: np.ndarray) -> np.ndarray:
-        """The allowed tokens that are in time. Tokens that go on within a string or a number are not looked at."""
+        """The allowed tokens that are in time. Tokens that only continue a string or a number count as in time, unexamined."""
         vocabulary, text = self.vocabulary, self.text
         if text.in_string:
             late = self._late_behind_string(bits & vocabulary.leaving_string)
@@ -83,8 +83,8 @@ class TokensInTime:
         return bits & ~bits_of(late, len(bits)) if late else bits.copy()
 
     def _late_behind_string(self, bits: np.ndarray) -> list[int]:
-        """Of the tokens that end the string, those that are late. The shortest stands for all with the same text behind the
-        end."""
+        """The late ones of the tokens that end the string. Of tokens with the same text behind the string's end, only the
+        shortest is tried."""
         late = list[int]()
         for alike in self._alike(bits, self.vocabulary.texts_behind_string):
             if not self._fits(alike[0]):
@@ -92,8 +92,8 @@ class TokensInTime:
         return late
 
     def _late_outside(self, bits: np.ndarray) -> list[int]:
-        """Of the tokens outside of a string, those that are late. Of those that begin alike the longest stands for all, if it
-        is in time."""
+        """The late ones of the tokens outside of a string. Of tokens that begin alike, the longest is tried first, with a
+        margin; if it is in time, all are."""
         late = list[int]()
         for alike in self._alike(bits, self.vocabulary.openings):
             if not self.vocabulary.text(alike[0]).strip(SPACES):
@@ -103,7 +103,7 @@ class TokensInTime:
         return late
 
     def _alike(self, bits: np.ndarray, numbers: np.ndarray) -> Iterator[list[int]]:
-        """The tokens with the same number, the shortest first."""
+        """Groups of the tokens in `bits` with the same entry in `numbers`, the shortest token of a group first."""
         tokens = np.array(tokens_of(bits), np.int64)
         if not len(tokens):
             return
@@ -118,14 +118,14 @@ class TokensInTime:
         return not is_late
 
     def _is_in_time(self, token: int, margin: int) -> bool:
-        """As `_fits`. A token that begins a text that is late counts as late too, without another search."""
+        """As `_fits`. A token whose text begins a late text counts as late too, without another search."""
         path, text = self.path, self.vocabulary.text(token)
         if token in self.vocabulary.ends:
             return True
         if token == path[0]:
             num_needed = len(path) - 1
         elif text and any(late.startswith(text) for late in self.late_texts):
-            # With fewer tokens left than this text has bytes, the late text might not have been followed so far.
+            # With fewer tokens left than this text has bytes, the search might have ended before the late text was that long.
             self.most_needed = max(self.most_needed, len(text))
             return False
         elif self.num_followed > _MAX_FOLLOWED:
@@ -137,7 +137,7 @@ class TokensInTime:
             num_late = len(self.late_texts)
             behind = self.path_behind(token, margin)
             if not behind:
-                if margin:  # it may be in time without
+                if margin:  # the token may be in time without the margin
                     del self.late_texts[num_late:]
                 return False
             num_needed = len(behind)
@@ -145,8 +145,8 @@ class TokensInTime:
         return num_needed + margin <= self.most
 
     def path_behind(self, token: int, margin: int = 0, max_other: int = 0) -> list[int]:
-        """The closing path behind `token`, which the matcher has not consumed; none if none is found in time, with `margin`
-        tokens to spare.
+        """The closing path behind `token`, which the matcher has not consumed; [] if none is found that is in time with
+        `margin` tokens to spare.
 
         max_other: as in `Search`."""
         path, vocabulary, most = self.path, self.vocabulary, self.most - margin
@@ -159,8 +159,8 @@ class TokensInTime:
             consume(behind, [token])
             within = _rest_of_character(behind, vocabulary)
         closers = list(self._closers(text))
-        # The token may stand for any number of the path's, up to one for each of its characters. In a string that may end here
-        # it mostly stands for none.
+        # The token may replace any number of the path's first tokens, up to one for each of its characters. In a string that
+        # may end here it mostly replaces none.
         goes_on = self.text.in_string and b'"' not in text and vocabulary.text(path[0])[:1] == b'"'
         for num_replaced in (*((0, 1) if goes_on else (1, 0)), *range(2, min(len(text) + 1, len(path)))):
             for some in (within, *(within + each for each in closers)):
@@ -182,7 +182,7 @@ class TokensInTime:
         return bool(self.matcher.validate_tokens(tokens) == len(tokens))
 
     def _closers(self, text: bytes) -> Iterator[list[int]]:
-        """The tokens that may close what `text` opens."""
+        """Each sequence of tokens that may close what `text` opens."""
         characters = self.vocabulary.characters
         for closing in _closings(text, self.text.in_string, self.text.is_escaped):
             tokens = [characters.get(closing[i : i + 1]) for i in range(len(closing))]
@@ -192,7 +192,7 @@ class TokensInTime:
 
 @lru_cache(maxsize=2**14)
 def _closings(text: bytes, in_string: bool, is_escaped: bool) -> tuple[bytes, ...]:
-    """What may close the brackets and the string that `text` opens, and an empty string for another item or value."""
+    """The texts that may close the brackets and the string that `text` opens. Behind a comma or colon: with an empty string."""
     place, brackets, opens_string = JsonText(in_string, is_escaped), b"", False
     for i, char in enumerate(text):
         was_in_string = place.in_string
@@ -212,7 +212,7 @@ def _closings(text: bytes, in_string: bool, is_escaped: bool) -> tuple[bytes, ..
 
 
 def _rest_of_character(matcher: "LLMatcher", vocabulary: JsonVocabulary) -> list[int]:
-    """Tokens that end a character within which the matcher stands, which it consumes."""
+    """Consume the rest of a character of several bytes within which the matcher stands. Returns its tokens."""
     tokens: list[int] = []
     while (mask := mask_of(matcher, vocabulary)).any() and not (mask & vocabulary.beginning_character).any():
         tokens.append(first_of(mask))

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 AT_ITS_END: Final = 1  # `may_run_out`
-_FEW: Final = 64  # tokens of a mask, each of which is looked behind where items may run out of values
-# Masks that are computed to look behind one token. What is kept of earlier looks must not change what is found within them: the
-# masks of an answer are the same where it is followed anew.
+_FEW: Final = 64  # a mask of at most so many tokens is searched token by token where items may run out of values
+# The most masks that are computed to look behind one token. Results kept from earlier searches must not change what is found
+# within this limit: an answer's masks must be the same when the answer is followed anew.
 _MAX_LOOKS: Final = 32
 
 _ENDS_NUMBER: Final = b",]}" + SPACES
@@ -48,7 +48,7 @@ _OPENS_LIST_OF_TWO: Final = re.compile(rb"\[.*,", re.DOTALL)
 
 
 class ItemTokens:
-    """A vocabulary's tokens by which items they complete. Takes some tenths of a second for 128,000 tokens."""
+    """A vocabulary's tokens by the items that they may complete, as masks. Takes some tenths of a second for 128,000 tokens."""
 
     def __init__(self, vocabulary: JsonVocabulary) -> None:
         self.vocabulary = vocabulary
@@ -75,8 +75,9 @@ class ItemTokens:
                 if _COMPLETES_NOTHING.fullmatch(text[before.end() :]) is None:
                     ids["inside"].append(token)
         names = ("quotes", "inside", "outside", "lists", "ending_number", "exponents")
-        # With a quote anywhere; inside a string, what may complete an item behind its end; outside of strings, what may
-        # complete an item that it begins, or a number; what may open a list and complete two items; what ends a number at once.
+        # quotes: a quote anywhere. inside: in a string, may complete another item behind the string's end. outside: out of a
+        # string, may complete an item that the token begins, or a number. lists: may open a list and complete two items.
+        # ending_number: ends a number with its first character. exponents: have the exponent of a number.
         masks = [bits_of(ids[name], vocabulary.num_words) for name in names]
         self.quotes, self.inside, self.outside, self.lists, self.ending_number, self.exponents = masks
 
@@ -90,7 +91,8 @@ class ItemTokens:
 
 @dataclass(slots=True)
 class _Looks:
-    """Behind one token. dead_ends: what was written of items, and the earlier ones, where there was no way out."""
+    """The search behind one token. left: masks that may still be computed. dead_ends: (state, text so far, earlier items)
+    without a way to another item."""
 
     may_run_out: int
     left: int = _MAX_LOOKS
@@ -99,7 +101,7 @@ class _Looks:
 
 @dataclass(slots=True)
 class UniqueItems:
-    """The lists of one answer. All of it follows from the answer's tokens alone."""
+    """The lists of one answer. The state depends on the answer's tokens alone."""
 
     tokens: ItemTokens
     text: ItemText
@@ -118,7 +120,7 @@ class UniqueItems:
             self._append(token)
 
     def distinct(self, tokens: Sequence[int]) -> list[int]:
-        """The answer's next tokens, before the first that completes an item equal to an earlier one."""
+        """The `tokens` up to the first that completes an item equal to an earlier one, without it."""
         copy = self.copy()
         end = next((i for i, token in enumerate(tokens) if not copy._append(token)), len(tokens))
         return list(tokens[:end])
@@ -141,8 +143,8 @@ class UniqueItems:
         _drop(bits, dead_ends)
 
     def lead_out(self, bits: np.ndarray) -> bool:
-        """Drop from the mask, if others are left, the tokens behind which the item may not end, because its text is that of an
-        earlier one. Returns whether there were such tokens."""
+        """Drop from the mask the tokens behind which the item's text equals an earlier one's, so that it could not end. Does
+        nothing if no other token is left. Returns whether tokens were dropped."""
         of_item = self.text.list_of_item
         if of_item is None or not of_item.earlier or not (equal := self._equal(bits)):
             return False
@@ -219,7 +221,7 @@ class UniqueItems:
             yield token, written + self.tokens.vocabulary.text(token)
 
     def _exponents_of_zero(self, bits: np.ndarray) -> list[int]:
-        """If 0 is an item, the allowed tokens with which an item can be nothing else."""
+        """If 0 is an earlier item: the allowed exponents behind a zero, with which the number can only be 0 again."""
         of_item = self.text.list_of_item
         if of_item is None or 0 not in of_item.earlier:
             return []
@@ -233,7 +235,8 @@ class UniqueItems:
         return copy._may_become_earlier(len(self.text.containers))
 
     def _may_become_earlier(self, num_containers: int) -> bool:
-        """Whether what is written of an item begins an earlier one, in a list within so many containers."""
+        """Whether the text of the item so far begins an earlier one. False if a list other than that within `num_containers` is
+        open."""
         text, of_item = self.text, self.text.list_of_item
         if of_item is None or len(text.containers) != num_containers:
             return False
@@ -244,8 +247,8 @@ class UniqueItems:
         )
 
     def _way_out(self, token: int, matcher: "LLMatcher", looks: _Looks) -> bytes | None:
-        """The text of an item that goes on behind the token, as far as it is needed to tell it from earlier ones, b"" for any
-        other; None where there surely is none."""
+        """Whether another item can be written behind the token. Returns the shortest text that tells such an item from earlier
+        ones, b"" if many do or the search was cut short, and None if there is no such item."""
         copy = self.copy()
         copy._append(token)
         text, of_item = copy.text, copy.text.list_of_item
@@ -282,7 +285,7 @@ class UniqueItems:
         return found
 
     def _way_behind(self, bits: np.ndarray, matcher: "LLMatcher", looks: _Looks) -> bytes | None:
-        """`_way_out` of any of the allowed tokens."""
+        """`_way_out` of the first of the allowed tokens that has one."""
         others = tokens_of(bits & ~self.tokens.vocabulary.spaces)
         uncertain = self._uncertain(bits)
         for token in others:
@@ -305,7 +308,7 @@ def _drop(bits: np.ndarray, tokens: Iterable[int]) -> None:
 
 
 def _rests(values: Collection[Any], written: bytes) -> list[bytes]:
-    """What is missing of the texts among the values that begin with `written`."""
+    """Of the values that are texts and begin with `written`: what follows it."""
     return [value[len(written) :] for value in values if isinstance(value, bytes) and value.startswith(written)]
 
 
