@@ -1,6 +1,7 @@
-"""How the ranks' parts of a product are summed: by NCCL or gloo, or for small steps in memory that all GPUs of a host read.
+"""All-reduce of the ranks' parts of a product: by NCCL or gloo, or for small steps in memory that all GPUs of a host read.
 
-The second way takes fewer launches and meetings of ranks, whose latency is much of a decode step on several GPUs.
+The second way has fewer launches and fewer synchronizations of the ranks, whose latency is much of a decode step on several
+GPUs.
 """
 
 import logging
@@ -23,13 +24,14 @@ from llama_core.execution.parallel import Parallel, smallest
 
 log = logging.getLogger(__name__)
 
-_TEST_POLLS: Final = 5_000_000  # of a signal, in the self-test: seconds
+_TEST_POLLS: Final = 5_000_000  # reads of a signal before the self-test fails: some seconds
 _TEST_ROUNDS: Final = 4
 _MULTIMEM_BYTES: Final = 8 * 2**20
 
 
 class AllReduce(Protocol):
-    """Sums that every rank asks for in the same order, with the same shapes. nbytes: of memory that it keeps on this rank."""
+    """All-reduces, which every rank calls in the same order, with the same shapes. nbytes: memory that it keeps on this
+    rank."""
 
     @property
     def nbytes(self) -> int: ...
@@ -44,11 +46,11 @@ class AllReduce(Protocol):
         turn: int,
     ) -> torch.Tensor:
         """hidden_states [T, dim] += the sum of all ranks' `partial` [T, dim] + bias [dim], in place; then RMSNorm of it, a new
-        tensor. `partial` may be overwritten. turn: 0 and 1 alternately."""
+        tensor. `partial` may be overwritten. turn: which of two buffers to use, 0 and 1 alternately."""
 
 
 class GroupAllReduce:
-    """By the group's library: NCCL on GPUs."""
+    """All-reduce by the process group's library: NCCL on GPUs, gloo on CPUs."""
 
     def __init__(self, parallel: Parallel, ops: Ops, *, batch_invariant: bool = False) -> None:
         """batch_invariant: add in the order of the ranks, for any T."""
@@ -72,8 +74,8 @@ class GroupAllReduce:
 
 
 class OneShotAllReduce:
-    """In the kernel that adds and norms; by NVLink's switch if the memory has a multicast address. Steps with more rows go to
-    `large`."""
+    """One-shot all-reduce in the kernel that adds and norms; NVLink's switch adds if the memory has a multicast address. Steps
+    with more than `max_rows` rows go to `large`."""
 
     def __init__(self, memory: PeerMemory, large: AllReduce) -> None:
         # Imported here, because most machines without a GPU have no Triton.
@@ -105,7 +107,8 @@ class OneShotAllReduce:
         return self._memory.max_rows
 
     def _agree(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
-        """The bits of sums in the order of ranks; sums by the switch up to the rounding of another order and of the result."""
+        """Whether the sums are right: equal bits for sums in the order of ranks; for the switch's sums, within the rounding of
+        another order and of the result."""
         if not self._memory.has_multicast:
             return torch.equal(found, expected)
         partial_sums = 4 * self._memory.world_size**2 * torch.finfo(torch.float32).eps
@@ -113,16 +116,15 @@ class OneShotAllReduce:
         return bool(((found.float() - expected.float()).abs() <= rounding).all())
 
     def fault(self, parallel: Parallel, dim: int, dtype: torch.dtype) -> str:
-        """What is wrong with sums through this memory, or nothing. All ranks call it together.
+        """Test sums through this memory. Returns what is wrong, "" if nothing. All ranks call it together.
 
-        Sums have the bits of those in the order of ranks; the switch's differ by rounding. Waits are limited meanwhile, so that
-        a GPU which does not see its peers' writes ends the test, not the server.
+        Waits are limited during the test, so that a GPU which does not see its peers' writes fails the test instead of hanging.
         """
         memory, device = self._memory, parallel.device
         generator = torch.Generator(device).manual_seed(parallel.rank)
         weight = torch.ones(dim, dtype=dtype, device=device)
         memory.polls.fill_(0)
-        for turn in (0, 1):  # compiles the kernel, which takes the ranks unequally long
+        for turn in (0, 1):  # compiles the kernel; ranks take unequally long for it
             states = torch.zeros((1, dim), dtype=dtype, device=device)
             self._sum_add_norm(memory, turn, states, states.clone(), weight, 1e-5)
         smallest(parallel, 1)  # waits for all ranks
@@ -134,7 +136,7 @@ class OneShotAllReduce:
                 partial = torch.randn((rows, dim), generator=generator, device=device).to(dtype)
                 states = torch.zeros_like(partial)
                 self._sum_add_norm(memory, turn, states, partial, weight, 1e-5)
-                # A rank that has found a wrong sum goes on: the others wait for it in this collective.
+                # A rank that has found a wrong sum continues, because the others wait for it in this collective.
                 expected = parallel.sum_in_rank_order(partial)
                 equal = self._agree(states, expected) and equal
         memory.polls.fill_(FOREVER)
@@ -142,8 +144,8 @@ class OneShotAllReduce:
 
 
 class MultimemAllReduce:
-    """By the switch of NVLink with torch's kernel, for steps of more rows than one kernel computes with the norm. Steps with
-    still more rows go to `large`."""
+    """All-reduce by NVLink's switch with torch's kernel, for steps with more rows than `OneShotAllReduce` takes. Steps with
+    more rows than the buffer go to `large`."""
 
     def __init__(self, buffer: torch.Tensor, group_name: str, ops: Ops, large: AllReduce) -> None:
         """buffer: symmetric memory [rows, dim] in the dtype of the model."""
@@ -175,7 +177,8 @@ class MultimemAllReduce:
 
 
 def choose_all_reduce(config: EngineConfig, parallel: Parallel, ops: Ops, dim: int, dtype: torch.dtype) -> AllReduce:
-    """The way that `config.all_reduce` names, or the best that works. All ranks call it together and choose the same.
+    """The all-reduce that `config.all_reduce` names; for "auto", one-shot where it works, else the group's library. All ranks
+    call it together and choose the same.
 
     Raises ConfigError where the named one does not work.
     """

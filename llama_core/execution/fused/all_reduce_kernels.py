@@ -1,7 +1,7 @@
-"""The sum of all ranks' parts of a product, added to the hidden states and normed, in one kernel without NCCL.
+"""A one-shot all-reduce: the sum of all ranks' parts of a product, added to the hidden states and normed, in one kernel.
 
-Every rank writes its part to a buffer that its peers can read (`peer_memory.py`), tells them, waits for theirs, and reads all
-parts itself: a one-shot all-reduce. Parts are added in float32 in the order of the ranks, so all ranks have the same bits,
+Every rank writes its part to a buffer that its peers can read (`peer_memory.py`), signals the peers, waits for their signals,
+and reads all parts itself. Parts are added in float32 in the order of the ranks, so all ranks have the same bits,
 whatever the number of rows. Where the buffers have a multicast address, NVLink's switch adds them in float32, in an order of
 its own, and a rank reads the sum. Ranks may then differ by rounding: rank 0 alone samples.
 """
@@ -30,15 +30,16 @@ def _row_of(buffers, rank, place, dtype: tl.constexpr, block: tl.constexpr, is_a
 
 @triton.jit
 def _meet(signals, epochs, row, rank, polls, world: tl.constexpr, world_block: tl.constexpr):
-    """Wait until this row's program runs on every rank. What they wrote before can be read afterwards. Returns whether they
-    came within `polls` polls.
+    """A barrier of all ranks for this row. What a rank wrote before the barrier, every rank can read after it. Returns whether
+    all ranks arrived within `polls` reads of their signals.
 
-    A rank counts its meetings of a row in `epochs`; signals only grow, so none is reset, and one that comes early is kept.
+    A rank counts its barriers of a row in `epochs` and writes the count as its signal. Signals only grow: none is reset, and a
+    signal that arrives early stays valid.
     """
     peer = tl.arange(0, world_block)
     is_peer = peer < world
     epoch = tl.load(epochs + row) + 1
-    # All threads' writes come before the signal of one of them.
+    # The writes of all threads must come before the signal, which one thread stores.
     tl.debug_barrier()
     theirs = tl.load(signals + peer, mask=is_peer, other=0) + (row * world + rank) * 8
     tl.atomic_xchg(theirs.to(tl.pointer_type(tl.int64)), epoch, mask=is_peer, sem="release", scope="sys")
@@ -47,7 +48,7 @@ def _meet(signals, epochs, row, rank, polls, world: tl.constexpr, world_block: t
     while (tl.min(tl.where(is_peer, seen, epoch), axis=0) < epoch) & (polls > 0):
         seen = tl.atomic_add(own, 0, mask=is_peer, sem="acquire", scope="sys")
         polls -= 1
-    # The wait of one thread is over; that of the others ends here.
+    # Only some threads have polled; this barrier holds the others until then.
     tl.debug_barrier()
     tl.store(epochs + row, epoch)
     return tl.min(tl.where(is_peer, seen, epoch), axis=0) >= epoch
@@ -70,9 +71,9 @@ _ADD_FLOAT32 = tl.constexpr("""{
 
 @triton.jit
 def _add_at(address, inside, dtype: tl.constexpr):
-    """Four words of 32 bits for each address: the sum of the 16 bytes that all ranks hold there.
+    """Four words of 32 bits for each multicast address: the sum of the 16 bytes that all ranks hold there.
 
-    What ranks wrote at their buffers' own addresses is seen at this one after a fence (PTX ISA, "Causality order": proxies).
+    Ranks wrote at their buffers' own addresses, so a fence must come before this read (PTX ISA, "Causality order": proxies).
     """
     tl.inline_asm_elementwise("fence.proxy.alias; mov.b32 $0, 0;", "=r,r", [tl.program_id(0)], tl.int32, False, 1)
     given = inside.to(tl.int32)
@@ -177,9 +178,9 @@ def sum_add_norm(
 ) -> torch.Tensor:
     """hidden_states [T, dim] += the sum of all ranks' `partial` [T, dim] + bias [dim], in place; then RMSNorm, a new tensor.
 
-    Every rank calls it with the same T, at most `memory.max_rows`. turn: 0 and 1 alternately; when the second meets, no rank
-    reads what the first one wrote any more. Where a peer does not come within `memory.polls`, `memory.missed` is set and the
-    result is undefined.
+    Every rank calls it with the same T, at most `memory.max_rows`. turn: which buffer to use, 0 and 1 alternately: behind the
+    barrier of one turn, no rank still reads the other turn's buffer. Where a peer does not arrive within `memory.polls`,
+    `memory.missed` is set and the result is undefined.
     """
     count, dim = hidden_states.shape
     out = torch.empty_like(hidden_states)

@@ -35,7 +35,7 @@ from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_count
 
-_WAVES: Final = 4  # programs per multiprocessor at most: more would only shorten each program's loop
+_WAVES: Final = 4  # at most so many programs per multiprocessor: more would only shorten each program's loop
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -88,10 +88,10 @@ def _attend_tile(
 ):
     """Add `tile` positions from `first` on to each query's running sums (online softmax), and return the new sums.
 
-    mixed: of the weighted values. total: of the weights. best: the greatest scaled score so far, which is the binary log of the
-    common factor of both sums; -inf before the first position. The tile reads its positions in [seen, end). Query i sees
-    positions [first_seen[i], length[i]). skips_masks: all queries see all positions before `all_see`, so tiles there need no
-    mask.
+    mixed: the sum of the weighted values. total: the sum of the weights. best: the greatest scaled score so far, which is the
+    binary log of the common factor of both sums; -inf before the first position. The tile reads its positions in [seen, end).
+    Query i sees positions [first_seen[i], length[i]). skips_masks: all queries see all positions before `all_see`, so tiles
+    there need no mask.
     """
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim

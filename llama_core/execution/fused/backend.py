@@ -44,8 +44,8 @@ _LEAVE_POLL_S = 0.01
 
 @dataclass(slots=True)
 class _Step:
-    """A step whose layers are queued. answer, logprobs: on the host, valid once `copied` is reached, which is None before the
-    samples are queued."""
+    """A step whose layers are queued. answer, logprobs: page-locked copies on the host, valid once the event `copied` is
+    reached. copied: None before the sampling is queued."""
 
     turn: int
     plan: StepPlan
@@ -58,8 +58,8 @@ class _Step:
 
 @dataclass(slots=True)
 class StartSeconds:
-    """Seconds of a start. load: of all weights. left: of it, what was left when the graphs were captured; 0 where they are
-    captured afterwards."""
+    """Seconds of a start. load: of loading all weights. left: the part of `load` that remained when the graphs were captured; 0
+    where they are captured after the load."""
 
     load: float = 0.0
     left: float = 0.0
@@ -207,8 +207,9 @@ class FusedBackend:
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later.
 
-        Masks follow later than the rest: the grammars' thread makes them from the samples of the step before. The step's
-        samples are queued as soon as the masks are done and `is_ready` or `result` is called, or the next step starts.
+        The grammars' thread makes the masks from the samples of the step before, while the layers run. The step's sampling is
+        queued when the masks are done and `is_ready` is called, or when `result` is called or the next step starts, which wait
+        for the masks.
         """
         self.queue_samples()
         plan = plan_of(rows, self._tile_sizes)
@@ -230,8 +231,8 @@ class FusedBackend:
         return Pending(partial(self._read, step), partial(self._is_ready, step))
 
     def queue_samples(self) -> None:
-        """Queue the sampling of the latest step, and the copies to the host behind it, sums of times included. They stay there
-        for `_TURNS` steps."""
+        """Queue the sampling of the latest step, if it is not queued yet, and the copies of its results and times to the host.
+        The copies stay valid for `_TURNS` steps."""
         if self._unsampled is None:
             return
         if torch.is_inference_mode_enabled():  # entering it again takes microseconds of every step
@@ -256,7 +257,7 @@ class FusedBackend:
         return step.copied is not None and step.copied.is_reached()
 
     def _read(self, step: "_Step") -> Sampled:
-        """From the thread that starts steps, or from any once the samples are queued."""
+        """The step's tokens. Called by the thread that starts steps, or by any thread once the sampling is queued."""
         if step is self._unsampled:
             self.queue_samples()
         assert step.copied is not None and step.answer is not None
@@ -274,7 +275,8 @@ class FusedBackend:
         return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]))
 
     def _compute(self, shape: LaunchShape) -> None:
-        """The layers of the step that was sent, into `_hidden_states`. Nothing waits for the host or depends on a value."""
+        """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
+        shape or branch depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops, block_size, block_tables = self._cache, self._ops, self._config.block_size, self._slots.block_tables
         step = self._buffers.tensors(shape)
@@ -292,10 +294,10 @@ class FusedBackend:
         )
 
     def _capture(self, *, is_final: bool = True) -> None:
-        """A graph for each bucket.
+        """Capture a graph for each bucket.
 
         Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
-        rank, all ranks run without graphs, which is slower. is_final: it is not tried again.
+        rank, all ranks run without graphs, which is slower. is_final: a failed capture is not repeated.
         """
         shapes = self._buckets.all
         # Ranks communicate in these steps, so an error here fails the start of all ranks.

@@ -1,7 +1,7 @@
-"""What the fused backend asks of its device: one queue of work, copies, events and graphs. Implemented by CUDA.
+"""What the fused backend asks of its device: one queue of work, copies, events and graphs. `CudaDevice` implements it.
 
-While it serves, the backend makes no other call that a device must answer, but that torch reads prompt logprobs from logits
-which `compute` has waited for. At the start, weights (`checkpoint/uploads.py`), the ranks' shared memory (`peer_memory.py`) and
+While the backend serves, it calls CUDA in one other place only: torch reads prompt logprobs from logits for which `compute` has
+waited. At the start, weights (`checkpoint/uploads.py`), the ranks' shared memory (`peer_memory.py`) and
 the budget of memory (`memory_budget.py`) call CUDA themselves.
 
 `HostDevice` computes at once, on the CPU. The tests have a third implementation, which runs queued work as late as its
@@ -39,22 +39,22 @@ class ThreadWork(Protocol):
 
 
 class FusedDevice(Protocol):
-    """Work runs in the order in which it was queued. The host does not wait for it, unless it waits for an event.
+    """Runs work in the order in which it was queued. The host waits only in `Event.wait`, `compute` and `synchronize`.
 
-    torch_device: of tensors. captures: whether `capture` is worth its memory.
+    torch_device: where tensors are. captures: whether `capture` is worth its memory.
     """
 
     torch_device: torch.device
     captures: bool
 
     def page_locked(self, *shape: int) -> torch.Tensor:
-        """int64 zeros on the host, which `copy` neither reads nor writes before its turn in the queue."""
+        """int64 zeros in page-locked host memory. A copy from or to it runs at its turn in the queue, not when it is queued."""
 
     def queue(self, work: Work) -> None:
         """Queue work that reads and writes tensors of the device only."""
 
     def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Queue work and block the host until it is done: anyone may read the result."""
+        """Queue work and block the host until it is done. Any thread may read the result."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy between a page-locked tensor and one of the device."""
@@ -134,7 +134,7 @@ class _CudaEvent:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        torch.cuda.set_device(self._index)  # a new thread has the first device, whose context would take memory there
+        torch.cuda.set_device(self._index)  # a new thread has the first GPU, and a context there would take its memory
         self._event.synchronize()
 
 

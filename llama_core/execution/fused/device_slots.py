@@ -22,7 +22,8 @@ _RULES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Values for places of one of the table's tensors, seen as flat: int64 [N] both. No place occurs twice."""
+    """Writes to one of the table's tensors: places (indices into the flattened tensor) and values, each int64 [N]. No place
+    occurs twice."""
 
     target: int
     places: Ints
@@ -46,7 +47,7 @@ class DeviceSlots(SlotTable):
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return sum(target.nbytes for target in self._targets)
 
     def admit(self, init: SlotInit) -> None:

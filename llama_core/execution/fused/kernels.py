@@ -27,7 +27,7 @@ from llama_core.execution.fused.triton_sampler import TritonSampler
 from llama_core.execution.weight_formats.format import TorchMatrix
 from llama_core.model_config import FULL_ATTENTION
 
-_HEADS_A_PROGRAM = 8  # that one program rotates: 8 values of 16 bits for each of its threads, with heads of 128
+_HEADS_A_PROGRAM = 8  # heads that one program rotates: 8 values of 16 bits for each thread, with heads of 128
 
 
 @triton.jit
@@ -45,7 +45,8 @@ def _add_norm(
     block: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """num_splits: 0, or of `delta` in float32 [num_splits, T, dim], which are added in order."""
+    """num_splits: 0 for `delta` [T, dim]; else the number of splits of `delta`, float32 [num_splits, T, dim], added in
+    order."""
     begin_early(is_early)
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
@@ -67,7 +68,7 @@ def _add_norm(
 
 @triton.jit
 def _store(cached, x, inside):
-    """Into a cache of the type of x or of bytes of float8."""
+    """Store x in a cache of its own type, or of bytes of float8."""
     if cached.dtype.element_ty == tl.uint8:
         tl.store(cached, to_float8(x), mask=inside)
     else:
@@ -96,7 +97,7 @@ def _rotate_and_store(
     heads: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """Of one token, `heads` heads: a whole head is read and written at once, and split into its pairs in registers."""
+    """Rotate and store `heads` heads of one token. A head is read and written whole, and split into its pairs in registers."""
     begin_early(is_early)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
@@ -157,7 +158,8 @@ class TritonOps:
 
     def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
         """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
-        which products run in kernels of our own, with what follows. No batch-invariant product does."""
+        chooses the products that run in kernels of our own, together with the operation that follows; with `batch_invariant`,
+        no product does."""
         self._batch_invariant = batch_invariant
         self._fuses = never if batch_invariant else fuses
 
@@ -171,7 +173,7 @@ class TritonOps:
         *,
         num_splits: int = 0,
     ) -> torch.Tensor:
-        """num_splits: 0, or of a delta in float32 [num_splits, T, dim]."""
+        """As `Ops.add_norm`. num_splits: 0, or the number of splits of `delta`, float32 [num_splits, T, dim]."""
         out = torch.empty_like(hidden_states)
         count, dim = hidden_states.shape
         _add_norm[(count,)](
@@ -285,6 +287,6 @@ class TritonOps:
         return TritonSampler(state, max_samples, vocab)
 
     def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
-        """By the GPU's clock, in steps of 32 ns to 1 us. Triton's interpreter has none."""
+        """As `Ops.add_time`, by the GPU's clock, whose resolution is 32 ns to 1 us. Triton's interpreter has no clock."""
         has_clock = not triton.knobs.runtime.interpret
         _add_time[(1,)](sums, factor, index=index, has_clock=has_clock, num_warps=1)

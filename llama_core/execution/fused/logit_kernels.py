@@ -92,7 +92,7 @@ def _penalize(edited, uses, tokens, prompt_length, position, presence, frequency
     for first in range(begin, position, tile):
         index = first + tl.arange(0, tile)
         token = tl.load(tokens + index, mask=index < position, other=0)
-        # Of equal tokens, one gets their uses.
+        # One of several equal tokens gets the number of them.
         used = tl.atomic_xchg(uses + token, tl.zeros([tile], tl.int32), mask=index < position, sem="relaxed")
         is_used = (index < position) & (used != 0)
         x = tl.load(edited + token, mask=is_used, other=0.0)
@@ -139,7 +139,7 @@ def _apply_rules(
     tile: tl.constexpr,
     words: tl.constexpr,
 ):
-    """Bans come last, because -inf stays under any bias and penalty."""
+    """Bans come last, because no bias or penalty changes -inf."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)

@@ -1,4 +1,4 @@
-"""Masks of grammars on their way to the device: page-locked buffers in turn, and the one that every step reads.
+"""Masks of grammars on their way to the device: page-locked buffers, used in turn, and the one that every step reads.
 
 A buffer is int64: for each sample the number of its mask, -1 for none, and then the masks of those samples that have one, which
 alone are copied.
@@ -13,9 +13,9 @@ from llama_core.execution.fused.device import FusedDevice
 
 
 class MaskBuffers:
-    """indices: int64 [max_samples]. masks: int64 [max_samples, `rule_table.bit_words`]. Both lie on the device.
+    """indices: int64 [max_samples]. masks: int64 [max_samples, `rule_table.bit_words`]. Both are on the device.
 
-    A turn comes again only when the result of its step was read, which is after its copy.
+    A host buffer is used again only after the result of its step was read, and so after its copy.
     """
 
     def __init__(self, max_samples: int, vocab_size: int, turns: int, device: FusedDevice) -> None:
@@ -30,7 +30,7 @@ class MaskBuffers:
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return self._received.nbytes
 
     def send(self, turn: int, masks: StepMasks) -> None:
@@ -49,5 +49,5 @@ class MaskBuffers:
 
 
 def mask_bytes(rows: int, vocab_size: int) -> int:
-    """`MaskBuffers.nbytes`."""
+    """Bytes of `MaskBuffers` on the device."""
     return rows * 8 * (1 + rule_table.bit_words(vocab_size))

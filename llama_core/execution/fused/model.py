@@ -1,6 +1,6 @@
 """One rank's part of the Transformer in plain tensors. Projections of one input are one matrix, and no call waits.
 
-The same model as `reference/model.py`. This model owns its weights and its collectives, so that a CUDA graph can capture a
+It computes what `reference/model.py` computes, but owns its weights and its collectives, so that a CUDA graph can capture a
 whole step.
 """
 
@@ -91,8 +91,8 @@ class FusedTransformer:
         self.load(weights)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]]) -> None:
-        """Copy this rank's part of each weight, by Meta's names, in `dtype` or in groups, into place. The places have their
-        addresses from the start, so a graph may be captured before."""
+        """Copy this rank's part of each weight into its tensor. Weights have Meta's names, and are in `dtype` or in groups. The
+        tensors exist from the start, so a graph may be captured before this call."""
         places = self._places()
         for name, weight in weights:
             places[name](weight)
@@ -104,7 +104,7 @@ class FusedTransformer:
 
     @property
     def kept_bytes(self) -> int:
-        """Of what lives beside the weights: the rotary table and the memory of the all-reduce."""
+        """Bytes that are kept beside the weights: the rotary table and the memory of the all-reduce."""
         return self._rotary.nbytes + self._all_reduce.nbytes
 
     def hidden_states(
@@ -119,9 +119,9 @@ class FusedTransformer:
         """The last layer's normed hidden states [T, dim]. tokens, positions, slot_mapping (physical positions in the cache):
         int64 [T].
 
-        Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in collectives:
-        that of the embeddings, in which a rank waits for those that began the step later, and that of one layer for all,
-        because each reading of the clock is a kernel.
+        Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in two
+        collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,
+        which stand for all layers because each reading of the clock is a kernel.
         """
         ops, eps = self._ops, self.config.norm_eps
         h = self._embed(tokens, clock)
@@ -153,8 +153,8 @@ class FusedTransformer:
         turn: int,
         clock: StepClock | None,
     ) -> torch.Tensor:
-        """hidden_states += the product, summed over the ranks, + bias; then their norm. turn: of the all-reduce. clock: gets
-        the time of the sum, for all layers."""
+        """hidden_states += the product, summed over the ranks, + bias; then their norm. turn: as `AllReduce.add_norm`. clock:
+        gets the time of the sum, times the number of layers."""
         eps = self.config.norm_eps
         if self.parallel.world_size == 1:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)

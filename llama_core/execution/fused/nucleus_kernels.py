@@ -1,8 +1,8 @@
-"""The draw of one row without a sort, in Triton: the token at which the sum of the nucleus passes a random number.
+"""Samples one row's token in Triton, without a sort: the token at which the sum over the nucleus passes a random number.
 
 A row's probabilities, relative to the greatest, are multiples of 2^-43 in bins, 32 for each power of two. `_find` finds the bin
-in which a sum reaches its limit, lists the bin's tokens, and bisects them. That is one read of the row for each limit in use
-(top_k, top_p, the draw); the list is short but for flat rows.
+in which a sum reaches its limit, lists the bin's tokens, and bisects them. Each limit in use (top_k, top_p, the random number)
+takes one read of the row. The list is short, except for flat distributions.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -11,17 +11,17 @@ import triton
 import triton.language as tl
 
 UNIT = tl.constexpr(43)  # masses are multiples of 2^-43
-_BIN_BITS = tl.constexpr(18)  # of a float32 that differ in a bin
+_BIN_BITS = tl.constexpr(18)  # low bits of a float32, in which the members of a bin differ
 _FIRST_BIT = tl.constexpr(1 << 17)
 _BIN_OF_ONE = tl.constexpr(0x3F800000 >> 18)
-_COUNT = tl.constexpr(43)  # the first bit of the number of tokens, in a sum of `packed`
+_COUNT = tl.constexpr(43)  # the lowest bit of the number of tokens in `packed`, above their mass
 _ONE_TOKEN = tl.constexpr(1 << 43)
 _IN_MASS = tl.constexpr((1 << 43) - 1)
 
 
 @triton.jit
 def one_token(bits, shift):
-    """One token of these float32 bits: 1 in the count, and its mass in units of its bin. All of a bin have the same `shift`."""
+    """One token, packed: count 1, and its mass in the bin's unit. bits: of its float32 probability. shift: the bin's."""
     mantissa = ((bits & 0x7FFFFF) | 0x800000).to(tl.int64)
     return (mantissa >> tl.maximum(-shift, 0).to(tl.int64)) | _ONE_TOKEN
 
@@ -33,7 +33,7 @@ def _mass_of(packed, shift):
 
 @triton.jit
 def bin_of(bits):
-    """The bin of the greatest probability is 0. A probability of 0 is in none."""
+    """The bin of a probability's float32 bits; 0 for the greatest probability. A probability of 0 is beyond all bins."""
     return -(bits >> _BIN_BITS) + _BIN_OF_ONE
 
 
@@ -44,7 +44,8 @@ def _least_bits(bin):
 
 @triton.jit
 def shift_of(bits):
-    """Of a mantissa of 24 bits, so that 1 is 2^43."""
+    """The left shift that makes a mantissa of 24 bits a multiple of 2^-43: then probability 1 is 2^43. Negative: to the
+    right."""
     return (bits >> 23) - 127 + (UNIT - 23)
 
 
@@ -52,7 +53,7 @@ def shift_of(bits):
 def _list_bin(probs, listed, vocab, bin, tile: tl.constexpr):
     """Write the tokens of a bin to `listed`, in the order of their ids. Returns their number."""
     count = vocab * 0
-    tl.debug_barrier()  # the list before is not read any more
+    tl.debug_barrier()  # all threads have read the previous list
     for first in range(0, vocab, tile):
         token = first + tl.arange(0, tile)
         bits = tl.load(probs + token, mask=token < vocab, other=0.0).to(tl.int32, bitcast=True)
@@ -67,7 +68,7 @@ def _list_bin(probs, listed, vocab, bin, tile: tl.constexpr):
 
 @triton.jit
 def _listed_bits(probs, listed, first, count, list_tile: tl.constexpr):
-    """Of the tokens first .. first + list_tile of the list: ids, and the bits of their probabilities, 0 behind the list."""
+    """Ids of the listed tokens first .. first + list_tile, and the bits of their probabilities; 0 behind the list's end."""
     index = first + tl.arange(0, list_tile)
     token = tl.load(listed + index, mask=index < count, other=0)
     return token, tl.load(probs + token, mask=index < count, other=0.0).to(tl.int32, bitcast=True)
@@ -75,7 +76,7 @@ def _listed_bits(probs, listed, first, count, list_tile: tl.constexpr):
 
 @triton.jit
 def _sum_from(probs, listed, count, bits, threshold, shift, list_tile: tl.constexpr):
-    """Of the listed tokens with at least these bits; `bits` are those of the first `list_tile`."""
+    """The packed sum over the listed tokens whose bits are at least `threshold`. bits: of the first `list_tile` tokens."""
     total = tl.sum(tl.where(bits >= threshold, one_token(bits, shift), 0), axis=0)
     for first in range(list_tile, count, list_tile):
         _, further = _listed_bits(probs, listed, first, count, list_tile)
@@ -87,9 +88,11 @@ def _sum_from(probs, listed, count, bits, threshold, shift, list_tile: tl.conste
 def _find(
     probs, listed, vocab, counts, masses, target, by_count: tl.constexpr, tile: tl.constexpr, list_tile: tl.constexpr
 ):
-    """Where the count or the mass of the most likely tokens first exceeds `target`. counts, masses: int64 [bins], of each bin
-    and those before it. Returns the bits of the token there, its mass, the count and mass of more likely ones, and the length
-    of the list, which has all tokens of equal bits."""
+    """Find the token at which the count or the mass of the most likely tokens first exceeds `target`.
+
+    counts, masses: int64 [bins], of each bin and those before it. Returns the bits of the token's probability, its mass, the
+    count and mass of more likely tokens, and the length of the list, which has all tokens of equal bits.
+    """
     reached = counts if by_count else masses
     bin = tl.sum((reached <= target).to(tl.int32), axis=0)
     is_before = reached <= target
@@ -123,7 +126,8 @@ def _mixed(z):
 
 @triton.jit
 def _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile: tl.constexpr, list_tile: tl.constexpr):
-    """Its mass: of the tokens before which, of the top_k most likely, there is at most top_p of the mass."""
+    """The nucleus's mass. A token of the top_k most likely belongs to the nucleus if the tokens before it have at most top_p of
+    the mass of these top_k."""
     total = tl.max(masses, axis=0)
     if (top_k > 0) & (top_k < tl.max(counts, axis=0)):
         _, one, count, mass, _ = _find(probs, listed, vocab, counts, masses, top_k - 1, True, tile, list_tile)

@@ -73,7 +73,7 @@ class Ops(Protocol):
         """
 
     def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
-        """The sizes of the tiles that `attend` takes."""
+        """The sizes of the tiles that `attend` expects."""
 
     def attend(
         self,
@@ -111,11 +111,11 @@ class Ops(Protocol):
         """`add_norm` of x [T, inputs] times a matrix [dim, inputs] as its delta."""
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
-        """Of at most `max_samples` rows of `vocab` logits."""
+        """A sampler for at most `max_samples` rows of `vocab` logits."""
 
     def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
-        """sums[index] += factor times the clock in nanoseconds, when the device gets here. sums: int64, which may wrap around:
-        only differences mean something."""
+        """sums[index] += factor * the clock in nanoseconds, when the device reaches this work. sums: int64, which may wrap
+        around: only differences of two readings count."""
 
 
 class TorchOps:
@@ -212,7 +212,7 @@ class TorchOps:
         return TorchSampler(state)
 
     def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
-        """By the host's clock: for the CPU."""
+        """As `Ops.add_time`, by the host's clock, for the CPU."""
         torch.ops.llama_core.add_time(sums, index, factor)
 
 

@@ -29,8 +29,8 @@ class PeerMemory:
     turn_bytes: of one buffer; the second lies behind the first. buffers, signals: int64 [world_size], addresses by rank; the
     signals of a rank are int64 [max_rows, world_size]. multicast: int64 [1], the address at which NVLink's switch reaches the
     buffers of all ranks, whose rows are multiples of 16 bytes then; 0 without `has_multicast`. epochs: int64 [max_rows], this
-    rank's meetings by row. polls: int64 [1], of a signal at most. missed: int64 [1], not 0 once a peer did not come in so many.
-    held: what keeps the memory alive.
+    rank's barriers so far, by row. polls: int64 [1], the most reads of a signal in one barrier. missed: int64 [1], not 0 once a
+    peer did not arrive within so many. held: what keeps the memory alive.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class PeerMemory:
 
     @property
     def nbytes(self) -> int:
-        """Of this rank's part."""
+        """Bytes of this rank's part."""
         return 2 * self.turn_bytes + self.max_rows * self.world_size * _SIGNAL_BYTES
 
 
@@ -90,14 +90,14 @@ def _turn_bytes(max_rows: int, row_bytes: int) -> int:
 
 
 def peer_bytes(world_size: int, max_rows: int, row_bytes: int) -> int:
-    """Of one rank's part: two buffers of `max_rows` rows, and the signals of its peers."""
+    """Bytes of one rank's part: two buffers of `max_rows` rows, and the signals of its peers."""
     return 2 * _turn_bytes(max_rows, row_bytes) + max_rows * world_size * _SIGNAL_BYTES
 
 
 def one_shot_rows(world_size: int, row_bytes: int, num_processors: int) -> int:
-    """The most rows of an all-reduce that is one-shot. num_processors: multiprocessors of the GPU.
+    """The most rows of a one-shot all-reduce. num_processors: multiprocessors of the GPU.
 
-    All rows' programs run at once, because each waits for a peer's program of the same row.
+    The programs of all rows must run at once, because each waits for its peers' programs of the same row.
     """
     return min(_READ_BYTES // (row_bytes * (world_size - 1)), num_processors)
 
@@ -122,8 +122,8 @@ def share_memory(parallel: Parallel, max_rows: int, row_bytes: int, *, multicast
 
 
 def multicast_buffer(parallel: Parallel, rows: int, dim: int, dtype: torch.dtype) -> torch.Tensor | str:
-    """A tensor [rows, dim] of this rank that NVLink's switch can add to those of its peers, or why there is none. As
-    `share_memory`."""
+    """A tensor [rows, dim] of this rank that NVLink's switch can add to those of its peers, or why there is none. All ranks
+    call it together, as `share_memory`."""
     part = _symmetric(parallel, rows * dim * dtype.itemsize)
     if isinstance(part, str):
         return part
@@ -177,7 +177,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _obstacle(parallel: Parallel) -> str:
-    """Why the GPUs of this group cannot read each other's memory, as far as it is known without an attempt."""
+    """Why the GPUs of this group cannot read each other's memory, as far as that is known without an attempt; "" if they
+    may."""
     if len(ranks_with(parallel, host_identity())) < parallel.world_size:
         return "the ranks are on several hosts"
     own = parallel.device.index or 0

@@ -1,4 +1,4 @@
-"""Products of few rows whose epilogues do what a further kernel would: SwiGLU, or the addition to hidden states.
+"""Matrix products of few rows with an epilogue that saves a further kernel: SwiGLU, or the addition to hidden states.
 
 Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a
 program reads runs of 64 to 256 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU
@@ -21,7 +21,7 @@ from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
-# Programs that a product is spread over at least. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
+# The least programs for a product. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 48 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
@@ -31,7 +31,7 @@ _MOST_SPLITS: Final = 4
 
 
 class _Tiles(NamedTuple):
-    """Of one program. width: codes of an output at a time."""
+    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads."""
 
     rows: int
     outputs: int

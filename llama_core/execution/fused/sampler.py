@@ -1,4 +1,4 @@
-"""How a step on a GPU samples: the Protocol, and its meaning in torch, without an operation that waits for the host.
+"""How a step on a GPU samples: the Protocol, and in torch the definition of its results, which never waits for the host.
 
 `triton_sampler.py` has it for CUDA. Both read what the slots have on the device, and both can be part of a CUDA graph.
 """
@@ -24,7 +24,7 @@ from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS
 
-# What the rows of a step need: the most likely tokens, draws, rules of their slots, or masks of grammars too.
+# What the rows of a step need: the most likely tokens, random sampling, also rules of their slots, also masks of grammars.
 Mode = Literal["greedy", "sampled", "ruled", "masked"]
 
 _LOW: Final = 0xFFFFFFFF
@@ -32,9 +32,9 @@ _LOW: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class SamplingState:
-    """What samplers read, on the device, at places that stay. tokens: int64 [slots, max_seq_len]. sampling: of all slots.
-    rules: int64 [slots, `rule_table.table_words`]. mask_indices: int64 [max_samples], of rows of `masks` int64 [max_samples,
-    `rule_table.bit_words`], -1 for samples without a mask."""
+    """What samplers read: tensors on the device that keep their addresses. tokens: int64 [slots, max_seq_len]. sampling: of all
+    slots. rules: int64 [slots, `rule_table.table_words`]. mask_indices: int64 [max_samples], of rows of `masks` int64
+    [max_samples, `rule_table.bit_words`], -1 for samples without a mask."""
 
     tokens: torch.Tensor
     sampling: SamplingTensors
@@ -46,7 +46,7 @@ class SamplingState:
 class Sampler(Protocol):
     """B rows of logits, float32 [B, vocab], which stay as they are. No row's result depends on the others.
 
-    nbytes: of what is kept between steps.
+    nbytes: of the memory that is kept between steps.
     """
 
     @property
@@ -61,7 +61,7 @@ class Sampler(Protocol):
 
 
 def unpacked(logprobs: torch.Tensor) -> list[TokenLogprob]:
-    """Of a copy on the host of what `Sampler.logprobs` gives."""
+    """The log-probabilities in a host copy of the result of `Sampler.logprobs`."""
     words = logprobs.numpy()
     values, tokens = (words >> 32).astype(np.int32).view(np.float32).tolist(), (words & _LOW).tolist()
     rows = zip(values, tokens, strict=True)

@@ -28,7 +28,7 @@ Part = Mode | Literal["logprobs"]
 
 
 class Samples(NamedTuple):
-    """Of a step, on the device until the next one's. results: int64 [NUM_SUMS + S], what the clock has summed so far and the
+    """A step's samples on the device, valid until the next step's. results: int64 [NUM_SUMS + S], the clock's sums and the
     tokens, NOT_FINITE or NOTHING_ALLOWED where there is none. logprobs: int64 [S, 1 + n] (`sampler.Sampler.logprobs`); None
     where no row asks for them."""
 
@@ -54,7 +54,7 @@ class SamplingHead:
         ops: Ops,
         turns: int,
     ) -> None:
-        """turns: of steps whose results may not be read yet."""
+        """turns: the most steps whose results may be unread, each with a mask buffer of its own."""
         self._model = model
         self._parallel = parallel
         self._slots = slots
@@ -83,17 +83,17 @@ class SamplingHead:
 
     @property
     def nbytes(self) -> int:
-        """Of what exists before the first step."""
+        """Bytes of the tensors that exist before the first step."""
         results = self.logits.nbytes + self._results.nbytes + self._logprobs.nbytes
         return results + self._sampler.nbytes + self._masks.nbytes
 
     @property
     def works(self) -> list[Work]:
-        """What is captured."""
+        """The work of each graph to capture."""
         return [self._work(bucket, part) for bucket, part in self._variants]
 
     def capture(self) -> None:
-        """Raises RuntimeError where a head cannot be captured."""
+        """Capture a graph for each bucket and mode. Raises RuntimeError where a head cannot be captured."""
         for variant, work in zip(self._variants, self.works, strict=True):
             self._graphs[variant] = self._device.capture(work)
 
@@ -101,7 +101,7 @@ class SamplingHead:
         self._graphs.clear()
 
     def start(self, turn: int, plan: StepPlan, masks: StepMasks | None, *, wants_logprobs: bool) -> Samples:
-        """Queue the samples of the step whose inputs were sent. The host waits for the thread that computes `masks`."""
+        """Queue the sampling of the step whose inputs were sent. Blocks until `masks` are done."""
         slots = plan.sampled_slots
         count = len(slots)
         results = self._result_parts.first(NUM_SUMS + count)
@@ -118,7 +118,7 @@ class SamplingHead:
 
     @property
     def _variants(self) -> list[tuple[int, Part]]:
-        """Largest first, so that the others fit into its memory."""
+        """Bucket and part of each graph. The largest comes first, so that the others fit into its memory."""
         parts: tuple[Part, ...] = (*get_args(Mode), "logprobs")
         return [(bucket, part) for bucket in reversed(self._buckets) for part in parts]
 
@@ -133,7 +133,7 @@ class SamplingHead:
             graph.replay()
 
     def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
-        """Ranks other than 0 know no masks. Each mode has the same collectives."""
+        """The mode of a head. Only rank 0 has masks; modes may differ between ranks, because all have the same collectives."""
         if masks is not None:
             return "masked"
         rules, is_greedy = self._slots.rules, self._slots.is_greedy
@@ -142,7 +142,7 @@ class SamplingHead:
         return "greedy" if all(map(is_greedy.__getitem__, slots)) else "sampled"
 
     def _sample(self, bucket: int, mode: Mode) -> None:
-        """Nothing waits for the host or depends on a value."""
+        """Compute logits and samples. For a graph, nothing waits for the host, and no shape or branch depends on a value."""
         samples = self._buffers.samples(bucket)
         logits = self.logits[:bucket]
         logits.copy_(self._model.logits(self._hidden_states[samples.tokens]))

@@ -1,4 +1,4 @@
-"""Sampling in Triton without a sort: the draw that `sampling.py` defines, over integers that have no order of summation.
+"""Sampling in Triton without a sort, as `sampling.py` defines it, with integer sums, which do not depend on their order.
 
 The probability of a token, relative to the most likely one, is a multiple of 2^-43; less likely tokens are not sampled. Sums
 are therefore exact in any order, so that a row's token depends neither on its neighbours nor on the number of programs. Sums in
@@ -25,7 +25,7 @@ from llama_core.execution.fused.sampling_sizes import BINS, CHUNK, num_chunks, n
 from llama_core.execution.sampling import GREEDY_BELOW
 from llama_core.execution.sampling_tensors import SamplingTensors
 
-MAX_VOCAB: Final = 2**19  # so many tokens of the greatest probability fill the sums
+MAX_VOCAB: Final = 2**19  # with more tokens of the greatest probability, the sums would overflow
 _TILE: Final = 8192  # logits that the third kernel reads at a time
 _LIST_TILE: Final = 1024
 
@@ -92,7 +92,7 @@ def _is_sampled(highest, temperature):
 def _greatest(
     logits, edited, parts, bins, vocab, replicas, is_edited: tl.constexpr, block: tl.constexpr, num_bins: tl.constexpr
 ):
-    """Of one chunk, the greatest logit and its first token; and empty bins for `_spread`."""
+    """Find the greatest logit of one chunk and its first token. Clears the bins for `_spread`."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * block + tl.arange(0, block)
     inside = token < vocab
@@ -123,7 +123,7 @@ def _spread(
     num_bins: tl.constexpr,
     chunk_block: tl.constexpr,
 ):
-    """Probabilities relative to the greatest, 0 where a token cannot be sampled, and the count and mass of each bin."""
+    """Write probabilities relative to the greatest, 0 where a token cannot be sampled, and add up each bin's count and mass."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key = _highest(parts, row, tl.num_programs(1), chunk_block)
     highest, slot = value_of_key(key), tl.load(slots + row)
@@ -191,7 +191,7 @@ def _pick(
 
 
 class DrawBuffers:
-    """What the kernels of one step leave for each other, for up to `max_rows` rows of `vocab` logits.
+    """Buffers through which the sampling kernels of one step pass results on, for up to `max_rows` rows of `vocab` logits.
 
     probs: float32 [rows, vocab]; edited logits lie there before. listed: int32 [rows, vocab] tokens; the numbers of their uses
     lie there before.
@@ -220,9 +220,11 @@ def draw(
     is_greedy: bool,
     is_edited: bool,
 ) -> torch.Tensor:
-    """int64 [B] tokens, NOT_FINITE or NOTHING_ALLOWED, of logits float32 [B, vocab]. sampling: of all slots. slots, positions:
-    int64 [B]. is_greedy: all rows are. is_edited: `buffers.probs` has the logits with the rules of their slots, which may be
-    -inf."""
+    """Sample a token for each row of logits, float32 [B, vocab]: int64 [B], NOT_FINITE or NOTHING_ALLOWED where there is none.
+
+    sampling: of all slots. slots, positions: int64 [B]. is_greedy: all rows are greedy. is_edited: `buffers.probs` holds the
+    logits after the rules of their slots, which may be -inf.
+    """
     count, vocab = logits.shape
     chunks, replicas, parts, bins = buffers.chunks, buffers.replicas, buffers.parts, buffers.bins
     out = torch.empty(count, dtype=torch.int64, device=logits.device)

@@ -1,10 +1,10 @@
-"""Sizes of what the sampling kernels leave for each other, which the memory plan needs where Triton is absent."""
+"""Sizes of the sampling kernels' buffers. The memory plan needs them also where Triton is absent."""
 
 from typing import Final
 
 CHUNK: Final = 4096  # logits that one program reads
-BINS: Final = 2048  # of a row's probabilities, 32 for each power of two, down to 2^-43
-MAX_REPLICAS: Final = 4  # of a row's bins, so that equal logits are not all added to the same one
+BINS: Final = 2048  # bins of a row's probabilities: 32 for each power of two, down to 2^-43
+MAX_REPLICAS: Final = 4  # copies of a row's bins, so that atomic additions of equal logits do not all meet in one bin
 TOP_BLOCK: Final = 32  # a power of two, at least MAX_TOP_LOGPROBS
 
 
@@ -17,7 +17,7 @@ def num_replicas(vocab: int) -> int:
 
 
 def sampler_bytes(rows: int, vocab: int) -> int:
-    """Of `sampling_kernels.DrawBuffers` and `logprob_kernels.LogprobBuffers`."""
+    """Bytes of `sampling_kernels.DrawBuffers` and `logprob_kernels.LogprobBuffers`."""
     chunks = num_chunks(vocab)
     draws = 8 * (vocab + chunks + num_replicas(vocab) * BINS)
     logprobs = chunks * (4 + 8 * TOP_BLOCK)

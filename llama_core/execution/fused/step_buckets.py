@@ -30,7 +30,7 @@ class StepBuckets:
 
     @property
     def all(self) -> list[LaunchShape]:
-        """The largest first, so that the graphs of the others fit into its memory."""
+        """All buckets. The largest comes first, so that the graphs of the others fit into its memory."""
         return [*reversed(self._mixed), *reversed(self._decodes)]
 
     def of(self, shape: LaunchShape) -> LaunchShape:

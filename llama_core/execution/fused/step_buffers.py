@@ -1,4 +1,4 @@
-"""The numbers of a step in one page-locked buffer, which is copied to the device once.
+"""A step's integers in one page-locked buffer, which is copied to the device once.
 
 The buffer is int64 and has three parts: what the samples need, what the tokens need, and what changes in the slots. The first
 two lie at places that depend on a `LaunchShape` only, so that a CUDA graph of that shape finds them there. Every array that a
@@ -27,7 +27,7 @@ from llama_core.execution.fused.step_plan import (
 
 
 class Prefixes:
-    """The first elements of a tensor, which every step takes. A view that is kept costs less than a new one, about 2 us."""
+    """Views of a tensor's first elements, which every step needs. They are kept, because a new view takes about 2 us."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -77,9 +77,9 @@ class _SentBuffer:
 
 
 class StepBuffers:
-    """The buffers of steps on the host, `turns` of them in turn, and the one on the device that every step reads.
+    """The buffers of steps: `turns` of them on the host, used in turn, and the one on the device that every step reads.
 
-    A turn comes again only when the result of its step was read, which is after its copy.
+    A host buffer is used again only after the result of its step was read, and so after its copy.
     """
 
     def __init__(self, max_samples: int, max_size: int, spare_slot: int, turns: int, device: FusedDevice) -> None:
@@ -95,16 +95,16 @@ class StepBuffers:
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return self._received.nbytes
 
     def samples(self, count: int) -> SampleTensors:
-        """On the device, of the first `count` samples of every step."""
+        """The tensors of the first `count` samples, on the device, at the same addresses in every step."""
         columns = self._received[: samples_size(self._max_samples)].view(SAMPLE_COLUMNS, -1)
         return SampleTensors(*columns[:, :count].unbind(0))
 
     def tensors(self, shape: LaunchShape) -> StepTensors:
-        """On the device, of every step of this shape."""
+        """The tensors of steps of this shape, on the device, at the same addresses in every such step."""
         begin = samples_size(self._max_samples)
         tokens, decodes, chunks = self._received[begin : begin + shape.size].split_with_sizes(shape.sizes)
         slots, positions = tokens.view(TOKEN_COLUMNS, -1)[:, : shape.tokens].unbind(0)

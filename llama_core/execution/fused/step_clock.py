@@ -1,7 +1,7 @@
 """Sums, on the device, how long steps wait for other ranks and how long they sample: inside CUDA graphs, and without an event.
 
-An event in a graph is recorded anew by the next replay, which is queued before the host reads it. A sum on the device has no
-such race: it travels with the step's tokens, in the same copy.
+The next replay of a graph records the graph's events anew, and it is queued before the host reads them. A sum on the device has
+no such race: it travels with the step's tokens, in the same copy.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _WAITED, _SAMPLED = range(NUM_SUMS)
 
 
 class StepClock:
-    """sums: int64 [NUM_SUMS] on the device, in nanoseconds. They are right behind a whole step."""
+    """sums: int64 [NUM_SUMS] on the device, in nanoseconds. They are valid after a whole step only."""
 
     def __init__(self, ops: Ops, sums: torch.Tensor) -> None:
         self._ops = ops
@@ -25,7 +25,7 @@ class StepClock:
 
     @contextmanager
     def waiting(self, times: int = 1) -> Iterator[None]:
-        """Count the operations inside as waiting, `times` over."""
+        """Add the time of the operations inside the block, times `times`, to the time of waiting."""
         with self._added_to(_WAITED, times):
             yield
 
@@ -42,7 +42,7 @@ class StepClock:
 
 
 class StepSeconds:
-    """The sums on the host, as the latest step that was read left them. From any thread."""
+    """The sums in seconds, as of the latest step that was read. Any thread may read them."""
 
     waited = 0.0
     sampled = 0.0

@@ -1,9 +1,9 @@
 """The memory of the fused backend beside weights and cache, computed before anything is allocated.
 
-Each graph's intermediate tensors lie in one pool, which is as large as the largest of them needs; a step without a graph needs
-as much again beside it. The tests count the bytes of all tensors on torch's meta device and hold these figures to them.
-What torch's allocator rounds, buffers of NCCL and the device's context come from the tenth of the device's memory that no plan
-uses.
+The intermediate tensors of all graphs share one pool, which is as large as the largest graph needs. A step without a graph
+needs memory for its tensors beside the pool. The tests count the bytes of all tensors on torch's meta device and hold these
+figures to them. What torch's allocator rounds, buffers of NCCL and the device's context come from the tenth of the device's
+memory that no plan uses.
 """
 
 from typing import Final
@@ -34,18 +34,18 @@ _FLOAT32: Final = 4
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """What the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`)."""
+    """Bytes that the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`)."""
     about = config, model, parallel, dtype
     return kept_bytes(config, model, dtype) + passing_bytes(*about) + spare_block_bytes(*about)
 
 
 def spare_block_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Of the cache block to which padding tokens write."""
+    """Bytes of the cache block to which padding tokens write."""
     return CacheShape.of(model, config.block_size, parallel, cache_dtype(config, dtype)).block_bytes
 
 
 def kept_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Of tensors that stay: hidden states, logits, samples, what samplers leave for each other, rules and a step's numbers."""
+    """Bytes of tensors that stay: hidden states, logits, samples, samplers' buffers, rules, and a step's integers."""
     rows, vocab = config.max_step_samples, config.vocab_size
     hidden_states = max(config.max_step_tokens, rows) * model.dim * dtype.itemsize
     results = rows * (vocab * _FLOAT32 + _INT * (2 + min(MAX_TOP_LOGPROBS, vocab)))
@@ -63,7 +63,7 @@ def received_size(config: EngineConfig, largest: LaunchShape) -> int:
 
 
 def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Of tensors that live within a step, in the graphs' pool and, for steps without a graph, outside of it."""
+    """Bytes of tensors that live within a step, in the graphs' pool and, for steps without a graph, outside of it."""
     rows, largest = config.max_step_samples, config.max_step_tokens
     pool = max(
         _body_bytes(config, model, parallel, dtype, max(largest, rows)),
@@ -81,7 +81,7 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
 
 
 def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int) -> int:
-    """Of the layers over `tokens` tokens, at the moment when most tensors live (`FusedTransformer.hidden_states`).
+    """Bytes of the layers over `tokens` tokens at their peak (`FusedTransformer.hidden_states`).
 
     Throughout a layer: the residual, normed hidden states, queries, keys and values, and the gated product of the layer before.
     """
@@ -102,7 +102,7 @@ def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dt
 
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, n_heads: int, tokens: int) -> int:
-    """Of the parts of decodes' attention that are combined afterwards, in the layer with the longest window."""
+    """Bytes of the partial results of decodes' attention, before they are combined, in the layer with the longest window."""
     rows = min(tokens, config.max_step_samples)
     positions = config.blocks_per_sequence * config.block_size
     windows = {model.window(layer) for layer in range(model.n_layers)}
@@ -111,14 +111,14 @@ def _partial_bytes(config: EngineConfig, model: ModelConfig, n_heads: int, token
 
 
 def _sum_bytes(config: EngineConfig, parallel: Parallel, dim: int, dtype: torch.dtype) -> int:
-    """Of a token's sum over the ranks: with `batch_invariant`, all ranks' parts and two sums in float32."""
+    """Bytes of a token's sum over the ranks: with `batch_invariant`, all ranks' parts and two sums in float32."""
     if not config.batch_invariant or parallel.world_size == 1:
         return 0
     return dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32)
 
 
 def _head_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows: int) -> int:
-    """Of logits while they become whole and float32 (`FusedTransformer.logits`)."""
+    """Bytes of the logits while they are gathered and converted to float32 (`FusedTransformer.logits`)."""
     shares = [RankShare.of(model, rank, parallel.world_size) for rank in range(parallel.world_size)]
     vocab, widest = model.vocab_size, max(len(share.vocab) for share in shares)
     kept = model.dim + len(shares[parallel.rank].vocab)

@@ -1,4 +1,4 @@
-"""Converts the rows of a step to the numbers that a GPU reads: of its tokens, of tiles for attention, and of its samples."""
+"""Converts the rows of a step to the integers that a GPU reads: for its tokens, its attention tiles and its samples."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ _NO_TILES: Final = np.empty((0, TILE_COLUMNS), dtype=np.int64)
 
 
 def even(count: int) -> int:
-    """So many integers, with padding that keeps what lies behind them aligned to 16 bytes: Triton compiles another variant of a
-    kernel for an argument that is not, in the middle of serving."""
+    """`count` rounded up to an even number of int64, so that the next array is aligned to 16 bytes. For an argument that is not
+    aligned, Triton would compile another variant of a kernel while the server runs."""
     return count + count % 2
 
 
@@ -124,7 +124,8 @@ def plan_of(rows: Seq[Row], tile_sizes: TileSizes) -> StepPlan:
 
 
 class _DecodePlan:
-    """Of rows of one token that all sample. Most steps are such, and a GPU that is faster than the host waits for them."""
+    """The plan of decodes without drafts, as most steps are. It is written fast, because a GPU faster than the host waits for
+    it."""
 
     def __init__(self, slots: Seq[int], starts: Seq[int]) -> None:
         count = len(slots)
@@ -150,7 +151,7 @@ class _DecodePlan:
 
 
 class _MixedPlan:
-    """Of any rows, from their fields, int64 [5, R]."""
+    """The plan of any rows, from their fields, int64 [5, R]."""
 
     def __init__(self, fields: Ints, tile_sizes: TileSizes) -> None:
         slots, starts, lengths, samples, num_drafts = fields

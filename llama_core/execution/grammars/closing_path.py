@@ -117,7 +117,7 @@ class Search:
         """The fewest tokens behind which the string may end or has ended.
 
         Dijkstra's algorithm over characters; positions with equal masks count as one. Returns [] where this prunes every way,
-        as in a string with a minimum length, and where too many tokens were tried."""
+        as in a string of a fixed length, and where too many tokens were tried."""
         vocabulary = self.vocabulary
         heap: list[tuple[int, int, bool, list[int], JsonText]] = [(0, 0, False, [], text)]
         seen, found = {mask.tobytes()}, np.zeros_like(mask)

@@ -235,8 +235,8 @@ class UniqueItems:
         return copy._may_become_earlier(len(self.text.containers))
 
     def _may_become_earlier(self, num_containers: int) -> bool:
-        """Whether the text of the item so far begins an earlier one. False if a list other than that within `num_containers` is
-        open."""
+        """Whether the text of the item so far begins an earlier one. False where the token
+        has left the item's list, which is within `num_containers` containers, or opened another one."""
         text, of_item = self.text, self.text.list_of_item
         if of_item is None or len(text.containers) != num_containers:
             return False
