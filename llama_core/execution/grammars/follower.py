@@ -1,7 +1,7 @@
-"""Follows a grammar along one answer: the tokens that it allows next, brought to its end in time and with distinct items.
+"""Follows a grammar along one answer: the tokens that it allows next, so that JSON ends in time and list items are distinct.
 
-A follower has no thread and no slot. `masks.py` has one for each slot, beside the forward pass; `process.py` has those of
-grammars that take too long for that.
+A follower has no thread and no slot. `masks.py` has a follower for each slot, which runs beside the forward pass. `process.py`
+has the followers of grammars that are too slow for that.
 """
 
 import logging
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
-# Of a row's masks beside the forward pass, and what those of a grammar may take beyond that.
+# The usual time of a row's masks beside the forward pass, and the time that all masks of a grammar may take beyond that.
 _USUAL_S: Final = 0.01
 _SPARE_S: Final = 0.1
-_MOST_AT_ONCE_S: Final = 0.04  # of it: a rank that stood still for a moment has no slow grammar
-_GIVEN_BACK: Final = 0.1  # of the usual time that a mask leaves: a grammar with a slow mask now and then is not slow
+_MOST_AT_ONCE_S: Final = 0.04  # most of it that one row uses up: a rank may have stood still for a moment
+_GIVEN_BACK: Final = 0.1  # share of unused usual time that is given back, for a slow mask now and then
 _READ_AT_ONCE: Final = 16  # tokens: an ambiguous grammar may take 20 ms for each
-_NEAR: Final = 8  # tokens beyond the closing path, more than those below which the model has no choice
-_MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
+_NEAR: Final = 8  # tokens beyond the closing path; more than `json_ending._FORCED_BELOW`, where the model has no choice
+_MAX_FORCED: Final = 16  # most forced tokens of a row that are reported; drafts are fewer
 _NO_OTHER_ITEM: Final = "the grammar cannot be followed: no other item of a list with unique items is left"
 _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow grammars"
 
@@ -44,7 +44,7 @@ class GrammarRefused(Exception):
 
 
 class BeginAgain(Exception):
-    """The answer is to be followed from its first token again. is_beyond_limits: with the grammar compiled anew."""
+    """The answer must be followed again from its first token. is_beyond_limits: with the grammar compiled for it alone."""
 
     def __init__(self, *, is_beyond_limits: bool) -> None:
         super().__init__(is_beyond_limits)
@@ -57,8 +57,12 @@ class _Exceeded(GrammarRefused):
 
 @dataclass(slots=True)
 class CompiledGrammar:
-    """What answers of one grammar share. ahead: None for a grammar whose text is not JSON. lists: None for one without lists of
-    distinct items. spare_s: time that its masks may still take beyond the usual; usual ones give some back."""
+    """What all answers of one grammar share.
+
+    matcher: the grammar compiled, for copies. ahead: None for a grammar whose text is not JSON. lists: None for a grammar
+    without lists of distinct items. spare_s: seconds that its masks may still take beyond the usual time; quick masks give some
+    of it back.
+    """
 
     matcher: "LLMatcher"
     ahead: Lookahead | None
@@ -66,18 +70,18 @@ class CompiledGrammar:
     spare_s: float = _SPARE_S
 
     def count(self, seconds: float) -> None:
-        """Count the time of a row's masks, beside the forward pass."""
+        """Count the seconds that a row's masks took beside the forward pass."""
         unused_s = max(_USUAL_S - seconds, -_MOST_AT_ONCE_S)
         self.spare_s = min(_SPARE_S, self.spare_s + (unused_s * _GIVEN_BACK if unused_s > 0 else unused_s))
 
     @property
     def is_quick(self) -> bool:
-        """Whether none of its latest masks has taken more than the usual time."""
+        """Whether no recent mask has taken more than the usual time."""
         return self.spare_s == _SPARE_S
 
     @property
     def is_slow(self) -> bool:
-        """Whether other rows have waited for its masks long enough."""
+        """Whether its masks have used up their time: a process is to follow the grammar."""
         return self.spare_s <= 0
 
 
@@ -85,8 +89,9 @@ class CompiledGrammar:
 class RowMasks:
     """What a grammar says of the samples of one row, each after the drafts before it.
 
-    bits: uint32 [samples, ceil(vocab / 32)]. forced: tokens that the grammar leaves no choice but to generate. Indices of
-    samples: shortened lost a text so that the answer ends in time (`json_ending`); reasons: why a sample has no token.
+    bits: uint32 [samples, ceil(vocab / 32)]. forced: tokens that the grammar leaves no choice but to generate. shortened:
+    indices of samples that lost a token so that the answer ends in time (`json_ending`). reasons: why a sample has no token, by
+    index.
     """
 
     bits: np.ndarray
@@ -95,7 +100,7 @@ class RowMasks:
     reasons: dict[int, str] = field(default_factory=dict)
 
     def of_first(self, num_samples: int) -> "RowMasks":
-        """Those of the row with fewer drafts."""
+        """The masks of the same row with fewer drafts."""
         shortened = [i for i in self.shortened if i < num_samples]
         reasons = {i: reason for i, reason in self.reasons.items() if i < num_samples}
         return RowMasks(self.bits[:num_samples], self.forced, shortened, reasons)
@@ -136,7 +141,7 @@ class CompiledGrammars:
             return found
 
     def drop(self, grammar: str) -> None:
-        """Compile the grammar again for the next answer: a matcher beyond its limits breaks others of its grammar."""
+        """Forget the grammar, so that it is compiled again: a matcher that exceeded its limits breaks others of its grammar."""
         with self._lock:
             self._kept.pop(grammar, None)
 
@@ -197,16 +202,16 @@ class CompiledGrammars:
 
 
 class AnswerFollower:
-    """One answer's matcher, with what brings its JSON to the end and keeps its items distinct. compiled: its grammar, once it
-    has begun.
+    """One answer's matcher, with the parts that bring its JSON to an end and keep list items distinct. compiled: the grammar,
+    once `begin` was called.
 
-    Matchers of one grammar share what they have built, and so the limits. Where one exceeds them, the answer is followed again
-    from its first token with the grammar compiled for it alone, so that an answer does not depend on earlier ones.
+    Matchers of one grammar share llguidance's limits. Where a matcher exceeds them, the answer is followed again from its first
+    token with the grammar compiled for it alone, so that an answer does not depend on earlier ones.
     """
 
     def __init__(self, grammar: str, first: int, limit: int | None) -> None:
         """first: the position of the answer's first token. limit: the position behind the last token that may be sampled;
-        None: the end is not brought about."""
+        None: do not bring the JSON to an end."""
         self.compiled: CompiledGrammar
         self.grammar = grammar
         self.first = first
@@ -233,7 +238,7 @@ class AnswerFollower:
             self._unique = UniqueItems.of(grammars.items, compiled.lists)
 
     def reads_more(self, tokens: list[int], position: int) -> bool:
-        """Read some of the tokens before `position` where there are many, as a resumed answer has. Whether some were read.
+        """If many tokens before `position` are unread, as in a resumed answer, read some of them. Returns whether it did.
 
         Raises as `masks` does."""
         if position - self._position <= _READ_AT_ONCE:
@@ -242,7 +247,7 @@ class AnswerFollower:
         return True
 
     def masks(self, tokens: list[int], position: int, drafts: list[int], bits: np.ndarray) -> RowMasks:
-        """The masks of the sample at `position`, and after each of `drafts`; they are written to `bits`. tokens: the answer's,
+        """The masks of the sample at `position` and of those after each of `drafts`, written to `bits`. tokens: the answer's,
         at least up to `position`.
 
         Raises GrammarRefused, or BeginAgain, at most once for the same position.
@@ -283,7 +288,7 @@ class AnswerFollower:
         self._read(answer, position)
         matcher, ending, unique = self._matcher, self._ending, self._unique
         assert matcher is not None
-        if drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
+        if drafts:  # on copies: llguidance's rollback leaves wrong masks (`closing_path`)
             matcher = matcher.deep_copy()
             ending = None if ending is None else ending.copy()
             unique = None if unique is None else unique.copy()
@@ -303,7 +308,7 @@ class AnswerFollower:
             is_last = i == len(drafts) or (unique is not None and not _is_set(bits, drafts[i]))
             if is_last or matcher.is_stopped() or not matcher.try_consume_tokens([drafts[i]]):
                 found.bits[i + 1 :] = 0
-                break  # what is sampled behind a draft that the grammar refuses is dropped
+                break  # samples behind a draft that the grammar refuses are dropped
             if ending is not None:
                 ending.append([drafts[i]], position + i)
             if unique is not None:
@@ -319,7 +324,7 @@ def _consume(matcher: "LLMatcher", tokens: list[int]) -> None:
     """Raises GrammarRefused unless the matcher takes the tokens, or the grammar is complete."""
     if not tokens or matcher.is_stopped():
         return
-    # Sampled under a mask, a token is taken. To try it first would take twice the time.
+    # A token sampled under a mask is accepted, so it is not tried first: that would take twice the time.
     is_taken = matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(tokens)
     if is_taken or (matcher.is_stopped() and not matcher.is_error()):
         return
@@ -331,7 +336,7 @@ def _consume(matcher: "LLMatcher", tokens: list[int]) -> None:
 
 
 def _is_near_end(ending: JsonEnding, position: int) -> bool:
-    """Whether an item must end soon, so that it may not become an earlier one."""
+    """Whether the answer must end within a few tokens, so that an item that equals an earlier one could not become another."""
     path = ending.place.path
     return ending.limit - position - len(path) < _NEAR if path else False
 

@@ -1,12 +1,12 @@
-"""Brings JSON and calls of tools to their end within `max_tokens`: near the limit, masks lose the tokens that lead on.
+"""Brings JSON and calls of tools to their end within `max_tokens`: near the limit, masks lose the tokens that lead too far.
 
-Without this an answer that reaches the limit is cut where it is, and no client can parse it. How many tokens the answer needs
-to end is found by following its grammar ahead, with the token that closes most strings, lists and objects (`closing_path`).
-While the limit is further away than that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its
-masks: it is told from JSON by what the grammar allows.
+Without this, an answer that reaches the limit is cut anywhere, and no client can parse it. The closing path is the tokens to
+the answer's end, found by following the grammar ahead with the token that closes most strings, lists and objects
+(`closing_path`). While the limit is further away than that path is long, masks stay as they are. Other text before the JSON,
+such as reasoning, keeps its masks too: what the grammar allows tells it from JSON.
 
-The closing path, the tokens to the answer's end, is found once and then kept up to date. Which tokens of a mask are in time
-is decided in `tokens_in_time`, and kept for the rest of a string and for other answers (`json_lookahead`).
+The closing path is found once and then kept up to date. `tokens_in_time` decides which tokens of a mask are in time;
+`json_lookahead` keeps the result for the rest of a string and for other answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # begins with one token for "\\u" five.
 _FORCED_BELOW: Final = 5
 _MAX_UNREAD: Final = 64  # tokens before the watched positions that are followed at once
-# With so many tokens left an answer without a closing path is looked at again, because the model may have taken a shorter way,
-# and with less effort, because most have not.
+# With these numbers of tokens left, a closing path is searched again for an answer without one, because the model may have
+# taken a shorter way. The search is limited to less work, because most answers have not.
 _LOOK_AGAIN: Final = frozenset(int(MAX_WATCHED * 0.7**i) for i in range(18))
 _MAX_TRIED_AGAIN: Final = 256
 _SPACES: Final = frozenset(SPACES[i : i + 1] for i in range(len(SPACES)))
@@ -39,9 +39,11 @@ _SPACES: Final = frozenset(SPACES[i : i + 1] for i in range(len(SPACES)))
 
 @dataclass(slots=True)
 class _Place:
-    """The state of an answer at a position. text: the state of its JSON. path: the closing path, empty where none is known, so
-    that masks stay as they are; None in other text than JSON, and before the watched positions. outline: None where it does
-    not determine what may follow."""
+    """The state of an answer at a position.
+
+    text: the state of its JSON. path: the closing path; [] where none is known, so that masks stay as they are; None in other
+    text than JSON, and before the watched positions. outline: None where it does not determine what may follow.
+    """
 
     text: JsonText = field(default_factory=JsonText)
     path: list[int] | None = None
@@ -62,8 +64,10 @@ class JsonEnding:
 
     first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
     that may be sampled. tokens: those of the answer that `matcher` has consumed. arrived: the last position for which `place`
-    is known. is_broken: looking ahead exceeds the limits of a matcher of its own. All of it follows from the answer's tokens
-    alone: masks must not depend on when a matcher is made anew from them, nor on other answers.
+    is known. is_broken: looking ahead exceeds the limits even of a matcher of its own.
+
+    The state depends on the answer's tokens alone: masks must not depend on when a matcher is made anew from them, nor on other
+    answers.
     """
 
     ahead: Lookahead
@@ -84,7 +88,7 @@ class JsonEnding:
         return cls(ahead, ahead.matcher.deep_copy(), max(begin, limit - ahead.num_watched), limit, place)
 
     def copy(self) -> "JsonEnding":
-        """Another one for tokens that are not known to be the answer's."""
+        """A copy, to be advanced by tokens that may not become the answer's."""
         return replace(
             self,
             matcher=self.matcher.deep_copy(),
@@ -115,7 +119,7 @@ class JsonEnding:
             self.tokens += unread
 
     def narrow(self, bits: np.ndarray, position: int) -> bool:
-        """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
+        """Drop from the mask the tokens after which the answer could not end in time. Returns whether the answer lost a text.
 
         bits: uint32 [words], what the grammar allows at `position`, behind all tokens that were appended."""
         if position < self.first_watched or not bits.any():
@@ -138,15 +142,15 @@ class JsonEnding:
         if not dropped.any() or not kept.any():
             return False
         bits &= kept
-        # Spaces are no loss, and neither is another division of the same text into tokens.
+        # Dropped spaces are no loss, nor is another division of the closing path's text into tokens.
         dropped &= ~self.ahead.vocabulary.spaces
         assert self.place.path
         continuation = b"".join(map(self.ahead.vocabulary.text, self.place.path))
         return any(not continuation.startswith(self.ahead.vocabulary.text(token)) for token in each_of(dropped))
 
     def _within_limits(self, step: Callable[[], None]) -> bool:
-        """Take a step, with a newly compiled grammar if others have used up the limits. Returns whether it was taken: it is not
-        where it alone exceeds them."""
+        """Call `step`; if other answers have used up the matcher's limits, again with a newly compiled grammar. Returns False
+        where the step alone exceeds the limits."""
         place, num_tokens, arrived = self.place.copy(), len(self.tokens), self.arrived
         for is_compiled_again in (False, True):
             try:
@@ -160,7 +164,7 @@ class JsonEnding:
         return False
 
     def _renew(self, num_tokens: int) -> None:
-        """Compile the grammar again and follow the first tokens of the answer."""
+        """Compile the grammar again and follow the answer's first `num_tokens` tokens."""
         self.ahead.is_broken = True
         self.matcher = self.ahead.compiled()
         del self.tokens[num_tokens:]
@@ -185,7 +189,7 @@ class JsonEnding:
             self.in_string = None  # another string may have begun
 
     def _arrive(self, position: int, bits: np.ndarray | None = None) -> None:
-        """Find the place at `position`, behind the tokens before it. bits: what the grammar allows there, if that is known."""
+        """Bring `place` to `position`, behind the tokens that were followed. bits: the mask there, if it is known."""
         if position < self.first_watched or position == self.arrived:
             return
         self.arrived, place = position, self.place
@@ -209,8 +213,8 @@ class JsonEnding:
             place.path = again.path(self.matcher, place.text)
 
     def _is_in_text(self, bits: np.ndarray, num_tokens: int) -> bool | None:
-        """Whether other text than JSON may go on behind the first tokens; None within a character, of which the grammar allows
-        the next byte alone."""
+        """Whether other text than JSON may continue behind the first `num_tokens` tokens. None within a character of several
+        bytes, where the mask does not tell."""
         vocabulary = self.ahead.vocabulary
         if not (bits & vocabulary.beginning_character).any():
             return None
@@ -219,11 +223,12 @@ class JsonEnding:
         return is_blank or all((bits & mask).any() for mask in vocabulary.in_text)
 
     def _text_of_json(self, *, is_json: bool) -> JsonText | None:
-        """Where the text stands since its JSON began, behind the last position at which other text could go on. is_json: the
-        position is within JSON; else within a character, and the result is None if that is one of other text."""
+        """The state of the JSON that began behind the last position at which other text could continue.
+
+        is_json: the position is known to be within JSON. Else it is within a character; None if that belongs to other text."""
         earlier, num_before = self.matcher.deep_copy(), len(self.tokens)
         while num_before:
-            # A mask that the matcher has kept is right: all these positions are on one way.
+            # llguidance's cached mask is right after this rollback, because all these positions lie on one path.
             earlier.rollback(1)
             num_before -= 1
             in_text = self._is_in_text(mask_of(earlier, self.ahead.vocabulary), num_before)
@@ -233,26 +238,26 @@ class JsonEnding:
             is_json = is_json or in_text is False
         if not is_json:
             return None
-        # The first of these tokens leaves the other text, whose last mark may end with ">".
+        # The first of these tokens may end the other text, by a mark that ends with ">".
         first, *others = map(self.ahead.vocabulary.text, self.tokens[num_before:])
         text = JsonText()
         text.append(b"".join([first.rpartition(b">")[2] if b">" in first else b"", *others]))
         return text
 
     def _kept(self, bits: np.ndarray, position: int) -> np.ndarray:
-        """The allowed tokens behind which the answer may end in time."""
+        """The tokens of the mask behind which the answer can end in time."""
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
         if left - len(path) < _FORCED_BELOW:
             first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
-            # Where the text is forced, masks may have another division of it into tokens than the path.
+            # Where the text is forced, the mask may divide it into other tokens than the path does.
             forced: np.ndarray = bits & first
             if forced.any():
                 return forced
         most = left - 1
         if self.in_string and self.in_string.holds(bits, path, most):
             return self.in_string.kept
-        # Where all tokens that go on within a string are kept, only what follows the string counts.
+        # Where all tokens that continue a string are kept, the mask depends on what follows the string alone.
         text = self.place.text
         is_alike = text.in_string and not text.is_escaped and not are_few(bits, text) and self._is_in_free_value()
         place = self._place_of(bits, is_alike=is_alike)
@@ -260,10 +265,10 @@ class JsonEnding:
         if known is None or not known.holds(bits, path, most):
             in_time = self._in_time(most)
             kept = in_time.of(bits)
-            if in_time.is_guessed:  # guesses depend on the tokens that are left
+            if in_time.is_guessed:  # guesses depend on the number of tokens left, so they are not kept
                 return kept
-            check_limits(self.matcher)  # beyond them tokens may be refused that the grammar allows
-            # What follows a late token is followed further with more tokens left, up to those that are guessed.
+            check_limits(self.matcher)  # beyond the limits, llguidance may refuse tokens that the grammar allows
+            # With more tokens left, the search behind a late token goes further and may find an end.
             known = KnownMask(bits.copy(), path, kept, in_time.most_needed, most if in_time.is_any_late else None)
             if place is not None:
                 self.ahead.keep(place, known)
@@ -272,16 +277,16 @@ class JsonEnding:
         return known.kept
 
     def _in_time(self, most: int) -> TokensInTime:
-        """Judges tokens at this place, behind each of which `most` others may follow."""
+        """A judge of the tokens at this place. most: tokens that may follow each of them."""
         assert self.place.path
         return TokensInTime(self.ahead.vocabulary, self.matcher, self.place.text, self.place.path, most)
 
     def _place_of(self, bits: np.ndarray, *, is_alike: bool) -> Place | None:
-        """What determines which tokens of a mask are kept; None if no less than the whole answer does. is_alike: it is the same
-        anywhere in this string.
+        """A key that determines which tokens of the mask are kept; None if only the whole answer does. is_alike: the same
+        tokens are kept at every position of this string with the same mask.
 
-        The outline lacks spaces. How many more may follow shows in the mask, and decides no more than that where the closing
-        path writes none."""
+        The outline leaves out spaces. Whether more spaces may follow shows in the mask; earlier spaces matter otherwise only if
+        the closing path itself has spaces."""
         outline, path = self.place.outline, tuple(self.place.path or ())
         if outline is None or not outline.text or (outline.in_value and not is_alike):
             return None
@@ -290,7 +295,7 @@ class JsonEnding:
         return outline.text, path, hash(bits.tobytes())
 
     def _is_in_free_value(self) -> bool:
-        """Whether what may follow the string does not depend on its text. Behind a key it does."""
+        """Whether what may follow this string does not depend on its text. It does behind a key."""
         path, vocabulary = self.place.path, self.ahead.vocabulary
         assert path
         ending = b"".join(map(vocabulary.text, path[:3])).partition(b'"')[2].lstrip(SPACES)

@@ -4,13 +4,14 @@ A follower belongs to a slot. It is made from the slot's grammar and follows the
 sequence or new ranks have from their `SlotInit`. One thread makes masks; a sampler waits for the masks of its own rows, not for
 others'. A matcher that exceeds the limits of time and memory refuses its row only.
 
-Other rows do not wait for a slow grammar. Another thread compiles grammars, and a process follows those whose masks have taken
-too long here. Where such a row is not ready when the step needs it, or a mask takes long here, its samples are deferred: a
-later step computes them, so that the tokens stay the same. Ranks that schedule for themselves (torchrun) do not know what rank
-0 defers, so it waits there.
+Other rows do not wait for a slow grammar. Another thread compiles grammars, and a process follows the grammars whose masks have
+taken too long here. A row whose mask is not ready when the step needs it is deferred: a later step samples for it, so that the
+tokens stay the same. Under torchrun, ranks schedule for themselves and do not learn what rank 0 defers, so rank 0 waits there.
 
 On a GPU, the thread waits for the tokens of the step before in the copy that the host reads anyway, so that the thread which
 queues steps never waits for the device.
+
+docs/architecture.md ("Grammars") follows a deferred row through the modules.
 """
 
 import logging
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a step waits for slow rows: half of the time between the last two steps, so that they do not become longer.
+# A step waits for slow rows for half of the time between the last two steps, within these bounds, so that steps do not become
+# longer.
 _LEAST_WAIT_S: Final = 0.001
-_LONGEST_WAIT_S: Final = 0.05  # also where the step has no other rows: it delays a request that comes now
-_LONGEST_HERE_S: Final = 0.02  # of all masks of a step that are computed here; the first of a grammar may take 0.2 s
+_LONGEST_WAIT_S: Final = 0.05  # also where the step has no other rows: the wait delays a request that comes now
+# The longest wait for masks that are computed here, all of a step together. The first mask of a grammar may take 0.2 s.
+_LONGEST_HERE_S: Final = 0.02
 
 
 class SlotGrammars:
@@ -62,7 +65,7 @@ class SlotGrammars:
         self._grammars = CompiledGrammars(vocabulary, vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._watch = ThreadPoolExecutor(1, thread_name_prefix="late-grammars")
-        self._lock = threading.Lock()  # of `_thread` and `_watch`, which decide whether a row is deferred
+        self._lock = threading.Lock()  # between `_thread` and `_watch`, which both decide whether a row is deferred
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._compiling: dict[str, Future[CompiledGrammar]] = {}
         self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
@@ -70,7 +73,7 @@ class SlotGrammars:
         self._defers = False
         self._filling: Future[None] | None = None  # the latest step's masks
         self._keys = count()
-        self._began_s = 0.0  # the latest step, by time.monotonic
+        self._began_s = 0.0  # when the latest step began, by time.monotonic
         # Of the latest step with masks: its masks, and what reads its samples.
         self._latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None = None
 
@@ -96,7 +99,7 @@ class SlotGrammars:
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
     def _end(self, slot: GrammarSlot) -> None:
-        """Its rows in flight wait for nothing, and no other waits for those in the process."""
+        """The slot's answer has ended: do not wait for its rows in flight, and cancel those in the process."""
         slot.is_ended = True
         if slot.is_slow and self._process is not None:
             self._process.forget(slot.key)
@@ -109,8 +112,9 @@ class SlotGrammars:
             slot.drafts = draft.tokens
 
     def begin(self, rows: Seq[Row]) -> GrammarMasks | None:
-        """Begin to compute the masks of a step; None where no sampling row has a grammar. `follow` comes before the next call,
-        and the samples of the step before are queued."""
+        """Begin to compute the masks of a step; None where no sampling row has a grammar.
+
+        Before the next call, `follow` must be called, and the sampling of this step queued."""
         if not self.has_grammars:
             return None
         now_s = time.monotonic()
@@ -147,7 +151,7 @@ class SlotGrammars:
         return masks
 
     def follow(self, masks: GrammarMasks, sampled: Callable[[], Seq[int]]) -> None:
-        """The step of `masks` was started. sampled: its tokens, which the thread waits for; 0 where there is none."""
+        """Note that the step of `masks` was started. sampled: waits for its tokens and returns them, 0 where there is none."""
         self._latest = masks, sampled
 
     def close(self) -> None:
@@ -195,10 +199,12 @@ class SlotGrammars:
         latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None,
         again_s: float,
     ) -> None:
-        """Defer the rows whose masks are not ready in time. again_s: for a step with a row that was deferred before. Another
-        thread than that of the masks, which may not have begun with those of the step."""
+        """Defer the rows whose masks are not ready in time.
+
+        Runs in a thread of its own, because the thread of the masks may still compute those of an earlier step. again_s: the
+        longest wait, in seconds, for a step with a row that was deferred before."""
         if latest is not None:
-            latest[1]()  # no mask is begun before
+            latest[1]()  # the masks need the tokens of the step before, so the time counts from here
         is_again = any(job.slot.deferred_at is not None for job in masks.jobs)
         longest_s = min(_LONGEST_HERE_S, max(_LEAST_WAIT_S, again_s)) if is_again else _LONGEST_HERE_S
         if wait([masks.closed], longest_s).done:
@@ -217,7 +223,8 @@ class SlotGrammars:
             masks.allow_nothing(job, None)
 
     def _fill_row(self, job: GrammarRow, masks: GrammarMasks) -> bool:
-        """Find the masks of the row's samples, unless it `is_pending`. Where it is deferred, its next row has them."""
+        """Find the masks of the row's samples. Returns False while the row `is_pending`. Masks found too late are kept for the
+        slot's next row."""
         slot = job.slot
         if masks.is_watched:
             with self._lock:
@@ -251,7 +258,7 @@ class SlotGrammars:
         return True
 
     def _settle(self, job: GrammarRow, masks: GrammarMasks, found: RowMasks | None, reason: str) -> None:
-        """The row has these masks; None: the answer ends for the reason, and its rows in flight are void."""
+        """Give the row its masks. found: None ends the answer with `reason`, and makes its rows in flight void."""
         if found is None:
             masks.allow_nothing(job, reason)
             job.slot.deferred_at = job.position if self._defers else None
@@ -277,7 +284,7 @@ class SlotGrammars:
             try:
                 if not slot.follower.reads_more(slot.tokens, job.position):
                     bits = masks.bits[job.sample : job.end]
-                    if masks.is_watched:  # the step may take its bits meanwhile
+                    if masks.is_watched:  # the watching thread may close the step, whose bits are read then
                         bits = np.empty_like(bits)
                     return slot.follower.masks(slot.tokens, job.position, job.drafts, bits)
             except BeginAgain as again:
@@ -318,7 +325,7 @@ class SlotGrammars:
 
 
 def _done(found: RowMasks | None, reason: str) -> "Future[RowMasks]":
-    """reason: why there are no masks, if so."""
+    """A future that is done. found: None makes it raise GrammarRefused with `reason`."""
     done = Future[RowMasks]()
     if found is None:
         done.set_exception(GrammarRefused(reason))
