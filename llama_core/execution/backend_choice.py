@@ -51,6 +51,7 @@ def choose(
 def plan_stored(
     config: EngineConfig, model: ModelConfig, reader: WeightReader, dtype: torch.dtype, parallel: Parallel
 ) -> WeightPlan:
+    """The formats of the weights for activations of `dtype`, before it is known which of them the backend multiplies."""
     return plan_weights(model, reader.stored_format, config.quantization, dtype_name(dtype), parallel.world_size)
 
 
@@ -106,6 +107,7 @@ def choose_backend(
 
 
 def step_bytes_of(kind: str) -> StepBytes:
+    """The backend's function that states a step's working memory before the backend is made."""
     if kind == "torch":
         from llama_core.execution.reference.backend import step_bytes
 

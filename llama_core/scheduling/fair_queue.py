@@ -86,6 +86,8 @@ class _PriorityClass:
 
 
 class WaitingQueue:
+    """The waiting requests in the order of the module's docstring. num_tokens: of those that never ran."""
+
     def __init__(self) -> None:
         self.num_tokens = 0  # of all requests that never ran, as counted on arrival
         self._length = 0

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class FinishReason(StrEnum):
+    """Why a sequence has ended."""
+
     STOP = "stop"  # end-of-sequence token, or a stop string
     LENGTH = "length"  # max_tokens or the context reached, or JSON or calls of tools shortened to end before
     ABORT = "abort"  # the client disconnected or cancelled

@@ -74,6 +74,7 @@ def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
 def tile_sizes(
     n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, *, batch_invariant: bool = False
 ) -> TileSizes:
+    """Tokens of a tile in decodes and in chunks: the rows of a launch, divided by the query heads that share a key head."""
     group = n_heads // n_kv_heads
     decode, chunk = launches(group, dtype, head_dim, batch_invariant=batch_invariant)
     return TileSizes(decode.rows // group, chunk.rows // group)

@@ -27,6 +27,8 @@ class Event(Protocol):
 
 
 class Graph(Protocol):
+    """Captured work, which can be queued any number of times."""
+
     def replay(self) -> None:
         """Queue the captured work."""
 

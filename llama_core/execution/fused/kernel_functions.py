@@ -64,6 +64,7 @@ def norm_warps(dim: int) -> int:
 
 @triton.jit
 def plus_bias(x, bias, inside):
+    """x + bias, added in float32 and rounded to x's type. bias: pointers, of which those `inside` are read."""
     return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
 
 

@@ -55,6 +55,8 @@ class Layer:
 
 
 class FusedTransformer:
+    """This rank's weights and their computation: `hidden_states` for the layers, then `logits` for some of the tokens."""
+
     def __init__(
         self,
         config: ModelConfig,

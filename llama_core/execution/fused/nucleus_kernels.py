@@ -154,6 +154,7 @@ def draw_of_row(
     tile: tl.constexpr,
     list_tile: tl.constexpr,
 ):
+    """The token that a row samples. bins: int64 [replicas, num_bins], `packed` sums. listed: room for `vocab` tokens."""
     bin = tl.arange(0, num_bins)
     packed = tl.zeros([num_bins], tl.int64)
     for replica in range(0, replicas):

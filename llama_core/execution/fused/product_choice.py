@@ -12,10 +12,12 @@ Fuses = Callable[[HeldWeights, int], bool]
 
 
 def never(weights: HeldWeights, rows: int) -> bool:
+    """No product: all are cuBLAS's."""
     return False
 
 
 def always(weights: HeldWeights, rows: int) -> bool:
+    """Every product of at most MOST_ROWS rows, in any format of the weights."""
     return rows <= MOST_ROWS
 
 

@@ -53,6 +53,7 @@ def joining_weights(best, log_sum):
 
 @triton.jit
 def weighted_sum(mixed, kept, part, weight):
+    """mixed * kept + part * weight: a split's result joins those combined so far."""
     # An explicit FMA: without it, the compiler chooses which product it rounds, and may choose differently in each kernel.
     return tl.fma(mixed, kept, part * weight)
 

@@ -117,6 +117,7 @@ class StepPlan(Protocol):
 
 
 def plan_of(rows: Seq[Row], tile_sizes: TileSizes) -> StepPlan:
+    """The plan of a step. Steps of decodes without drafts have a quicker one."""
     slots, starts, lengths, samples, num_drafts = zip(*rows, strict=True)
     if all(samples) and max(lengths) == 1:
         return _DecodePlan(slots, starts)

@@ -11,6 +11,8 @@ from llama_core.execution.fused.step_plan import SampleTensors
 
 
 class TritonSampler:
+    """Implements `sampler.Sampler` for up to `max_samples` rows of `vocab` logits."""
+
     def __init__(self, state: SamplingState, max_samples: int, vocab: int) -> None:
         """Raises ConfigError if the sums of so large a vocabulary would overflow."""
         if vocab > sampling_kernels.MAX_VOCAB:

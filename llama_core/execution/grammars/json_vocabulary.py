@@ -185,12 +185,14 @@ def _behind(text: bytes) -> bytes | None:
 
 
 def first_of(bits: np.ndarray) -> int:
+    """The lowest token of a mask, which must not be empty."""
     word = int(np.flatnonzero(bits)[0])
     value = int(bits[word])
     return 32 * word + (value & -value).bit_length() - 1
 
 
 def tokens_of(bits: np.ndarray) -> list[int]:
+    """The tokens of a mask in ascending order."""
     words = np.flatnonzero(bits)  # few of thousands, mostly
     rows, columns = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
     found: list[int] = (32 * words[rows] + columns).tolist()
@@ -207,10 +209,12 @@ def each_of(bits: np.ndarray) -> Iterator[int]:
 
 
 def count_of(bits: np.ndarray) -> int:
+    """The number of a mask's tokens."""
     return int(np.bitwise_count(bits).sum())
 
 
 def bits_of(tokens: Iterable[int], num_words: int) -> np.ndarray:
+    """The mask of these tokens: uint32 [num_words]."""
     ids = tokens.astype(np.int64) if isinstance(tokens, np.ndarray) else np.fromiter(tokens, np.int64)
     words = np.zeros(num_words, np.uint32)
     np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
