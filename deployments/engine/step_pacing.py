@@ -19,8 +19,8 @@ LONGEST_STEP_S: Final = 3.0
 # least chunk in that time, such as GPUs.
 CHUNK_S: Final = 0.05
 LEAST_PROMPT_TOKENS: Final = 128  # of a step on the slowest ranks; steps with fewer say little about the ranks' speed
-# How long before the expected end of the running step the next one is made: for scheduling, sending and a late timer, and a
-# share of the running step's time, which is an estimate. A learned factor multiplies both.
+# How long before the expected end of the running step the next one is made: a constant for scheduling, sending and a late
+# timer, and a share of the running step's expected time, which is an estimate. A learned factor multiplies both.
 LEAD_S: Final = 0.002
 LEAD_SHARE: Final = 0.1
 SMALLEST_FACTOR: Final = 0.5
@@ -28,8 +28,8 @@ LARGEST_FACTOR: Final = 4.0
 # The factor settles where about one held step in 20 comes late: 1.25 ** 0.05 * 0.99 ** 0.95 is nearly 1.
 _AFTER_LATE: Final = 1.25
 _AFTER_EARLY: Final = 0.99
-_LATE_S: Final = 0.0003  # a step sent within this time of the last one's output was late: it takes that long to send
-SHORTEST_HOLD_S: Final = 0.001  # a shorter one saves less than its timer costs
+_LATE_S: Final = 0.0003  # sending takes this long: a step sent later than this before the previous output was late
+SHORTEST_HOLD_S: Final = 0.001  # holding a step back for less saves less than its timer costs
 _STEADY_S: Final = 0.01  # ranks that waited longer than this for a step were idle
 
 
@@ -96,7 +96,8 @@ class StepPacing:
         return self._lead_factor * (LEAD_S + LEAD_SHARE * expected_s)
 
     def learn_lead(self, spare_s: float) -> None:
-        """Learn from a held step. spare_s: from sending it to the output of the step before it, at most 0 if it came later."""
+        """Learn from a held step. spare_s: seconds from sending it to the output of the step before; 0 if it was sent after
+        that output."""
         factor = self._lead_factor * (_AFTER_LATE if spare_s < _LATE_S else _AFTER_EARLY)
         self._lead_factor = min(LARGEST_FACTOR, max(SMALLEST_FACTOR, factor))
 

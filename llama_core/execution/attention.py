@@ -65,7 +65,8 @@ def attend_prefill(
 def _cut_to_window(
     block_tables: torch.Tensor, lengths: torch.Tensor, window: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The block tables from the first block that each row sees, and the positions in them of its first and behind its last."""
+    """The part of each row's block table that its window sees, and the range of visible positions in it: starts and ends,
+    [B]."""
     first = (lengths - window).clamp(min=0)
     first_block = first // block_size
     num_blocks = min((window + block_size - 2) // block_size + 1, block_tables.shape[1])

@@ -1,4 +1,4 @@
-"""What a rank on a GPU imports behind the runner, in advance: a standby process does so before it is needed.
+"""Imports what a rank on a GPU needs beside the runner. A standby process does so before it is needed.
 
 No import here makes a CUDA context, which would take memory beside the rank that serves.
 """
@@ -31,12 +31,12 @@ def import_kernels() -> None:
 
 
 def _compute_keys() -> None:
-    """Triton keeps both for the process. Neither asks for a device."""
+    """Compute the hashes, which Triton keeps for the process. Needs no device."""
     from triton.runtime.cache import triton_key
     from triton.runtime.jit import JITFunction
 
     triton_key()
-    # Also in modules that those above import.
+    # Kernels of all loaded modules, because those above import others.
     kernels = {
         id(value): value
         for name, module in list(sys.modules.items())

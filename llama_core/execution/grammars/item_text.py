@@ -121,7 +121,8 @@ class ItemText:
 
     @property
     def list_of_item(self) -> Container | None:
-        """The list whose items are distinct and of which the text writes an item, or is between them."""
+        """The innermost open container if it is a list of distinct items, else None. The text writes an item, or stands between
+        two."""
         if not self.containers or (self.within == STRING and self.is_name):
             return None
         last = self.containers[-1]
@@ -155,7 +156,7 @@ class ItemText:
         return is_distinct
 
     def _append_in_string(self, text: bytes, at: int) -> int:
-        """Returns where the string ends, or the text does."""
+        """Follow `text` from index `at` within a string. Returns the index behind the string's end, or behind the text's."""
         while at < len(text):
             if self.is_escaped:
                 end, self.is_escaped = at + 1, False
