@@ -1,7 +1,7 @@
 """The per-slot fields of `SamplingParams` as tensors that lie together as an array of one C struct a slot.
 
-The fields, their order and their types come from the marks in `scheduling/sampling_params.py`; `sampling.hpp` declares the same
-struct, and the native backend compares the two when it loads its library.
+The fields, their order and their types come from the marks in `scheduling/sampling_params.py`; `logit_rules.hpp` declares the
+same struct, and the native backend compares the two when it loads its library.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _TORCH_TYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 class SlotSampling(ctypes.Structure):
-    """One slot's values, as `sampling.hpp` declares them."""
+    """One slot's values, as `native/logit_rules.hpp` declares them."""
 
     _fields_ = tuple((name, _C_TYPES[dtype]) for name, dtype in SLOT_FIELDS.items())
 

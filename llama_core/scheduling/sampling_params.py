@@ -1,8 +1,8 @@
 """The sampling parameters of one sequence: their types, ranges and defaults.
 
 The fields marked `PerSlot` are values that a sampler reads on the rank. `execution/sampling_tensors.py` makes a tensor of each,
-and `execution/native/sampling.hpp` a field of its C struct, so that a new parameter costs one line here, one in the HTTP schema
-and its use in each sampler.
+and `execution/native/logit_rules.hpp` a field of its C struct, so that a new parameter costs one line here, one in the HTTP
+schema and its use in each sampler.
 """
 
 import contextlib
