@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from llama_core.execution.fused.rule_table import FIRST_ALLOWED, FIRST_BAD_WORD, FIRST_ENTRY, WORD_WIDTH
-from llama_core.execution.fused.sampling_kernels import DrawBuffers
+from llama_core.execution.fused.sampling_kernels import SamplingBuffers
 from llama_core.execution.fused.sampling_sizes import CHUNK
 from llama_core.execution.sampling_tensors import SamplingTensors
 
@@ -165,7 +165,7 @@ def edit(
     tables: torch.Tensor,
     mask_indices: torch.Tensor | None,
     masks: torch.Tensor,
-    buffers: DrawBuffers,
+    buffers: SamplingBuffers,
 ) -> None:
     """Write logits float32 [B, vocab] with the rules of their slots to `buffers.probs`.
 

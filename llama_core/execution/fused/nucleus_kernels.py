@@ -140,7 +140,7 @@ def _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile: tl.conste
 
 
 @triton.jit
-def draw_of_row(
+def sample_of_row(
     probs,
     listed,
     bins,

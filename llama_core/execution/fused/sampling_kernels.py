@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
-from llama_core.execution.fused.nucleus_kernels import bin_of, draw_of_row, one_token, shift_of
+from llama_core.execution.fused.nucleus_kernels import bin_of, one_token, sample_of_row, shift_of
 from llama_core.execution.fused.sampling_sizes import BINS, CHUNK, num_chunks, num_replicas
 from llama_core.execution.sampling import GREEDY_BELOW
 from llama_core.execution.sampling_tensors import SamplingTensors
@@ -172,7 +172,7 @@ def _pick(
     if not is_greedy:
         slot = tl.load(slots + row)
         if (key != _BAD) & _is_sampled(highest, tl.load(temperatures + slot * float_stride)):
-            chosen = draw_of_row(
+            chosen = sample_of_row(
                 probs + row * vocab,
                 listed + row * vocab,
                 bins + row * replicas * num_bins,
@@ -190,7 +190,7 @@ def _pick(
     tl.store(out + row, tl.where(key == _BAD, _NOT_FINITE, chosen))
 
 
-class DrawBuffers:
+class SamplingBuffers:
     """Buffers through which the sampling kernels of one step pass results on, for up to `max_rows` rows of `vocab` logits.
 
     probs: float32 [rows, vocab]; edited logits lie there before. listed: int32 [rows, vocab] tokens; the numbers of their uses
@@ -210,12 +210,12 @@ class DrawBuffers:
         return self.probs.nbytes + self.listed.nbytes + self.parts.nbytes + self.bins.nbytes
 
 
-def draw(
+def sample(
     logits: torch.Tensor,
     sampling: SamplingTensors,
     slots: torch.Tensor,
     positions: torch.Tensor,
-    buffers: DrawBuffers,
+    buffers: SamplingBuffers,
     *,
     is_greedy: bool,
     is_edited: bool,

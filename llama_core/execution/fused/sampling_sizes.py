@@ -17,8 +17,8 @@ def num_replicas(vocab: int) -> int:
 
 
 def sampler_bytes(rows: int, vocab: int) -> int:
-    """Bytes of `sampling_kernels.DrawBuffers` and `logprob_kernels.LogprobBuffers`."""
+    """Bytes of `sampling_kernels.SamplingBuffers` and `logprob_kernels.LogprobBuffers`."""
     chunks = num_chunks(vocab)
-    draws = 8 * (vocab + chunks + num_replicas(vocab) * BINS)
+    sampling = 8 * (vocab + chunks + num_replicas(vocab) * BINS)
     logprobs = chunks * (4 + 8 * TOP_BLOCK)
-    return rows * (draws + logprobs)
+    return rows * (sampling + logprobs)

@@ -6,7 +6,7 @@ from llama_core.errors import ConfigError
 from llama_core.execution.fused import logit_kernels, logprob_kernels, sampling_kernels
 from llama_core.execution.fused.logprob_kernels import LogprobBuffers
 from llama_core.execution.fused.sampler import Mode, SamplingState
-from llama_core.execution.fused.sampling_kernels import DrawBuffers
+from llama_core.execution.fused.sampling_kernels import SamplingBuffers
 from llama_core.execution.fused.step_plan import SampleTensors
 
 
@@ -22,12 +22,12 @@ class TritonSampler:
             )
         device = state.tokens.device
         self._state = state
-        self._draws = DrawBuffers(max_samples, vocab, device)
+        self._buffers = SamplingBuffers(max_samples, vocab, device)
         self._logprobs = LogprobBuffers(max_samples, vocab, device)
 
     @property
     def nbytes(self) -> int:
-        return self._draws.nbytes + self._logprobs.nbytes
+        return self._buffers.nbytes + self._logprobs.nbytes
 
     def sample(self, logits: torch.Tensor, samples: SampleTensors, mode: Mode) -> torch.Tensor:
         state = self._state
@@ -42,14 +42,14 @@ class TritonSampler:
                 state.rules,
                 state.mask_indices if mode == "masked" else None,
                 state.masks,
-                self._draws,
+                self._buffers,
             )
-        return sampling_kernels.draw(
+        return sampling_kernels.sample(
             logits,
             state.sampling,
             samples.slots,
             samples.positions,
-            self._draws,
+            self._buffers,
             is_greedy=mode == "greedy",
             is_edited=is_edited,
         )

@@ -32,7 +32,7 @@ from tests.llama_core.execution import test_fused_sampling as checks
 from tests.support.examples import has_hypothesis
 assert not has_hypothesis
 ops = checks.TorchOps()
-checks.check_draws(ops, checks.CPU, 12), checks.check_rules(ops, checks.CPU, 12)
+checks.check_samples(ops, checks.CPU, 12), checks.check_rules(ops, checks.CPU, 12)
 seen = []
 checks.each_example(40, checks.cases(has_rules=True))(seen.append)()
 masks, biased = (sum(map(bool, each)) for each in zip(*((any(m is not None for m in case.masks), any(

@@ -32,7 +32,7 @@ def tokens_of(ops: Ops, case: Case, mode: str, device: torch.device) -> list[int
     return sampler.sample(case.logits.to(device), case.samples(device), mode).tolist()  # type: ignore[arg-type]
 
 
-def check_draws(ops: Ops, device: torch.device, examples: int) -> None:
+def check_samples(ops: Ops, device: torch.device, examples: int) -> None:
     """Tokens are those of float64, and those of the reference where rounding cannot matter; the same in any batch."""
     sharp = total = 0
 
@@ -79,14 +79,14 @@ def check_rules(ops: Ops, device: torch.device, examples: int) -> None:
 def check_edits(device: torch.device, examples: int) -> None:
     """Logits under rules have the reference's bits."""
     from llama_core.execution.fused import logit_kernels
-    from llama_core.execution.fused.sampling_kernels import DrawBuffers
+    from llama_core.execution.fused.sampling_kernels import SamplingBuffers
 
     @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
     def check(case: Case) -> None:
         state, samples, buffers = (
             case.state(device),
             case.samples(device),
-            DrawBuffers(len(case.logits), case.logits.shape[1], device),
+            SamplingBuffers(len(case.logits), case.logits.shape[1], device),
         )
         buffers.probs.fill_(math.nan)
         buffers.listed.fill_(7)
@@ -208,7 +208,7 @@ def check_large(ops: Ops, device: torch.device) -> None:
             assert token in acceptable(row[0], case.params[0], 2)
 
 
-@pytest.mark.parametrize("check", [check_draws, check_rules])
+@pytest.mark.parametrize("check", [check_samples, check_rules])
 def test_torch_samples_what_float64_does_and_what_the_reference_does(
     check: Callable[[Ops, torch.device, int], None],
 ) -> None:
@@ -234,7 +234,7 @@ ops, cpu = TritonOps(), torch.device("cpu")
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param("checks.check_draws(ops, cpu, 6)", id="draws"),
+        pytest.param("checks.check_samples(ops, cpu, 6)", id="samples"),
         pytest.param("checks.check_rules(ops, cpu, 6)", id="rules"),
         pytest.param("checks.check_edits(cpu, 40)", id="edits"),
         pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
@@ -246,7 +246,7 @@ ops, cpu = TritonOps(), torch.device("cpu")
         ),
         pytest.param("checks.check_reuse(ops, cpu)", id="reuse"),
         pytest.param("checks.check_large(ops, cpu)", id="large", marks=pytest.mark.full),
-        pytest.param("checks.check_draws(ops, cpu, 30)", id="more draws", marks=pytest.mark.full),
+        pytest.param("checks.check_samples(ops, cpu, 30)", id="more samples", marks=pytest.mark.full),
         pytest.param("checks.check_rules(ops, cpu, 30)", id="more rules", marks=pytest.mark.full),
     ],
 )
@@ -260,7 +260,7 @@ def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
     from llama_core.execution.fused.kernels import TritonOps
 
     ops, device = TritonOps(), torch.device("cuda")
-    check_draws(ops, device, 300)
+    check_samples(ops, device, 300)
     check_rules(ops, device, 300)
     check_edits(device, 300)
     check_logprobs(ops, device)

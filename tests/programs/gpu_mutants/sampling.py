@@ -1,16 +1,16 @@
-"""Faults of the kernels that sample: the draw, logit rules, and logprobs."""
+"""Faults of the kernels that sample: the sampling itself, logit rules, and logprobs."""
 
 from tests.programs.gpu_mutants.mutant import TESTS, Mutant
 
-DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
+SAMPLES, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
-    for check in ("draws", "limits", "edits", "logprobs", "zeros", "reuse")
+    for check in ("samples", "limits", "edits", "logprobs", "zeros", "reuse")
 )
 LARGE = (f"{TESTS}/test_fused_sampling.py", "interpreter and large", "--full")
 
 
 SAMPLING_MUTANTS = (
-    # The draw.
+    # The sampling itself.
     Mutant(
         "a limit that ends a bin early",
         "nucleus_kernels",
@@ -18,7 +18,7 @@ SAMPLING_MUTANTS = (
         "bin = tl.sum((reached < target)",
         LIMITS,
     ),
-    Mutant("a bisection that leaves out bits", "nucleus_kernels", "bit = bit >> 1", "bit = bit >> 2", DRAWS),
+    Mutant("a bisection that leaves out bits", "nucleus_kernels", "bit = bit >> 1", "bit = bit >> 2", SAMPLES),
     Mutant(
         "equal tokens that are all before themselves",
         "nucleus_kernels",
@@ -36,7 +36,7 @@ SAMPLING_MUTANTS = (
         "nucleus_kernels",
         "position.to(tl.uint64, bitcast=True))",
         "(position // 2).to(tl.uint64, bitcast=True))",
-        DRAWS,
+        SAMPLES,
     ),
     Mutant(
         "a list longer than its first part",
@@ -45,7 +45,7 @@ SAMPLING_MUTANTS = (
         "for first in range(list_tile, 0, list_tile):",
         LARGE,
     ),
-    Mutant("a token that min_p keeps", "sampling_kernels", "(p >= tl.load(min_ps", "(p > tl.load(min_ps", DRAWS),
+    Mutant("a token that min_p keeps", "sampling_kernels", "(p >= tl.load(min_ps", "(p > tl.load(min_ps", SAMPLES),
     Mutant("bins of the step before", "sampling_kernels", "if chunk < replicas:", "if chunk < 0:", REUSE),
     Mutant(
         "logits below zero in the wrong order",
