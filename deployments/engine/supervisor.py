@@ -194,9 +194,8 @@ class Supervisor:
             self._room_check_s = ROOM_CHECK_S
             return
         log.warning("%d of %d ranks serve until there is room for all", len(self._bundles), self.num_ranks)
-        if (
-            plan.faulty_bundle is not None
-        ):  # its node is alive, so only an attempt can show its state, and each attempt is a pause
+        if plan.faulty_bundle is not None:
+            # The bundle's node is alive, so only an attempt shows whether it works, and each attempt pauses all requests.
             self._room_check_s = LONGEST_ROOM_CHECK_S
         else:
             self._room_check_s = min(self._room_check_s * (2 if plan.is_growth else 1), LONGEST_ROOM_CHECK_S)
