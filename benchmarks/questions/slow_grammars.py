@@ -3,15 +3,16 @@
     python -m benchmarks slow_grammars --ckpt FILE.gguf --tokenizer FILE.gguf --rounds 4
 
 Starts the server and puts a closed loop of streaming clients on it. Each round measures them alone, beside an answer in an
-ambiguous grammar, each of whose tokens takes longer than the one before, and beside requests of large schemas, each of which is
-new and has to be compiled.
+ambiguous grammar, each of whose tokens takes longer than the one before, beside requests of large schemas, each of which is
+new and has to be compiled, and beside requests of schemas that are too large, each of which is new and refused.
 """
 
 import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,7 @@ from benchmarks.harness.workload import Request, uniform_batch
 AMBIGUOUS = 'start: s\ns: s s | "a" | "b"'
 SLOW_FROM = 300  # tokens of the ambiguous answer: from here on a token takes longer than a step
 LONGEST_LEAD_S = 60.0  # for these tokens
-CASES = ("alone", "ambiguous", "schemas")
+CASES = ("alone", "ambiguous", "schemas", "refused")
 
 
 def large_schema(number: int) -> dict[str, Any]:
@@ -42,6 +43,12 @@ def large_schema(number: int) -> dict[str, Any]:
         for i in range(120)
     }
     return {"type": "object", "properties": parts, "additionalProperties": False}
+
+
+def refused_schema(number: int) -> dict[str, Any]:
+    """A schema of 71 kB that no other request has, and that is too large: finding this out takes 0.3 s of processor time."""
+    names = (f"optional_{number}_{i}" for i in range(1500))
+    return {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": False}
 
 
 @contextlib.asynccontextmanager
@@ -73,19 +80,22 @@ async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namesp
 
 
 @contextlib.asynccontextmanager
-async def large_schemas(http: aiohttp.ClientSession, options: argparse.Namespace) -> AsyncIterator[None]:
-    """Runs while requests with large schemas come, one after the other."""
+async def schemas(
+    made: Callable[[int], dict[str, Any]], status: int, http: aiohttp.ClientSession, options: argparse.Namespace
+) -> AsyncIterator[None]:
+    """Runs while requests with schemas come, one after the other, each of which is answered with `status`."""
 
     async def ask() -> None:
         while True:
-            schema = {"name": "large", "schema": large_schema(time.monotonic_ns())}
+            schema = {"name": "large", "schema": made(time.monotonic_ns())}
             body = {
                 "model": options.model, "prompt": "a", "max_tokens": 4,
                 "response_format": {"type": "json_schema", "json_schema": schema},
             }  # fmt: skip
             async with http.post("/v1/completions", json=body) as response:
-                response.raise_for_status()
-                await response.read()
+                answer = await response.text()
+                if response.status != status:
+                    raise RuntimeError(f"status {response.status}: {answer[:200]}")
 
     async with running(ask()):
         yield
@@ -115,12 +125,16 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[
 
     async def measure() -> dict[str, list[Window]]:
         nonlocal stopped
-        windows: dict[str, list[Window]] = {case: [] for case in CASES}
+        windows: dict[str, list[Window]] = {case: [] for case in options.cases}
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(url, timeout=timeout) as http:
-            beside = {"ambiguous": ambiguous_answer, "schemas": large_schemas}
+            beside = {
+                "ambiguous": ambiguous_answer,
+                "schemas": partial(schemas, large_schema, 200),
+                "refused": partial(schemas, refused_schema, 400),
+            }
             for _ in range(options.rounds):
-                for case in CASES:
+                for case in options.cases:
                     await asyncio.sleep(1.0)
                     async with beside[case](http, options) if case in beside else contextlib.nullcontext():
                         begin = time.perf_counter()
@@ -143,6 +157,7 @@ def main(argv: Sequence[str]) -> None:
     add_load_options(parser, prompt=16, output=128, vocab_size=1000)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seconds", type=float, default=6.0, help="of each window")
     parser.add_argument("--stop-ids", type=int, nargs="*", default=[0, 2], help="tokens that the slow answer avoids")
     add_server_options(parser)
