@@ -25,6 +25,7 @@ BASE = (
     "llama_core.checkpoint",
 )
 LOG_LINES = "llama_core.log_lines"
+JSON_PROCESS = "llama_core.json_process"
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
 GRAMMARS = "llama_core.execution.grammars"
 REPORT = "llama_core.execution.load_report"
@@ -53,12 +54,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.sizes": (),
     "llama_core.host_cpu": (),
     "llama_core.log_lines": (),
+    JSON_PROCESS: (),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
     FORMATS: (),
     REPORT: ("llama_core.checkpoint",),
     "llama_core.config": (*BASE, FORMATS),
-    "llama_core.text": BASE,
+    "llama_core.text": (*BASE, LOG_LINES, JSON_PROCESS),
     "llama_core.scheduling": (*BASE, LOG_LINES, "llama_core.config"),
     # Loaded by ranks.
     "llama_core.checkpoint.loader": BASE,
@@ -81,7 +83,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.fused": (*MODEL, "llama_core.step_time"),
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
-    GRAMMARS: MODEL,
+    GRAMMARS: (*MODEL, JSON_PROCESS),
     CHOICE: (*MODEL, *BACKENDS),
     LOADING: (*MODEL, *BACKENDS, CHOICE, "llama_core.execution.verify_files"),
     "llama_core.execution.runner": (*MODEL, GRAMMARS, LOADING),

@@ -7,16 +7,11 @@ Rank 0 sends a row with all of its answer's tokens, so a process that has ended 
 
 import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +22,7 @@ from llama_core.execution.grammars.follower import (
     GrammarRefused,
     RowMasks,
 )
+from llama_core.json_process import JsonProcess, asked_over, send
 from llama_core.log_lines import where
 from llama_core.text.vocabulary_file import VocabularyFile
 
@@ -36,7 +32,6 @@ LONGEST_S: Final = 30.0  # of one row, behind what it reads of a resumed answer;
 _LONGEST_START_S: Final = 300.0  # 128,000 tokens take seconds of processor time, of which the ranks may leave little
 _SIGN_OF_LIFE_S: Final = 1.0  # between two, while many tokens are read
 _IDLE_S: Final = 60.0  # without a row: the process ends
-_NICENESS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +53,14 @@ class GrammarProcess:
     def __init__(self, vocabulary: VocabularyFile) -> None:
         self._vocabulary = vocabulary
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammars")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._process = JsonProcess(__name__)
         self._is_closed = False
         self._ended: list[int] = []  # keys of answers that the process is to forget
 
     @property
     def pid(self) -> int | None:
         """None while there is no process."""
-        return None if self._process is None else self._process.pid
+        return self._process.pid
 
     def submit(self, row: SlowRow) -> "Future[RowMasks]":
         """The future raises GrammarRefused where the grammar allows no token, takes too long, or has ended two processes."""
@@ -80,89 +74,61 @@ class GrammarProcess:
         """End the process without a wait for the rows submitted."""
         self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._end()
+        self._process.end()
 
     def _masks(self, row: SlowRow) -> RowMasks:
         for _ in range(2):
             if self._is_closed:
                 break
             try:
-                connection = self._connection or self._begin()
+                if not self._process.is_running:
+                    self._start()
                 ended, self._ended = self._ended, []
-                _send(connection, asdict(row) | {"ended": ended})
-                while connection.poll(LONGEST_S):
-                    if (found := _received_masks(connection, 1 + len(row.drafts))) is not None:
+                self._process.send(asdict(row) | {"ended": ended})
+                while self._process.has_answer(LONGEST_S):
+                    if (found := _received_masks(self._process, 1 + len(row.drafts))) is not None:
                         return found
-                self._end()
+                self._process.end()
                 raise GrammarRefused(f"the grammar cannot be followed: a token takes over {LONGEST_S:g} s")
             except (OSError, EOFError):
-                self._end()  # it was idle, or was killed
+                self._process.end()  # it was idle, was killed or was stopped
         raise GrammarRefused("the grammar cannot be followed: its process has ended twice")
 
-    def _begin(self) -> Connection:
-        ours, theirs = Pipe()
-        # -P: no module of the current folder.
-        command = [sys.executable, "-P", "-c", f"from {__name__} import main; main({theirs.fileno()})"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, close_fds=True
-        )
-        theirs.close()
-        self._connection = ours
-        _send(ours, asdict(self._vocabulary))
-        if ours.poll(_LONGEST_START_S):
-            ours.recv_bytes()
-            return ours
-        self._end()
-        raise GrammarRefused("the grammar cannot be followed: its process does not start")
-
-    def _end(self) -> None:
-        connection, process = self._connection, self._process
-        self._connection = self._process = None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            process.kill()
-            process.wait()
+    def _start(self) -> None:
+        self._process.start()
+        self._process.send(asdict(self._vocabulary))
+        if not self._process.has_answer(_LONGEST_START_S):
+            self._process.end()
+            raise GrammarRefused("the grammar cannot be followed: its process does not start")
+        self._process.answer()
 
 
-def _send(connection: Connection, message: dict[str, Any]) -> None:
-    connection.send_bytes(json.dumps(message).encode())
-
-
-def _received_masks(connection: Connection, num_samples: int) -> RowMasks | None:
+def _received_masks(process: JsonProcess, num_samples: int) -> RowMasks | None:
     """What `_Followers.answer` sent, None for a sign of life. Raises GrammarRefused."""
-    found = json.loads(connection.recv_bytes())
+    found = process.answer()
     if not found:
         return None
     if "refusal" in found:
         raise GrammarRefused(found["refusal"])
-    bits = np.frombuffer(connection.recv_bytes(), np.uint32).reshape(num_samples, -1)
+    bits = np.frombuffer(process.answered_bytes(), np.uint32).reshape(num_samples, -1)
     return RowMasks(bits, found["forced"], found["shortened"], dict(found["reasons"]))
 
 
 def main(fd: int) -> None:
     """The process: answer rows until the rank ends or sends none."""
-    # Ctrl-C reaches every process of the terminal; the rank's end ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    with Connection(fd) as connection:
+    with asked_over(fd) as connection:
+        vocabulary = VocabularyFile(**json.loads(connection.recv_bytes()))
+        grammars = CompiledGrammars(vocabulary, vocabulary.vocab_size)
         try:
-            vocabulary = VocabularyFile(**json.loads(connection.recv_bytes()))
-            grammars = CompiledGrammars(vocabulary, vocabulary.vocab_size)
-            try:
-                grammars.prepare()
-            except Exception as error:
-                log.error("the vocabulary for grammars cannot be loaded\n%s", where(error))
-            _send(connection, {})
-            followers = _Followers(grammars)
-            while connection.poll(_IDLE_S):
-                message = json.loads(connection.recv_bytes())
-                followers.forget(message.pop("ended"))
-                followers.answer(SlowRow(**message), connection)
-        except (OSError, EOFError):
-            return  # the rank has ended
+            grammars.prepare()
+        except Exception as error:
+            log.error("the vocabulary for grammars cannot be loaded\n%s", where(error))
+        send(connection, {})
+        followers = _Followers(grammars)
+        while connection.poll(_IDLE_S):
+            message = json.loads(connection.recv_bytes())
+            followers.forget(message.pop("ended"))
+            followers.answer(SlowRow(**message), connection)
 
 
 class _Followers:
@@ -182,13 +148,13 @@ class _Followers:
             found = self._masks(row, connection)
         except GrammarRefused as refused:
             self._grammars.drop(row.grammar)
-            _send(connection, {"refusal": str(refused)})
+            send(connection, {"refusal": str(refused)})
         except Exception as error:
             log.error("a grammar could not be followed\n%s", where(error))
-            _send(connection, {"refusal": "the grammar could not be followed"})
+            send(connection, {"refusal": "the grammar could not be followed"})
         else:
             reasons = list(found.reasons.items())
-            _send(connection, {"forced": found.forced, "shortened": found.shortened, "reasons": reasons})
+            send(connection, {"forced": found.forced, "shortened": found.shortened, "reasons": reasons})
             connection.send_bytes(found.bits.tobytes())
 
     def _masks(self, row: SlowRow, connection: Connection) -> RowMasks:
@@ -207,5 +173,5 @@ class _Followers:
                 if again.is_beyond_limits:
                     self._grammars.drop(row.grammar)
             if time.monotonic() - told_s > _SIGN_OF_LIFE_S:
-                _send(connection, {})
+                send(connection, {})
                 told_s = time.monotonic()

@@ -46,12 +46,12 @@ def test_a_process_has_a_lower_priority_and_ends_with_its_rank() -> None:
     row = SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])
     found = process.submit(row).result(LATE_S)
     assert found.bits.shape == (1, -(-TOKENIZER.n_words // 32)) and found.bits.any()
-    child = process._process
+    child = process._process._process
     assert child is not None
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, child.pid) == min(19, own + 10)
-    assert process._connection is not None
-    process._connection.close()  # as the end of the rank does
+    assert process._process._connection is not None
+    process._process._connection.close()  # as the end of the rank does
     assert child.wait(LATE_S) == 0
     process.close()
 

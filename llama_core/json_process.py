@@ -1,0 +1,106 @@
+"""A process of a lower priority that answers JSON messages over a pipe, for work that would delay the process beside it.
+
+It starts with the first message, ends when none has come for a while, and ends with the process that started it. One that was
+killed is replaced by the next start.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+_NICENESS: Final = 10
+_LONGEST_SEND_S: Final = 30.0  # of a message that exceeds the socket's buffer, while the process reads none of it
+
+
+class JsonProcess:
+    """The side that asks. module: its `main(fd)` answers (`asked_over`). Methods raise OSError or EOFError where the process
+    has ended, or has read nothing for 30 s."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None while there is no process."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started; it may have ended since."""
+        return self._connection is not None
+
+    def start(self) -> None:
+        ours, theirs = Pipe()
+        _bound_sends(ours)
+        # -P: no module of the current folder.
+        command = [sys.executable, "-P", "-c", f"from {self._module} import main; main({theirs.fileno()})"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"}
+        with theirs:
+            self._connection = ours
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, close_fds=True
+            )
+
+    def send(self, message: dict[str, Any]) -> None:
+        send(self._open(), message)
+
+    def has_answer(self, longest_s: float) -> bool:
+        """Wait for an answer, or for the end of the process."""
+        return self._open().poll(longest_s)
+
+    def answer(self) -> Any:
+        return json.loads(self._open().recv_bytes())
+
+    def answered_bytes(self) -> bytes:
+        return self._open().recv_bytes()
+
+    def end(self) -> int | None:
+        """Kill the process. The exit status where it had ended before, negative for a signal."""
+        connection, process = self._connection, self._process
+        self._connection = self._process = None
+        if connection is not None:
+            connection.close()
+        if process is None:
+            return None
+        status = process.poll()
+        process.kill()
+        process.wait()
+        return status
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            raise EOFError("the process has ended")
+        return self._connection
+
+
+def _bound_sends(connection: Connection) -> None:
+    """Make a send raise BlockingIOError rather than wait for ever, for a stopped process."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_LONGEST_SEND_S), 0))
+
+
+@contextlib.contextmanager
+def asked_over(fd: int) -> Iterator[Connection]:
+    """The process's side: its connection, until the other side has ended."""
+    # Ctrl-C reaches every process of the terminal; the end of the process that asks ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    with Connection(fd) as connection, contextlib.suppress(OSError, EOFError):
+        yield connection
+
+
+def send(connection: Connection, message: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())
