@@ -7,6 +7,7 @@ results = handle.sample.remote(["Once upon a time"], SamplingParams(max_tokens=3
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, overload
 
@@ -21,16 +22,16 @@ from deployments.handle_call import (
     read_to_end,
     until_aborted,
 )
+from deployments.http.grammar_checks import GrammarChecks
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
 from llama_core.text.chat_format import Dialog
-from llama_core.text.grammar import checked_grammar, for_answer, kept
+from llama_core.text.grammar import Checks, for_answer, kept
 from llama_core.text.spellings import spellings
 
 Prompt = str | Sequence[int] | Dialog
 Continuation = str | Sequence[int]
-_checked_grammar = kept(checked_grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +219,19 @@ class TypedHandleApi(HandleApi):
     def _spelled(self, bad_words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         return spellings(checked_bad_words(bad_words), self.service.tokenizer)
 
+    @cached_property
+    def _grammar_checks(self) -> GrammarChecks:
+        return GrammarChecks()
+
     async def _checked(self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
         """`params` with a compiled grammar, and with the tokens of `bad_words`."""
         if bad_words:
             params = replace(params, bad_words=(*params.bad_words, *bad_words))
         if not params.grammar:
             return params
-        grammar = await asyncio.to_thread(_checked_grammar, params.grammar, "grammar")
+        grammar = await self._grammar_checks.run(
+            lambda by: _checked(by, params.grammar), len(params.grammar), "grammar", asyncio.to_thread
+        )
         return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
 
     def _continued(self, prompt: Prompt, before: list[int], continuation: Continuation) -> tuple[list[int], int]:
@@ -242,6 +249,11 @@ class TypedHandleApi(HandleApi):
         if not 1 <= begin < len(ids):
             raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
         return ids, begin
+
+
+@kept
+def _checked(by: Checks, grammar: str) -> str:
+    return by.checked_grammar(grammar, "grammar")
 
 
 def _are_prompts(prompt: Any) -> bool:

@@ -67,17 +67,15 @@ class JsonProcess:
         return self._open().recv_bytes()
 
     def end(self) -> int | None:
-        """Kill the process. The exit status where it had ended before, negative for a signal."""
+        """Kill the process. Its exit status: where it had ended before, that of its own end, negative for a signal."""
         connection, process = self._connection, self._process
         self._connection = self._process = None
         if connection is not None:
             connection.close()
         if process is None:
             return None
-        status = process.poll()
         process.kill()
-        process.wait()
-        return status
+        return process.wait()
 
     def _open(self) -> Connection:
         if self._connection is None:

@@ -136,7 +136,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "deployments.http.errors",
         "deployments.api_keys",
     ),
-    "deployments.typed_api": (*REPLICA, "deployments.handle_api", "deployments.handle_call"),
+    "deployments.typed_api": (*REPLICA, "deployments.handle_api", "deployments.handle_call", "deployments.http"),
     "deployments.chat_answers": (*REPLICA, "deployments.http"),
     "deployments.chat_api": (
         *REPLICA,

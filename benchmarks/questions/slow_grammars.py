@@ -48,7 +48,11 @@ def large_schema(number: int) -> dict[str, Any]:
 def refused_schema(number: int) -> dict[str, Any]:
     """A schema of 71 kB that no other request has, and that is too large: finding this out takes 0.3 s of processor time."""
     names = (f"optional_{number}_{i}" for i in range(1500))
-    return {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "additionalProperties": False,
+    }
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +132,7 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[
         windows: dict[str, list[Window]] = {case: [] for case in options.cases}
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(url, timeout=timeout) as http:
-            beside = {
+            beside: dict[str, Callable[..., contextlib.AbstractAsyncContextManager[None]]] = {
                 "ambiguous": ambiguous_answer,
                 "schemas": partial(schemas, large_schema, 200),
                 "refused": partial(schemas, refused_schema, 400),

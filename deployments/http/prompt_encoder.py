@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 from deployments.engine.interface import Engine
 from deployments.http.dialog_fields import ChatMessage
+from deployments.http.grammar_checks import GrammarChecks
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.logprobs import names_of
 from deployments.http.merged_roles import encode_merging
@@ -20,7 +21,7 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
-from llama_core.text.grammar import for_answer
+from llama_core.text.grammar import Checks, for_answer
 from llama_core.text.reasoning_switches import without_idle_switches
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
 from llama_core.text.tools.tool import ToolUse
@@ -46,6 +47,7 @@ class PromptEncoder:
     def __init__(self, engine: Engine, limits: TextLimits) -> None:
         self._engine = engine
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
+        self._checks = GrammarChecks()
 
     async def prompts(
         self, prompts: list[str] | list[list[int]], *, bos: bool, n: int, parse_special: bool = False
@@ -121,11 +123,17 @@ class PromptEncoder:
         return written
 
     async def checked_grammar(self, grammar: str, param: str, *, is_whole: bool) -> str:
-        """The grammar, if it compiles, which a thread finds out. Raises InvalidParameter that names `param`.
+        """The grammar, if it compiles, which `GrammarChecks` finds out. Raises InvalidParameter that names `param`.
 
         is_whole: neither reasoning nor tool calls are in the same grammar."""
-        check = partial(checked, grammar, param, is_whole=is_whole)
-        return await self._run(len(grammar), check, in_thread=True) if grammar else ""
+        if not grammar:
+            return ""
+
+        def check(by: Checks) -> str:
+            return checked(by, grammar, param, is_whole=is_whole)
+
+        in_thread = partial(self._run, len(grammar), in_thread=True)
+        return await self._checks.run(check, len(grammar), param, in_thread)
 
     async def tool_grammar(self, use: ToolUse, answer: str, param: str, *, begun: bool) -> str:
         """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning.

@@ -56,7 +56,7 @@ def structural_tag_grammar(given: object, param: str) -> str:
     return formats.grammar.source(start)
 
 
-def refused_part(grammar: str, param: str) -> InvalidParameter | None:
+def refused_part(by: grammars.Checks, grammar: str, param: str) -> InvalidParameter | None:
     """Which part of a structural tag's grammar that does not compile is at fault, and why; None if no part alone is."""
     if param not in FIELDS:
         return None  # the grammar may be the client's text
@@ -70,7 +70,7 @@ def refused_part(grammar: str, param: str) -> InvalidParameter | None:
                 compiled_schema(json.dumps(schema), True)
             else:
                 source = named[body[1:]]["lark_grammar"] if body.startswith("@") else f"start: {body}"
-                grammars.checked_grammar(json.dumps({"grammars": [{"lark_grammar": source}]}), place)
+                by.checked_grammar(json.dumps({"grammars": [{"lark_grammar": source}]}), place)
         except InvalidParameter as error:
             if body.startswith("%json "):
                 # A structural tag has no `strict`, of which the words for tools speak.

@@ -84,16 +84,16 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
 
 
 @grammars.kept
-def checked(grammar: str, param: str, *, is_whole: bool = True) -> str:
+def checked(by: grammars.Checks, grammar: str, param: str, *, is_whole: bool = True) -> str:
     """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 0.1 s the first time, GBNF up to a second."""
     if grammar.startswith(_GBNF):
-        grammar = _of_gbnf(json.loads(grammar)["gbnf"], param)
+        grammar = _of_gbnf(by, json.loads(grammar)["gbnf"], param)
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidParameter(f"{param}: must have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
     try:
-        return grammars.checked_grammar(grammar, param, _SCHEMA_PLACES.get(param, ""), is_whole=is_whole)
+        return by.checked_grammar(grammar, param, _SCHEMA_PLACES.get(param, ""), is_whole=is_whole)
     except InvalidParameter as error:
-        if (part := refused_part(grammar, param)) is not None:
+        if (part := refused_part(by, grammar, param)) is not None:
             raise part from None
         source = json.loads(grammar)["grammars"][0].get("lark_grammar") if param in _STRUCTURAL_TAGS else None
         if source is None:
@@ -222,9 +222,9 @@ def _grammar(value: Any, param: str) -> str:
     return json.dumps({"gbnf": value}) if is_gbnf(value) else grammars.lark_grammar(value)
 
 
-def _of_gbnf(source: str, param: str) -> str:
+def _of_gbnf(by: grammars.Checks, source: str, param: str) -> str:
     try:
-        return grammars.lark_grammar(source)
+        return by.lark_grammar(source)
     except InvalidParameter as error:
         raise InvalidParameter(f"{param}: {error.message}", param=param) from None
 

@@ -5,10 +5,13 @@ follows it token by token (`execution/grammars/masks.py`).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from typing import Any, Final, ParamSpec
+from functools import cache, partial
+from threading import Lock
+from typing import Any, Concatenate, Final, ParamSpec, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
@@ -31,12 +34,24 @@ _SPACING: Final = Spacing(
     colon='":"',
     options=_JSON_OPTIONS,
 )
+TOO_LARGE: Final = "is too large or too complex to be followed"
+_BRIEF_CHARS: Final = 20_000  # of a grammar: a schema of as many takes up to 50 ms
+# llguidance bounds neither the time nor the memory for multiples: 5 s and 0.3 GB for one of 6 digits, more where a schema joins
+# several. Lark may escape the keyword's letters in its own JSON.
+_MULTIPLE: Final = re.compile(r"multipleOf|multiple_of|\\\\u")
+_QUICK_MULTIPLE: Final = re.compile(r'multipleOf\\*"\s*:\s*(\d{1,3}|0\.\d{1,3})(?=[\s,}])')
+_LIMIT_WORDS: Final = re.compile(r"fuel|limit|too (?:large|big|complex|many)|Unable to determine", re.IGNORECASE)
+_KEPT_OUTCOMES: Final = 128
 _P = ParamSpec("_P")
 
 
-def limits(grammar: str = "") -> LLParserLimits:
+class TakesLong(Exception):
+    """A brief check has not found out whether a grammar is within its limits."""
+
+
+def limits(grammar: str = "", *, is_brief: bool = False) -> LLParserLimits:
     """Limits of llguidance's time and memory for the grammar: about 0.1 s to compile it and for its first token, mostly 20 ms
-    for a later token, and 40 MB.
+    for a later token, and 40 MB. is_brief: a third of these.
 
     A row of its Earley parser has up to four items for each optional property that may come next, in each member of `anyOf`. A
     mask over 1,500 such items takes 10 ms, and few vocabularies can follow more. In ambiguous grammars a row has some items for
@@ -44,11 +59,11 @@ def limits(grammar: str = "") -> LLParserLimits:
     """
     return LLParserLimits(
         max_items_in_row=1_500 if json_description(grammar) else 1_200,
-        initial_lexer_fuel=300_000,
-        step_lexer_fuel=100_000,
-        step_max_items=30_000,
+        initial_lexer_fuel=100_000 if is_brief else 300_000,
+        step_lexer_fuel=33_000 if is_brief else 100_000,
+        step_max_items=10_000 if is_brief else 30_000,
         max_lexer_states=20_000,
-        max_grammar_size=100_000,
+        max_grammar_size=33_000 if is_brief else 100_000,
         verbose_errors=False,
     )
 
@@ -110,36 +125,80 @@ def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
     return _beside_schema(made, schema_of(grammar), unique_lists_of(grammar))
 
 
-def checked_grammar(grammar: str, param: str, schema_param: str = "", *, is_whole: bool = True) -> str:
+def checked_grammar(
+    grammar: str, param: str, schema_param: str = "", *, is_whole: bool = True, is_brief: bool = False
+) -> str:
     """The grammar in the form in which an answer follows it: numbers of JSON schemas have a limited length (`schema_numbers`).
 
     Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits; `schema_param`
     instead where that is the place of a JSON schema. is_whole: nothing comes before the answer, so that the items of its lists
     can be kept distinct (`unique_lists_of`). Takes processor time: 2 ms for most, up to 0.1 s, twice as much for an error, and
-    up to a second for a grammar that is too large.
+    up to a second for a grammar that is too large. is_brief: raises TakesLong where that may be over 60 ms.
     """
-    problem = _problem(grammar)
-    if (followed := _rewritten(grammar, is_whole) if problem else _bounded(grammar) or grammar) is None:
+    if is_brief and _may_take_long(grammar):
+        raise TakesLong
+    problem = _problem(grammar, is_brief)
+    followed = _rewritten(grammar, is_whole, is_brief) if problem else _bounded(grammar, is_brief) or grammar
+    if followed is None:
         raise _refusal(grammar, problem, param, schema_param or param, is_whole)
-    if _exceeds_limits(followed):
+    if _exceeds_limits(followed, is_brief):
         place = param if schema_of(grammar) is None else schema_param or param
-        raise InvalidParameter(f"{place}: is too large or too complex to be followed", param=place)
+        raise InvalidParameter(f"{place}: {TOO_LARGE}", param=place)
     return followed
 
 
-def kept(check: Callable[_P, str]) -> Callable[_P, str]:
+class Checks(Protocol):
+    """How the grammar of a request is checked: by this module, or elsewhere."""
+
+    def checked_grammar(self, grammar: str, param: str, schema_param: str = "", *, is_whole: bool = True) -> str: ...
+
+    def lark_grammar(self, source: str) -> str: ...
+
+
+class InFull:
+    """Here, whatever the time."""
+
+    checked_grammar = staticmethod(checked_grammar)
+    lark_grammar = staticmethod(lark_grammar)
+
+
+class Briefly:
+    """Here, in up to 60 ms of processor time; TakesLong where that does not suffice."""
+
+    checked_grammar = staticmethod(partial(checked_grammar, is_brief=True))
+
+    @staticmethod
+    def lark_grammar(source: str) -> str:
+        if gbnf.is_gbnf(source) and len(source) > _BRIEF_CHARS:
+            raise TakesLong
+        return lark_grammar(source)
+
+
+IN_FULL: Final[Checks] = InFull()
+BRIEFLY: Final[Checks] = Briefly()
+
+
+def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[Checks, _P], str]:
     """`check` with a cache of its latest results, because clients send the same schema with every request. The cache holds
-    refusals too, because some take longer than any accepted grammar."""
+    refusals too, because some take longer than any accepted grammar. All `Checks` have the same results."""
+    outcomes: OrderedDict[Hashable, str | InvalidParameter] = OrderedDict()
+    lock = Lock()
 
-    @lru_cache(maxsize=128)
-    def outcome(*args: Any, **kwargs: Any) -> str | InvalidParameter:
-        try:
-            return check(*args, **kwargs)
-        except InvalidParameter as refusal:
-            return refusal.with_traceback(None)
-
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> str:
-        found = outcome(*args, **kwargs)  # type: ignore[arg-type]  # texts and booleans, which are hashable
+    def checked(by: Checks, /, *args: _P.args, **kwargs: _P.kwargs) -> str:
+        key = (args, *sorted(kwargs.items()))
+        with lock:
+            found = outcomes.get(key)
+            if found is not None:
+                outcomes.move_to_end(key)
+        if found is None:
+            try:
+                found = check(by, *args, **kwargs)
+            except InvalidParameter as refusal:
+                found = refusal.with_traceback(None)
+            with lock:
+                outcomes[key] = found
+                if len(outcomes) > _KEPT_OUTCOMES:
+                    outcomes.popitem(last=False)
         if isinstance(found, InvalidParameter):
             # A new exception, because one that is raised again keeps the frames of every earlier raise.
             raise InvalidParameter(found.message, param=found.param)
@@ -148,14 +207,24 @@ def kept(check: Callable[_P, str]) -> Callable[_P, str]:
     return checked
 
 
-def _exceeds_limits(grammar: str) -> bool:
+def _may_take_long(grammar: str) -> bool:
+    """Whether no limit of llguidance keeps a check of the grammar brief."""
+    if len(grammar) > _BRIEF_CHARS:
+        return True
+    quick = _QUICK_MULTIPLE.findall(grammar)
+    return len(quick) < len(_MULTIPLE.findall(grammar)) or len(set(quick)) > 1
+
+
+def _exceeds_limits(grammar: str, is_brief: bool = False) -> bool:
     """Whether a matcher of the grammar exceeds its limits by the first token. On rank 0 such a matcher would delay the tokens
     of every request. `validate_grammar` does not find this: it builds no lexer states, which take most of the time."""
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits(grammar))
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits(grammar, is_brief=is_brief))
     if not matcher.is_error():
         allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()) if bias]
         matcher.try_consume_tokens(allowed[-1:])  # "{" rather than a space
         matcher.compute_ff_tokens()
+    if is_brief and matcher.is_error() and _LIMIT_WORDS.search(matcher.get_error()):
+        raise TakesLong
     return matcher.is_error() and is_beyond_limits(matcher.get_error())
 
 
@@ -165,7 +234,7 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-def _bounded(grammar: str) -> str | None:
+def _bounded(grammar: str, is_brief: bool) -> str | None:
     """The grammar of a JSON schema with numbers of a limited length; None where it cannot be followed so, or is another one."""
     if '"json_schema"' not in grammar:
         return None
@@ -176,10 +245,10 @@ def _bounded(grammar: str) -> str | None:
     if (rules := schema_rules(schema, _SPACING)) is not None:
         bounded.insert(0, _beside_schema([{"lark_grammar": rules}, *others], schema))
     # An optional part that no value satisfies, for one, compiles in the schema alone.
-    return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), None)
+    return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each, is_brief)), None)
 
 
-def _rewritten(grammar: str, is_whole: bool) -> str | None:
+def _rewritten(grammar: str, is_whole: bool, is_brief: bool) -> str | None:
     """The grammar of a JSON schema that llguidance refuses, in a form that it follows (`schema_forms`)."""
     if '"json_schema"' not in grammar:
         return None
@@ -190,7 +259,7 @@ def _rewritten(grammar: str, is_whole: bool) -> str | None:
     if _problem(_of_schema({key: schema[key] for key in ("x-guidance",) if key in schema})):
         return None
     grammar = json.dumps({"grammars": [first | {"json_schema": schema}, *others]})
-    followed = _bounded(grammar) or (grammar if not _problem(grammar) else None)
+    followed = _bounded(grammar, is_brief) or (grammar if not _problem(grammar, is_brief) else None)
     if followed is None or lists is None:
         return followed
     followed = json.dumps(json.loads(followed) | {"unique_lists": lists})
@@ -251,8 +320,10 @@ def described(grammars: Sequence[Any], description: str, *, begins_with_text: bo
     )
 
 
-def _problem(grammar: str) -> str:
-    problem = LLMatcher.validate_grammar(grammar, limits=limits())
+def _problem(grammar: str, is_brief: bool = False) -> str:
+    problem = LLMatcher.validate_grammar(grammar, limits=limits(is_brief=is_brief))
+    if is_brief and _LIMIT_WORDS.search(problem):
+        raise TakesLong
     return "" if problem.startswith("WARNING") else problem
 
 

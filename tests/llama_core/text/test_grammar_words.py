@@ -10,6 +10,9 @@ from llguidance import LLMatcher, LLTokenizer
 from llama_core.errors import InvalidParameter
 from llama_core.text.gbnf import is_gbnf, rule_lines
 from llama_core.text.grammar import (
+    BRIEFLY,
+    IN_FULL,
+    Checks,
     checked_grammar,
     choice_grammar,
     json_schema_grammar,
@@ -244,16 +247,16 @@ def test_what_was_checked_is_kept_and_what_was_refused_too() -> None:
     asked, refusals = [], []
 
     @kept
-    def check(grammar: str, param: str) -> str:
+    def check(by: Checks, grammar: str, param: str) -> str:
         asked.append(grammar)
         if grammar == "bad":
             raise InvalidParameter(f"{param}: is bad", param=param)
         return grammar.upper()
 
     for _ in range(2):
-        assert check("good", "x") == "GOOD"
+        assert check(IN_FULL, "good", "x") == "GOOD"
         with pytest.raises(InvalidParameter, match="x: is bad") as refused:
-            check("bad", "x")
+            check(BRIEFLY, "bad", "x")
         refusals.append(refused.value)
     assert asked == ["good", "bad"] and [each.param for each in refusals] == ["x", "x"]
     # An exception that was kept itself would hold the frames of every time that it was raised.

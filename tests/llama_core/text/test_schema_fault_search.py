@@ -71,9 +71,9 @@ def test_what_is_compiled_to_find_a_fault_is_limited_in_size(monkeypatch: pytest
     sizes: list[int] = []
     problem_of = grammars._problem
 
-    def counted(grammar: str) -> str:
+    def counted(grammar: str, is_brief: bool = False) -> str:
         sizes.append(len(grammar))
-        return problem_of(grammar)
+        return problem_of(grammar, is_brief)
 
     monkeypatch.setattr(grammars, "_problem", counted)
     monkeypatch.setattr(grammars, "rewritten", lambda _, **_options: None)
