@@ -22,9 +22,9 @@ from llama_core.text.grammar import IN_FULL, TOO_LARGE, TakesLong, schema_of
 
 log = logging.getLogger(__name__)
 
-_LONGEST_S: Final = 60.0  # of one check, for which a busy machine leaves little processor time
+_LONGEST_S: Final = 120.0  # of one check, for which a busy machine leaves little processor time
 _LONGEST_CPU_S: Final = 5  # the largest grammars take one second
-_MOST_BYTES: Final = 2**28  # of address space, beside that of a process without a grammar
+_MOST_BYTES: Final = 2**27  # of address space, beside that of a process without a grammar
 _IDLE_S: Final = 60.0  # without a check: the process ends
 _ENDED_BY_LIMIT: Final = (-signal.SIGXCPU, -signal.SIGABRT)  # how llguidance ends where there is no memory
 _NAMES: Final = ("checked_grammar", "lark_grammar")
@@ -34,7 +34,7 @@ class CheckProcess:
     """`Checks` of one replica, which are made one after the other. Where no process can be started, a check runs here.
 
     Raises InvalidParameter for a grammar that exceeds the process's limits of processor time or memory too, and TakesLong where
-    a check does not end within 60 s, or the process is killed twice.
+    a check does not end within 120 s, or the process is killed twice.
     """
 
     def __init__(self) -> None:
@@ -85,6 +85,8 @@ class CheckProcess:
 
 def main(fd: int) -> None:
     """The process: answer checks until the replica ends or sends none."""
+    with suppress(AttributeError, OSError):  # Linux alone has it. Ray gives replicas and ranks a low priority already
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with asked_over(fd) as connection:
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_AS, _num_bytes() + _MOST_BYTES)

@@ -1,9 +1,12 @@
 """Answers over HTTP and by handle are those of the reference and of the model in process, and follow their schemas."""
 
+import asyncio
 import json
+import os
 import sys
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -164,3 +167,34 @@ async def test_answers_follow_their_schemas_and_leave_other_texts_as_they_are(de
     found = await structured_output.run(demo.url, num_schemas=20, concurrency=16)
     assert found["faults"] == []
     assert found["counts"]["bounded: stop"] == 2 * 16
+
+
+async def test_streams_go_on_beside_schemas_that_are_too_large(demo: Server) -> None:
+    """A process of a lower priority finds out that they are."""
+    body = {"prompt": "once upon a time", "stream": True, "max_tokens": 200, "ignore_eos": True}
+    num_pieces = 0
+
+    async def stream(client: httpx.AsyncClient) -> str:
+        nonlocal num_pieces
+        last = ""
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                num_pieces += line.startswith("data: {")
+                last = line or last
+        return last
+
+    async with httpx.AsyncClient(base_url=demo.url, timeout=60) as client:
+        streams = [asyncio.ensure_future(stream(client)) for _ in range(3)]
+        pieces = []
+        for number in range(6):
+            properties = {f"optional_{number}_{i}": {"type": "integer"} for i in range(900)}
+            schema = {"type": "object", "properties": properties, "additionalProperties": False}
+            refused = await client.post("/v1/completions", json={"prompt": "a", "structured_outputs": {"json": schema}})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "structured_outputs.json"
+            assert "too large or too complex" in refused.json()["error"]["message"]
+            pieces.append(num_pieces)
+        assert await asyncio.gather(*streams) == ["data: [DONE]"] * 3
+    assert pieces == sorted(pieces)
+    [pid] = [pid for pid, command in demo.processes().items() if "llama_core.text.check_process" in command]
+    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
