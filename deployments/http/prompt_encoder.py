@@ -21,8 +21,9 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
-from llama_core.text.grammar import Checks, for_answer
+from llama_core.text.grammar import Checks, for_answer, has_slow_multiple, kept
 from llama_core.text.reasoning_switches import without_idle_switches
+from llama_core.text.tools.lark import tool_place, tool_schema_grammar
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
 from llama_core.text.tools.tool import ToolUse
 
@@ -145,7 +146,13 @@ class PromptEncoder:
             make = partial(answer_format.grammar_or, use, answer, param, begun=begun)
         else:
             make = partial(answer_format.grammar, use, begun=begun)
-        return await self._run(sum(len(tool.schema) for tool in use.tools), make, in_thread=True)
+        made = await self._run(sum(len(tool.schema) for tool in use.tools), make, in_thread=True)
+        for index, tool in enumerate(use.tools):
+            if has_slow_multiple(tool.schema):
+                grammar, place = tool_schema_grammar(use, index), tool_place(use, index)
+                check = partial(_compiled, grammar=grammar, param=place)
+                await self._checks.run(check, len(grammar), place, partial(self._run, len(grammar), in_thread=True))
+        return made
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
@@ -197,6 +204,11 @@ class PromptEncoder:
         if num_chars <= INLINE_CHARS and not in_thread:
             return work()
         return await self._limiter.run(work, num_chars)
+
+
+@kept
+def _compiled(by: Checks, grammar: str, param: str) -> str:
+    return by.compiled(grammar, param)
 
 
 def _message(message: ChatMessage, has_template: bool) -> Message:

@@ -27,7 +27,7 @@ _LONGEST_CPU_S: Final = 5  # the largest grammars take one second
 _MOST_BYTES: Final = 2**27  # of address space, beside that of a process without a grammar
 _IDLE_S: Final = 60.0  # without a check: the process ends
 _ENDED_BY_LIMIT: Final = (-signal.SIGXCPU, -signal.SIGABRT)  # how llguidance ends where there is no memory
-_NAMES: Final = ("checked_grammar", "lark_grammar")
+_NAMES: Final = ("checked_grammar", "lark_grammar", "compiled")
 
 
 class CheckProcess:
@@ -53,6 +53,9 @@ class CheckProcess:
 
     def lark_grammar(self, source: str) -> str:
         return self._checked("lark_grammar", {"source": source}, "")
+
+    def compiled(self, grammar: str, param: str) -> str:
+        return self._checked("compiled", {"grammar": grammar, "param": param}, param)
 
     def _checked(self, name: str, given: dict[str, Any], place: str) -> str:
         with self._lock:

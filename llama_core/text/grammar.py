@@ -147,6 +147,13 @@ def checked_grammar(
     return followed
 
 
+def compiled(grammar: str, param: str) -> str:
+    """The grammar, which compiles. A process with limits of time and memory (`check_process`) raises InvalidParameter that
+    names `param` where it does not."""
+    LLMatcher(_bytes(), grammar, log_level=0, limits=limits(grammar))
+    return grammar
+
+
 class Checks(Protocol):
     """How the grammar of a request is checked: by this module, or elsewhere."""
 
@@ -154,12 +161,15 @@ class Checks(Protocol):
 
     def lark_grammar(self, source: str) -> str: ...
 
+    def compiled(self, grammar: str, param: str) -> str: ...
+
 
 class InFull:
     """Here, whatever the time."""
 
     checked_grammar = staticmethod(checked_grammar)
     lark_grammar = staticmethod(lark_grammar)
+    compiled = staticmethod(compiled)
 
 
 class Briefly:
@@ -172,6 +182,12 @@ class Briefly:
         if gbnf.is_gbnf(source) and len(source) > _BRIEF_CHARS:
             raise TakesLong
         return lark_grammar(source)
+
+    @staticmethod
+    def compiled(grammar: str, param: str) -> str:
+        if _may_take_long(grammar):
+            raise TakesLong
+        return compiled(grammar, param)
 
 
 IN_FULL: Final[Checks] = InFull()
@@ -209,10 +225,13 @@ def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[
 
 def _may_take_long(grammar: str) -> bool:
     """Whether no limit of llguidance keeps a check of the grammar brief."""
-    if len(grammar) > _BRIEF_CHARS:
-        return True
-    quick = _QUICK_MULTIPLE.findall(grammar)
-    return len(quick) < len(_MULTIPLE.findall(grammar)) or len(set(quick)) > 1
+    return len(grammar) > _BRIEF_CHARS or has_slow_multiple(grammar)
+
+
+def has_slow_multiple(text: str) -> bool:
+    """Whether a schema in the text may need more time and memory than llguidance's limits allow."""
+    quick = _QUICK_MULTIPLE.findall(text)
+    return len(quick) < len(_MULTIPLE.findall(text)) or len(set(quick)) > 1
 
 
 def _exceeds_limits(grammar: str, is_brief: bool = False) -> bool:

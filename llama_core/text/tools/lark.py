@@ -139,5 +139,15 @@ def schema_body(use: ToolUse, index: int) -> str:
     try:
         return compiled_schema(tool.schema, tool.strict, use.bounds_numbers)
     except InvalidParameter as error:
-        param = (tool.place or f"tools[{index}].function.parameters") + (error.param or "")
+        param = tool_place(use, index) + (error.param or "")
         raise InvalidParameter(f"{param}: {error.message}", param=param) from None
+
+
+def tool_place(use: ToolUse, index: int) -> str:
+    """Where the request has the schema of a tool's arguments."""
+    return use.tools[index].place or f"tools[{index}].function.parameters"
+
+
+def tool_schema_grammar(use: ToolUse, index: int) -> str:
+    """A grammar of a tool's arguments alone. Raises as `schema_body` does."""
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {schema_body(use, index)}"}]})

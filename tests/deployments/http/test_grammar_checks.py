@@ -1,6 +1,7 @@
 """Ordinary grammars are checked in a thread, others in a process, for which no ordinary one waits."""
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -15,7 +16,8 @@ from deployments.http.limits import HttpLimits
 from deployments.http.prompt_encoder import PromptEncoder
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.text import check_process
-from llama_core.text.grammar import IN_FULL, TOO_LARGE, json_schema_grammar
+from llama_core.text.grammar import IN_FULL, TOO_LARGE, TakesLong, json_schema_grammar
+from llama_core.text.tools.tool import Tool, ToolUse
 from tests.support.scripted_engine import FakeEngine
 
 
@@ -97,7 +99,7 @@ async def test_checks_that_take_long_are_limited_in_number(monkeypatch: pytest.M
     checks, release = GrammarChecks(), threading.Event()
 
     async def never(_: Any) -> str:
-        raise grammar_checks.TakesLong
+        raise TakesLong
 
     def slow(_: Any) -> str:
         release.wait(20)
@@ -109,3 +111,18 @@ async def test_checks_that_take_long_are_limited_in_number(monkeypatch: pytest.M
         await checks.run(slow, 8, "field", never)
     release.set()
     assert await first == "grammar"
+
+
+async def test_a_tool_whose_grammar_takes_too_much_memory_is_refused(encoder: PromptEncoder) -> None:
+    """Rank 0 would need gigabytes."""
+    for multiple, is_refused in ((100, False), (1009, False), (99_999_989, True)):
+        schema = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": multiple}}}
+        use = ToolUse((Tool("other"), Tool("count", schema=json.dumps(schema))), "required")
+        made = encoder.tool_grammar(use, "", "", begun=False)
+        if not is_refused:
+            assert str(multiple) in await made
+            assert (pid(encoder) is None) == (multiple == 100)
+            continue
+        with pytest.raises(InvalidParameter) as refused:
+            await made
+        assert refused.value.message == f"tools[1].function.parameters: {TOO_LARGE}"
