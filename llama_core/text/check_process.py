@@ -1,7 +1,7 @@
-"""A process that checks the grammars whose check takes long, so that it takes no processor time from ranks and streams.
+"""A process that checks the grammars whose check takes long, so that ranks and streams keep their processor time.
 
 A check in a thread has the priority of the event loop and of the ranks beside it, and nothing ends one that goes on. The
-process starts with the first such grammar, in 0.1 s, and takes 20 MB. It ends when none has come for a while.
+process starts with the first such grammar, in 0.1 s, takes 20 MB, and ends when none has come for a while.
 """
 
 import json
