@@ -47,21 +47,21 @@ class CheckProcess:
         return self._process.pid
 
     def checked_grammar(self, grammar: str, param: str, schema_param: str = "", *, is_whole: bool = True) -> str:
-        place = param if schema_of(grammar) is None else schema_param or param
         given = {"grammar": grammar, "param": param, "schema_param": schema_param, "is_whole": is_whole}
-        return self._checked("checked_grammar", given, place)
+        return self._checked("checked_grammar", given)
 
     def lark_grammar(self, source: str) -> str:
-        return self._checked("lark_grammar", {"source": source}, "")
+        return self._checked("lark_grammar", {"source": source})
 
     def compiled(self, grammar: str, param: str) -> str:
-        return self._checked("compiled", {"grammar": grammar, "param": param}, param)
+        return self._checked("compiled", {"grammar": grammar, "param": param})
 
-    def _checked(self, name: str, given: dict[str, Any], place: str) -> str:
+    def _checked(self, name: str, given: dict[str, Any]) -> str:
         with self._lock:
             for _ in range(2):
+                is_new = not self._process.is_running
                 try:
-                    if not self._process.is_running:
+                    if is_new:
                         self._process.start()
                 except OSError as error:
                     self._process.end()
@@ -74,16 +74,21 @@ class CheckProcess:
                         raise TakesLong
                     answer = self._process.answer()
                 except (OSError, EOFError):  # it was idle, was killed or was stopped
-                    if self._process.end() in _ENDED_BY_LIMIT:
-                        answer = {"message": f"{place}: {TOO_LARGE}" if place else TOO_LARGE, "param": place or None}
-                    else:
-                        continue
+                    # Memory that earlier checks have left may count in one that is not new.
+                    if self._process.end() in _ENDED_BY_LIMIT and is_new:
+                        raise _too_large(**given) from None
+                    continue
                 if "grammar" in answer:
                     return str(answer["grammar"])
                 if "message" in answer:
                     raise InvalidParameter(answer["message"], param=answer["param"])
                 raise RuntimeError("a grammar could not be checked")
             raise TakesLong
+
+
+def _too_large(grammar: str = "", param: str = "", schema_param: str = "", **_: object) -> InvalidParameter:
+    place = param if schema_of(grammar) is None else schema_param or param
+    return InvalidParameter(f"{place}: {TOO_LARGE}" if place else TOO_LARGE, param=place or None)
 
 
 def main(fd: int) -> None:
