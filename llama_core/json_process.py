@@ -13,6 +13,8 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
+import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -46,12 +48,14 @@ class JsonProcess:
         _bound_sends(ours)
         # -P: no module of the current folder.
         command = [sys.executable, "-P", "-c", f"from {self._module} import main; main({theirs.fileno()})"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(_module_path()), "RAYON_NUM_THREADS": "1"}
         with theirs:
             self._connection = ours
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, close_fds=True
             )
+        # Reads the exit status of a process that ends by itself, which would stay a zombie until the next start.
+        threading.Thread(target=self._process.wait, name="json-process-end", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
         send(self._open(), message)
@@ -81,6 +85,13 @@ class JsonProcess:
         if self._connection is None:
             raise EOFError("the process has ended")
         return self._connection
+
+
+def _module_path() -> list[str]:
+    """`sys.path` with the standard library first, because Ray puts the folder in which the server was started before it."""
+    library = sysconfig.get_path("stdlib")
+    own = (library, os.path.join(library, "lib-dynload"))
+    return sorted(filter(None, sys.path), key=lambda path: path not in own)
 
 
 def _bound_sends(connection: Connection) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
@@ -91,4 +93,28 @@ def test_a_process_reads_no_module_of_the_current_folder(monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     process = GrammarProcess(VOCABULARY)
     assert process.submit(SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S).bits.any()
+    process.close()
+
+
+def test_a_module_of_a_folder_on_the_ranks_path_hides_none_of_the_standard_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "json.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = GrammarProcess(VOCABULARY)
+    row = SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])
+    assert process.submit(row).result(LATE_S).bits.any()
+    process.close()
+
+
+def test_a_process_that_ends_by_itself_leaves_no_zombie() -> None:
+    process = GrammarProcess(VOCABULARY)
+    process.submit(SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S)
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + LATE_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
     process.close()
