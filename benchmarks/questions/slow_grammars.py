@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -56,7 +57,7 @@ def refused_schema(number: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namespace) -> AsyncIterator[None]:
+async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namespace) -> AsyncIterator[list[float]]:
     """Runs while an answer is generated whose tokens are slow already."""
     is_slow = asyncio.Event()
 
@@ -80,14 +81,16 @@ async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namesp
         waiting = asyncio.create_task(is_slow.wait())
         await asyncio.wait([waiting, task], timeout=LONGEST_LEAD_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        yield
+        yield []
 
 
 @contextlib.asynccontextmanager
 async def schemas(
     made: Callable[[int], dict[str, Any]], status: int, http: aiohttp.ClientSession, options: argparse.Namespace
-) -> AsyncIterator[None]:
-    """Runs while requests with schemas come, one after the other, each of which is answered with `status`."""
+) -> AsyncIterator[list[float]]:
+    """Runs while requests with schemas come, one after the other, each of which is answered with `status`. Yields the times of
+    their answers."""
+    answered: list[float] = []
 
     async def ask() -> None:
         while True:
@@ -100,9 +103,10 @@ async def schemas(
                 answer = await response.text()
                 if response.status != status:
                     raise RuntimeError(f"status {response.status}: {answer[:200]}")
+                answered.append(time.perf_counter())
 
     async with running(ask()):
-        yield
+        yield answered
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +122,15 @@ async def running(work: Any) -> AsyncIterator["asyncio.Task[None]"]:
             await task
 
 
-async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[Window]], list[Answer]]:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A window, and how many requests with a slow grammar were answered in it, one after the other."""
+
+    window: Window
+    num_answered: int
+
+
+async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[Beside]], list[Answer]]:
     """The windows of each case, and all answers of the streaming clients."""
     stopped = False
     batch = uniform_batch(64, options.prompt, options.output, options.vocab_size)
@@ -127,12 +139,12 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[
         while not stopped:
             yield from batch
 
-    async def measure() -> dict[str, list[Window]]:
+    async def measure() -> dict[str, list[Beside]]:
         nonlocal stopped
-        windows: dict[str, list[Window]] = {case: [] for case in options.cases}
+        windows: dict[str, list[Beside]] = {case: [] for case in options.cases}
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(url, timeout=timeout) as http:
-            beside: dict[str, Callable[..., contextlib.AbstractAsyncContextManager[None]]] = {
+            beside: dict[str, Callable[..., contextlib.AbstractAsyncContextManager[list[float]]]] = {
                 "ambiguous": ambiguous_answer,
                 "schemas": partial(schemas, large_schema, 200),
                 "refused": partial(schemas, refused_schema, 400),
@@ -140,10 +152,14 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[
             for _ in range(options.rounds):
                 for case in options.cases:
                     await asyncio.sleep(1.0)
-                    async with beside[case](http, options) if case in beside else contextlib.nullcontext():
+                    load = beside[case](http, options) if case in beside else contextlib.nullcontext([])
+                    async with load as answered:
                         begin = time.perf_counter()
                         await asyncio.sleep(options.seconds)
-                        windows[case].append(Window(begin, time.perf_counter()))
+                        window = Window(begin, time.perf_counter())
+                    windows[case].append(
+                        Beside(window, sum(window.begin_s <= each < window.end_s for each in answered))
+                    )
         stopped = True
         return windows
 
@@ -175,15 +191,16 @@ def main(argv: Sequence[str]) -> None:
     figures: dict[str, Any] = {"failed": sum(answer.error is not None for answer in answers)}
     table: list[tuple[str | Spread, ...]] = []
     for case, of_case in windows.items():
-        rates = [window.tokens_per_s(answers) for window in of_case]
-        gaps = [window.gaps_ms(answers) for window in of_case]
+        rates = [each.window.tokens_per_s(answers) for each in of_case]
+        gaps = [each.window.gaps_ms(answers) for each in of_case]
         row = {"tok_s": Spread.of(rates), "longest_gap_ms": Spread.of(max(each, default=0.0) for each in gaps)}
         row |= {f"between_p{p}_ms": Spread.of(percentile(each, p) for each in gaps) for p in (50, 99)}
+        row["requests_s"] = Spread.of(each.num_answered / options.seconds for each in of_case)
         figures |= {f"{case}_{name}": value for name, value in row.items()}
         table.append((case, *row.values()))
     print_table(
         f"{options.clients} streams beside slow grammars, windows of {options.seconds:g} s",
-        ["beside", "tok/s", "longest gap ms", "between p50 ms", "p99 ms"],
+        ["beside", "tok/s", "longest gap ms", "between p50 ms", "p99 ms", "slow req/s"],
         table,
     )
     emit("slow_grammars", figures, options)

@@ -275,6 +275,37 @@ def arrivals(results: Sequence[Result]) -> str:
     return table(["load", "TTFT p50, ms", "TTFT p99, ms", "time per token p50, ms", "tok/s", "requests"], rows)
 
 
+def grammars(results: Sequence[Result]) -> str:
+    """A row for each kind of answers of each model."""
+    rows: list[tuple[object, ...]] = []
+    for result in results:
+        model = f"{result['model']}, {result['rows_with_grammar']} of {result['rows']} rows"
+        answers = [("without end", result, result["ratio"])]
+        for limit, found in result["ordinary_answers_by_limit"].items():
+            answers.append((f"at most {limit} tokens", found, found["ratio_of_all_steps"]))
+        for what, found, ratio in answers:
+            mask_us = found["mask_us"]
+            steps = f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio["pairs"] >= 20 else None
+            share = f"{100 * found['share_of_processor_time']:.2f} %"
+            rows.append((model, what, _short(mask_us), mask_us["p90"], mask_us["p99"], share, steps))
+    columns = ["model", "answers", "a mask, us", "p90", "p99", "of processor time", "steps with / without"]
+    return table(columns, rows)
+
+
+def slow_grammars(results: Sequence[Result]) -> str:
+    """A row for each load, with the figures of the earlier commit before those of the later one."""
+    loads = {"alone": "nothing", "ambiguous": "an answer in an ambiguous grammar"}
+    loads |= {"schemas": "new schemas of 58 kB", "refused": "new schemas that are refused as too large"}
+    figures = ("tok_s", "between_p50_ms", "between_p99_ms", "longest_gap_ms")
+    rows = [
+        (words, *(f"{_short(before[f'{load}_{figure}'])} / {_short(after[f'{load}_{figure}'])}" for figure in figures))
+        for before, after in ((result["before"], result["after"]) for result in results)
+        for load, words in loads.items()
+        if f"{load}_tok_s" in after
+    ]
+    return table(["beside", "tok/s", "between tokens p50, ms", "p99, ms", "longest, ms"], rows)
+
+
 def _short(figure: float | dict[str, float]) -> str:
     return number(figure["median"] if isinstance(figure, dict) else figure)
 
@@ -294,6 +325,8 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "memory": memory,
     "overload": overload,
     "arrivals": arrivals,
+    "grammars": grammars,
+    "slow_grammars": slow_grammars,
     "gpu": gpu,
     "gpu_check": gpu_check,
     "gpu_estimate": gpu_estimate,

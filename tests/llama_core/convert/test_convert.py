@@ -184,7 +184,7 @@ def test_what_cannot_be_quantized_is_refused_with_the_reason(tmp_path: Path) -> 
     done = CliRunner().invoke(
         app, ["convert", str(SOURCE), str(tmp_path / "meta"), "--format", "meta", "--quantize", "int4"]
     )
-    assert done.exit_code == 1 and "Meta's format has no scales of groups" in done.output
+    assert done.exit_code == 2 and "Meta's format has no scales of groups" in done.output
     source = write(tmp_path / "source", CONFIGS["smollm2"], random_weights(read(CONFIGS["smollm2"])))
     with pytest.raises(ConfigError, match=r"wq\.weight has 72 inputs, which groups of 32 do not divide"):
         convert(source, tmp_path / "target", "hf", quantize="int8")
