@@ -93,8 +93,6 @@ def _too_large(grammar: str = "", param: str = "", schema_param: str = "", **_: 
 
 def main(fd: int) -> None:
     """The process: answer checks until the replica ends or sends none."""
-    with suppress(AttributeError, OSError):  # Linux alone has it. Ray gives replicas and ranks a low priority already
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with asked_over(fd) as connection:
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_AS, _num_bytes() + _MOST_BYTES)
