@@ -285,7 +285,7 @@ def grammars(results: Sequence[Result]) -> str:
             answers.append((f"at most {limit} tokens", found, found["ratio_of_all_steps"]))
         for what, found, ratio in answers:
             mask_us = found["mask_us"]
-            steps = f"{ratio['mean']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio["pairs"] >= 20 else None
+            steps = f"{ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" if ratio["pairs"] >= 20 else None
             share = f"{100 * found['share_of_processor_time']:.2f} %"
             rows.append((model, what, _short(mask_us), mask_us["p90"], mask_us["p99"], share, steps))
     columns = ["model", "answers", "a mask, us", "p90", "p99", "of processor time", "steps with / without"]
@@ -296,14 +296,14 @@ def slow_grammars(results: Sequence[Result]) -> str:
     """A row for each load, with the figures of the earlier commit before those of the later one."""
     loads = {"alone": "nothing", "ambiguous": "an answer in an ambiguous grammar"}
     loads |= {"schemas": "new schemas of 58 kB", "refused": "new schemas that are refused as too large"}
-    figures = ("tok_s", "between_p50_ms", "between_p99_ms", "longest_gap_ms")
+    figures = ("tok_s", "between_p50_ms", "between_p99_ms", "longest_gap_ms", "requests_s")
     rows = [
         (words, *(f"{_short(before[f'{load}_{figure}'])} / {_short(after[f'{load}_{figure}'])}" for figure in figures))
         for before, after in ((result["before"], result["after"]) for result in results)
         for load, words in loads.items()
         if f"{load}_tok_s" in after
     ]
-    return table(["beside", "tok/s", "between tokens p50, ms", "p99, ms", "longest, ms"], rows)
+    return table(["beside", "tok/s", "between tokens p50, ms", "p99, ms", "longest, ms", "slow requests/s"], rows)
 
 
 def _short(figure: float | dict[str, float]) -> str:
