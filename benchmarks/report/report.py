@@ -297,12 +297,15 @@ def slow_grammars(results: Sequence[Result]) -> str:
     loads = {"alone": "nothing", "ambiguous": "an answer in an ambiguous grammar"}
     loads |= {"schemas": "new schemas of 58 kB", "refused": "new schemas that are refused as too large"}
     figures = ("tok_s", "between_p50_ms", "between_p99_ms", "longest_gap_ms", "requests_s")
-    rows = [
-        (words, *(f"{_short(before[f'{load}_{figure}'])} / {_short(after[f'{load}_{figure}'])}" for figure in figures))
-        for before, after in ((result["before"], result["after"]) for result in results)
-        for load, words in loads.items()
-        if f"{load}_tok_s" in after
-    ]
+    rows: list[tuple[object, ...]] = []
+    for result in results:
+        for load, words in loads.items():
+            both = [[result[when][f"{load}_{figure}"] for figure in figures] for when in ("before", "after")]
+            # Only requests with schemas come one after the other and are counted.
+            cells = [
+                f"{_short(one)} / {_short(other)}" if other["most"] else None for one, other in zip(*both, strict=True)
+            ]
+            rows.append((words, *cells))
     return table(["beside", "tok/s", "between tokens p50, ms", "p99, ms", "longest, ms", "slow requests/s"], rows)
 
 
