@@ -1,7 +1,7 @@
 """What the options of all commands have in common: names of environment variables, units of numbers, shared types."""
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
 import typer
@@ -72,7 +72,8 @@ class Command(TyperCommand):
 def is_setting(argument: str) -> bool:
     """Whether an argument has the form KEY=VALUE, and is no file with such a name."""
     key, equals, _ = argument.partition("=")
-    return bool(equals) and key.replace(".", "_").isidentifier() and not Path(argument).exists()
+    # Unlike Path.exists, os.path.exists raises nothing for a name that is too long.
+    return bool(equals) and key.replace(".", "_").isidentifier() and not os.path.exists(argument)
 
 
 def _own_words(cause: BaseException | None) -> str | None:

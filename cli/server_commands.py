@@ -13,9 +13,9 @@ from cli.options import PREFIX, is_setting
 
 def _config_or_setting(argument: str) -> str:
     """Refuses what is neither a file nor KEY=VALUE."""
-    if Path(argument).is_dir():
+    if os.path.isdir(argument):
         raise typer.BadParameter(f"file {argument!r} is a directory")
-    if not Path(argument).exists() and not is_setting(argument):
+    if not os.path.exists(argument) and not is_setting(argument):
         raise typer.BadParameter(f"file {argument!r} does not exist")
     return argument
 

@@ -51,11 +51,14 @@ class JsonProcess:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_module_path()), "RAYON_NUM_THREADS": "1"}
         with theirs:
             self._connection = ours
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, close_fds=True
             )
         # Reads the exit status of a process that ends by itself, which would stay a zombie until the next start.
-        threading.Thread(target=self._process.wait, name="json-process-end", daemon=True).start()
+        try:
+            threading.Thread(target=process.wait, name="json-process-end", daemon=True).start()
+        except RuntimeError as error:  # a limit of threads
+            raise OSError(str(error)) from None
 
     def send(self, message: dict[str, Any]) -> None:
         send(self._open(), message)

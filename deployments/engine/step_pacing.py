@@ -74,6 +74,7 @@ class StepPacing:
         self._scheduler = scheduler
         self._completed_s = 0.0  # the newest completed step
         self._lead_factor = 1.0
+        self._waited_for_masks = False  # the newest completed step
         scheduler.use_costs(self.costs)
         scheduler.prompt_budget.limit(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
@@ -97,15 +98,19 @@ class StepPacing:
 
     def learn_lead(self, spare_s: float) -> None:
         """Learn from a held step. spare_s: seconds from sending it to the output of the step before; 0 if it was sent after
-        that output."""
+        that output. A step before that waited for masks teaches nothing, because its expected time leaves waits out."""
+        if self._waited_for_masks:
+            return
         factor = self._lead_factor * (_AFTER_LATE if spare_s < _LATE_S else _AFTER_EARLY)
         self._lead_factor = min(LARGEST_FACTOR, max(SMALLEST_FACTOR, factor))
 
     def completed(self, step: SentStep, output: StepOutput, now_s: float) -> None:
         """Learn from the output of a step, the oldest in flight."""
-        own_ms = output.elapsed_ms - output.mask_wait_ms
-        # Otherwise it may have waited for masks all the same, on a backend that does not measure it.
-        is_measured = output.mask_wait_ms > 0 or not output.deferred
+        mask_wait_ms = output.mask_wait_ms or 0.0
+        own_ms = output.elapsed_ms - mask_wait_ms
+        self._waited_for_masks = mask_wait_ms > 0 or bool(output.deferred)
+        # Where a backend does not measure the wait, a step with deferred rows may have waited.
+        is_measured = output.mask_wait_ms is not None or not output.deferred
         if is_measured:
             self.costs.observe(step.shape, own_ms)
         if not step.is_queued and step.sent_s - self._completed_s < _STEADY_S:

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Final
 
 from deployments.http.limiter import ConcurrencyLimiter
-from llama_core.errors import InvalidParameter
+from llama_core.errors import NotReady
 from llama_core.text.check_process import CheckProcess
-from llama_core.text.grammar import BRIEFLY, TOO_LARGE, Checks, TakesLong
+from llama_core.text.grammar import BRIEFLY, Checks, TakesLong
 
 _MAX_CHARS: Final = 2**23  # of the grammars that are checked in the process, or wait for it
+_LEAST_CHARS: Final = 2**17  # that a grammar counts for: the shortest may take 5 s, so at most 64 wait
 
 
 class GrammarChecks:
@@ -21,7 +22,7 @@ class GrammarChecks:
 
     def __init__(self) -> None:
         self._process = CheckProcess()
-        self._limiter = ConcurrencyLimiter(at_once=1, max_weight=_MAX_CHARS)
+        self._limiter = ConcurrencyLimiter(at_once=1, max_weight=_MAX_CHARS, work="slow grammars are being checked")
 
     async def run(
         self,
@@ -30,13 +31,13 @@ class GrammarChecks:
         param: str,
         in_thread: Callable[[Callable[[], str]], Awaitable[str]],
     ) -> str:
-        """What `check` finds. Raises InvalidParameter, which names `param` where the check does not end in time, and QueueFull
-        where too many wait already."""
+        """What `check` finds. Raises what it raises, QueueFull where too many wait already, and NotReady, which names `param`,
+        where the check does not end in time or its process is killed."""
         try:
             return await in_thread(partial(check, BRIEFLY))
         except TakesLong:
             pass
         try:
-            return await self._limiter.run(partial(check, self._process), num_chars)
+            return await self._limiter.run(partial(check, self._process), max(num_chars, _LEAST_CHARS))
         except TakesLong:
-            raise InvalidParameter(f"{param}: {TOO_LARGE}", param=param) from None
+            raise NotReady(f"{param}: the check of the grammar has not ended: try again", param=param) from None

@@ -16,9 +16,11 @@ class ConcurrencyLimiter:
     `max_weight`; a single piece alone may weigh more.
     """
 
-    def __init__(self, at_once: int, max_weight: int) -> None:
+    def __init__(self, at_once: int, max_weight: int, work: str = "long texts are being tokenized") -> None:
+        """work: words for a refusal, behind "Too many"."""
         self._slots = asyncio.Semaphore(at_once)
         self._max_weight = max_weight
+        self._work = work
         self.weight = 0
 
     async def run(self, work: Callable[[], Result], weight: int = 1) -> Result:
@@ -27,7 +29,7 @@ class ConcurrencyLimiter:
         A thread cannot be cancelled: the work of a cancelled caller counts until its thread has ended.
         """
         if self.weight and self.weight + weight > self._max_weight:
-            raise QueueFull("Too many long texts are being tokenized at once.")
+            raise QueueFull(f"Too many {self._work} at once.")
         self.weight += weight
         try:
             await self._slots.acquire()

@@ -40,17 +40,17 @@ class Sampled(NamedTuple):
     non_finite, refused: indices of tokens that are placeholders, because their logits were not finite, or no token was allowed.
     logprobs: reads those of each token, with the MAX_TOP_LOGPROBS most likely. The thread that starts steps calls it, before
     its next step. None where the step was started without `keep_logits`, or where the backend leaves them to
-    `logits_of_samples`. mask_wait_s: seconds that the sampling waited for masks; 0 where the backend does not measure it.
+    `logits_of_samples`. mask_wait_s: seconds that the sampling waited for masks; None where the backend does not measure it.
     """
 
     tokens: list[int]
     non_finite: list[int]
     refused: list[int]
     logprobs: Callable[[], list[TokenLogprob]] | None = None
-    mask_wait_s: float = 0.0
+    mask_wait_s: float | None = None
 
     @classmethod
-    def of(cls, tokens: list[int], mask_wait_s: float = 0.0) -> "Sampled":
+    def of(cls, tokens: list[int], mask_wait_s: float | None = None) -> "Sampled":
         """tokens: of each sample, or NOT_FINITE or NOTHING_ALLOWED in place of a token."""
         if min(tokens, default=0) >= 0:
             return cls(tokens, [], [], mask_wait_s=mask_wait_s)

@@ -244,7 +244,7 @@ class ModelRunner:
                 deferred=deferred,
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
-                mask_wait_ms=sampled.mask_wait_s * 1e3,
+                mask_wait_ms=None if sampled.mask_wait_s is None else sampled.mask_wait_s * 1e3,
                 device_memory_bytes=self._allocated_bytes(),
             )
             self._ended = time.perf_counter()

@@ -135,7 +135,7 @@ class StepOutput:
     choice but to generate, where rank 0 has found some. shortened: each i where a token that the grammar allows was taken from
     the mask, so that JSON or calls of tools end within max_tokens. deferred: each i whose mask of a grammar was not ready in
     time, so that tokens[i] is undefined and a later step has to sample it. mask_wait_ms: of elapsed_ms, the time that sampling
-    waited for masks; 0 where the backend does not measure it.
+    waited for masks; None where the backend does not measure it.
     """
 
     epoch: int
@@ -149,7 +149,7 @@ class StepOutput:
     shortened: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
     elapsed_ms: float = 0.0
-    mask_wait_ms: float = 0.0
+    mask_wait_ms: float | None = None
     device_memory_bytes: int = 0
 
 

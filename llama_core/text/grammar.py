@@ -38,7 +38,7 @@ TOO_LARGE: Final = "is too large or too complex to be followed"
 _BRIEF_CHARS: Final = 20_000  # of a grammar: a schema of as many takes up to 50 ms
 # llguidance bounds neither the time nor the memory for multiples: 5 s and 0.3 GB for one of 6 digits, more where a schema joins
 # several. Lark may escape the keyword's letters in its own JSON.
-_MULTIPLE: Final = re.compile(r"multipleOf|multiple_of|\\\\u")
+_MULTIPLE: Final = re.compile(r"multipleOf|multiple_of|\\\\u00(?i:4f|5f|6[569cd]|7[045])")
 _QUICK_MULTIPLE: Final = re.compile(r'multipleOf\\*"\s*:\s*(\d{1,3}|0\.\d{1,3})(?=[\s,}])')
 _LIMIT_WORDS: Final = re.compile(r"fuel|limit|too (?:large|big|complex|many)|Unable to determine", re.IGNORECASE)
 _KEPT_OUTCOMES: Final = 128

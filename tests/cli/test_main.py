@@ -105,6 +105,7 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkey
         ("up pyproject.toml seed", "'seed' is not of the form KEY=VALUE"),
         ("doctor pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
         ("doctor absent.yaml", "file 'absent.yaml' does not exist"),
+        ("doctor " + "a" * 300, "does not exist"),  # longer than a file's name may be
     ],
 )
 def test_wrong_usage_has_status_2_and_words_of_our_own(words: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

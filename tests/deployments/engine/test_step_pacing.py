@@ -171,6 +171,27 @@ async def test_fast_ranks_are_given_longer_chunks_of_prompts(tokens_a_second: fl
     assert scheduler.prompt_budget.chunk == chunk
 
 
+async def test_steps_that_deferred_rows_without_a_wait_are_measured() -> None:
+    pacing = StepPacing(make())
+    for _ in range(50):
+        late = StepOutput(0, 1, [5, 5], elapsed_ms=DECODE_S * 1e3, deferred=[1], mask_wait_ms=0.0)
+        pacing.completed(await decode(100.0), late, 100.0)
+    assert pacing.costs.decode_ms(2) == pytest.approx(DECODE_S * 1e3)
+
+
+async def test_a_step_that_waited_for_masks_teaches_no_lead() -> None:
+    """It ended later than its costs say, so a next step that was sent in time seems to have been sent early."""
+    pacing = StepPacing(make())
+    before_s = pacing.lead_s(0.01)
+    for output in (taking(DECODE_S), StepOutput(0, 1, [5], elapsed_ms=60.0, mask_wait_ms=50.0)):
+        pacing.completed(await decode(0.0), output, 1.0)
+        learned_s = pacing.lead_s(0.01)
+        pacing.learn_lead(0.05)
+        changed = pacing.lead_s(0.01) != learned_s
+        assert changed == (output.mask_wait_ms is None)
+    assert pacing.lead_s(0.01) < before_s
+
+
 @pytest.mark.parametrize("is_measured", [True, False], ids=["measured", "not measured"])
 async def test_the_wait_for_masks_makes_neither_steps_nor_drafts_expensive(is_measured: bool) -> None:
     scheduler = make()

@@ -14,7 +14,7 @@ from deployments.http import grammar_checks
 from deployments.http.grammar_checks import GrammarChecks
 from deployments.http.limits import HttpLimits
 from deployments.http.prompt_encoder import PromptEncoder
-from llama_core.errors import InvalidParameter, QueueFull
+from llama_core.errors import InvalidParameter, NotReady, QueueFull
 from llama_core.text import check_process
 from llama_core.text.grammar import IN_FULL, TOO_LARGE, TakesLong, json_schema_grammar
 from llama_core.text.tools.tool import Tool, ToolUse
@@ -83,19 +83,21 @@ async def test_no_ordinary_grammar_waits_for_one_that_takes_long(encoder: Prompt
     assert pid(encoder) == process
 
 
-async def test_a_check_that_does_not_end_is_refused_and_is_not_kept(
+async def test_a_check_that_does_not_end_is_the_servers_fault_and_is_not_kept(
     encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammar = schema("unfinished", 200)
     with monkeypatch.context() as patch:
         patch.setattr(check_process, "_LONGEST_S", 0.0)
-        assert await refused(encoder, grammar) == f"guided_json: {TOO_LARGE}"
+        with pytest.raises(NotReady, match="guided_json: the check of the grammar has not ended"):
+            await encoder.grammar(grammar, "guided_json")
     assert pid(encoder) is None
     assert await encoder.grammar(grammar, "guided_json")
 
 
 async def test_checks_that_take_long_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checks, "_MAX_CHARS", 10)
+    monkeypatch.setattr(grammar_checks, "_LEAST_CHARS", 8)
     checks, release = GrammarChecks(), threading.Event()
 
     async def never(_: Any) -> str:
@@ -105,10 +107,10 @@ async def test_checks_that_take_long_are_limited_in_number(monkeypatch: pytest.M
         release.wait(20)
         return "grammar"
 
-    first = asyncio.ensure_future(checks.run(slow, 8, "field", never))
+    first = asyncio.ensure_future(checks.run(slow, 1, "field", never))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await checks.run(slow, 8, "field", never)
+        await checks.run(slow, 1, "field", never)
     release.set()
     assert await first == "grammar"
 

@@ -48,6 +48,8 @@ ORDINARY = {
     "multiple in Lark": lark_grammar('start: %json {"type": "integer", "multipleOf": 3}'),
     "regex": regex_grammar("[a-z]{1,9}(, [a-z]{1,9}){3}"),
     "choice": choice_grammar([f"choice {i}" for i in range(200)]),
+    "choice of other scripts": choice_grammar(["oui", "peut-être", "正", "😀"]),
+    "escapes in a pattern": json_schema_grammar({"type": "string", "pattern": r"[\u0041-\u0043]{3}"}),
     "lark": lark_grammar('start: s\ns: s s | "a" | "é"'),
     "gbnf": lark_grammar('root ::= "a" [0-9]{1,3}'),
     "bad lark": lark_grammar('start: "a" b'),
