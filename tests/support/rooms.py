@@ -1,0 +1,218 @@
+"""Which modules each folder may import, and which libraries it may not load. `tests/test_rooms.py` checks it."""
+
+from collections.abc import Mapping
+
+PRODUCT = ("llama_core", "cluster", "deployments", "cli")
+PACKAGES = (*PRODUCT, "benchmarks", "tests")
+
+# A room is a module, or a folder without the modules and folders that are rooms of their own. The table names, for each room,
+# the rooms that it may import beside itself.
+BASE = (
+    "llama_core",
+    "llama_core.errors",
+    "llama_core.host_memory",
+    "llama_core.model_config",
+    "llama_core.checkpoint",
+)
+LOG_LINES = "llama_core.log_lines"
+JSON_PROCESS = "llama_core.json_process"
+FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
+GRAMMARS = "llama_core.execution.grammars"
+REPORT = "llama_core.execution.load_report"
+PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
+MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
+BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
+CHOICE = "llama_core.execution.backend_choice"
+LOADING = "llama_core.execution.rank_loading"
+CORE = (
+    *MODEL, *BACKENDS, GRAMMARS, CHOICE, LOADING, "llama_core.execution.runner", "llama_core.execution.verify_files",
+)  # fmt: skip
+REPLICA = (
+    "deployments",
+    "deployments.args",
+    "deployments.engine",
+    "cluster.driver",
+    "cluster.wire",
+    "llama_core.results",
+    *PURE,
+)
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    # Loaded by every process: no tensors.
+    "llama_core": ("llama_core.generation",),  # `Llama`, imported on first use
+    "llama_core.errors": (),
+    "llama_core.host_memory": ("llama_core.errors",),
+    "llama_core.sizes": (),
+    "llama_core.host_cpu": (),
+    "llama_core.log_lines": (),
+    JSON_PROCESS: (),
+    "llama_core.model_config": ("llama_core.errors",),
+    "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
+    FORMATS: (),
+    REPORT: ("llama_core.checkpoint",),
+    "llama_core.config": (*BASE, FORMATS),
+    "llama_core.text": (*BASE, LOG_LINES, JSON_PROCESS),
+    "llama_core.scheduling": (*BASE, LOG_LINES, "llama_core.config"),
+    # Loaded by ranks.
+    "llama_core.checkpoint.loader": BASE,
+    "llama_core.checkpoint.mapped": BASE,
+    "llama_core.checkpoint.meta_weights": (*BASE, "llama_core.checkpoint.mapped"),
+    "llama_core.checkpoint.hf_weights": (*BASE, "llama_core.checkpoint.mapped"),
+    "llama_core.checkpoint.gguf_weights": (*BASE, "llama_core.checkpoint.mapped"),
+    "llama_core.checkpoint.meta": (*BASE, "llama_core.checkpoint.meta_weights"),  # imported when weights are opened
+    "llama_core.checkpoint.hugging_face": (*BASE, "llama_core.checkpoint.hf_weights"),
+    "llama_core.checkpoint.gguf": (*BASE, "llama_core.checkpoint.gguf_weights"),
+    "llama_core.execution": (
+        *BASE,
+        FORMATS,
+        REPORT,
+        "llama_core.config",
+        "llama_core.scheduling",
+        "llama_core.checkpoint.loader",
+    ),
+    "llama_core.execution.reference": MODEL,
+    "llama_core.execution.fused": (*MODEL, "llama_core.step_time"),
+    "llama_core.execution.native": MODEL,
+    "llama_core.execution.verify_files": MODEL,
+    GRAMMARS: (*MODEL, JSON_PROCESS),
+    CHOICE: (*MODEL, *BACKENDS),
+    LOADING: (*MODEL, *BACKENDS, CHOICE, "llama_core.execution.verify_files"),
+    "llama_core.execution.runner": (*MODEL, GRAMMARS, LOADING),
+    # Users of the core in one process.
+    "llama_core.results": PURE,
+    "llama_core.convert": (*CORE, "llama_core.checkpoint.hf_weights", "llama_core.checkpoint.hugging_face"),
+    "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
+    "llama_core.batch_loop": CORE,
+    "llama_core.generation": (*CORE, "llama_core.batch_loop", "llama_core.results"),
+    "llama_core.step_time": BASE,  # arithmetic over the architecture
+    "llama_core.memory_estimate": CORE,  # plans a rank's memory as the runner does, before anything is loaded
+    # cluster: the driver runs in the replica, rank in the rank actors, wire in both.
+    "cluster": (),
+    "cluster.deploy": (),
+    "cluster.wire": PURE,
+    "cluster.rank": ("cluster", "cluster.wire", *CORE),
+    "cluster.driver": ("cluster", "cluster.wire", *PURE),
+    # deployments: the replica's process, and the command on the user's machine.
+    "deployments": (),
+    "deployments.http.errors": ("deployments", *PURE),
+    "deployments.http.request_headers": ("deployments", *PURE),
+    "deployments.http.request_id": (
+        "deployments",
+        "deployments.http.errors",
+        "deployments.http.request_headers",
+        *PURE,
+    ),
+    "deployments.serve_headers": ("deployments", "deployments.http.errors", "deployments.http.request_id", *PURE),
+    "deployments.api_keys": ("deployments", "deployments.http.errors", *PURE),
+    "deployments.args": ("deployments", "deployments.http.errors", "deployments.api_keys", "llama_core.sizes", *PURE),
+    "deployments.engine": tuple(room for room in REPLICA if room != "deployments.engine"),
+    "deployments.tracing": REPLICA,
+    "deployments.http": (
+        *REPLICA,
+        "llama_core.host_cpu",
+        "deployments.tracing",
+        "deployments.http.errors",
+        "deployments.http.request_headers",
+        "deployments.http.request_id",
+        "deployments.serve_headers",
+        "deployments.api_keys",
+    ),
+    "deployments.local": (*REPLICA, "deployments.http", "deployments.http.errors", "deployments.api_keys"),
+    "deployments.handle_call": (*REPLICA, "deployments.tracing", "deployments.http"),
+    "deployments.handle_api": (
+        *REPLICA,
+        "deployments.tracing",
+        "deployments.handle_call",
+        "deployments.http",
+        "deployments.http.errors",
+        "deployments.api_keys",
+    ),
+    "deployments.typed_api": (*REPLICA, "deployments.handle_api", "deployments.handle_call", "deployments.http"),
+    "deployments.chat_answers": (*REPLICA, "deployments.http"),
+    "deployments.chat_api": (
+        *REPLICA,
+        "deployments.chat_answers",
+        "deployments.handle_call",
+        "deployments.typed_api",
+        "deployments.http",
+    ),
+    "deployments.replica_log": (
+        *REPLICA,
+        "deployments.api_keys",
+        "deployments.handle_call",
+        "deployments.http",
+        "deployments.http.errors",
+    ),
+    "deployments.ingress": (
+        *REPLICA,
+        "deployments.tracing",
+        "deployments.api_keys",
+        "deployments.chat_api",
+        "deployments.replica_log",
+        "deployments.http",
+        "deployments.http.errors",
+        "deployments.local",
+    ),
+    "deployments.app": (*REPLICA, "deployments.ingress", "deployments.api_keys", "deployments.local"),
+    "cli": (
+        *REPLICA,
+        "llama_core.sizes",
+        "llama_core.host_cpu",
+        "llama_core.memory_estimate",
+        "llama_core.step_time",
+        "llama_core.execution",  # `estimate` plans a GPU's memory as a rank does
+        "llama_core.execution.native",  # `doctor` builds the library
+        "llama_core.convert",
+        "deployments.local",
+        "deployments.app",
+        "deployments.http",
+    ),
+    "deployments.up": ("deployments", "deployments.local", "cli"),
+}
+# Each module of these folders has a row of its own, because their positions in the order differ.
+ONLY_THEIR_INIT = ("llama_core", "deployments")
+# Libraries that a room never loads: not even through another library, when each of its modules is imported.
+HTTP = ("fastapi", "starlette", "pydantic")
+NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "llama_core": (("llama_core",), ("ray", "msgspec", *HTTP)),
+    "without tensors": (
+        (
+            "llama_core.errors",
+            "llama_core.config",
+            "llama_core.results",
+            "llama_core.host_memory",
+            "llama_core.host_cpu",
+            "llama_core.text",
+            "llama_core.scheduling",
+            "llama_core.step_time",
+            "llama_core.model_config",
+            "llama_core.checkpoint.digest",
+            "llama_core.checkpoint.files",
+            "llama_core.checkpoint.manifest",
+            "llama_core.checkpoint.hf_config",
+            "llama_core.checkpoint.hf_files",
+            "llama_core.checkpoint.hf_rope",
+            "llama_core.checkpoint.hugging_face",
+            "llama_core.checkpoint.json_fields",
+            "llama_core.checkpoint.meta",
+            "llama_core.checkpoint.registry",
+            "llama_core.checkpoint.safetensors_file",
+            "llama_core.checkpoint.source",
+            "llama_core.checkpoint.weights",
+            FORMATS,
+            REPORT,
+        ),
+        ("torch", "fairscale", "ray"),
+    ),
+    "fast backends": (
+        ("llama_core.execution.fused", "llama_core.execution.native", "llama_core.execution.runner"),
+        ("fairscale", "llama_core.execution.reference.model"),
+    ),
+    "driver and wire": (("cluster.driver", "cluster.wire"), ("torch", "fairscale", "fastapi")),
+    "replica": (("deployments", "cli"), ("torch", "fairscale")),
+}
+# Rules that one process checks, one after the other: importing takes seconds, and no rule bans what one before it may load.
+PROCESSES = (("without tensors", "driver and wire", "replica"), ("fast backends", "llama_core"))
+# Libraries that no file of a package imports directly.
+NEVER_IMPORTED: Mapping[str, tuple[str, ...]] = {"llama_core": ("ray", "msgspec", *HTTP), "cluster": HTTP}
+# Modules that only a machine with a GPU, or a command, can import.
+NOT_IMPORTED_HERE = ("__main__", "kernels")
