@@ -21,9 +21,9 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
-from llama_core.text.grammar import Checks, for_answer, has_slow_multiple, kept
+from llama_core.text.grammar import Checks, for_answer, has_slow_part, kept
 from llama_core.text.reasoning_switches import without_idle_switches
-from llama_core.text.tools.lark import tool_place, tool_schema_grammar
+from llama_core.text.tools.lark import arguments_grammar, tool_place
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
 from llama_core.text.tools.tool import ToolUse
 
@@ -147,11 +147,13 @@ class PromptEncoder:
         else:
             make = partial(answer_format.grammar, use, begun=begun)
         made = await self._run(sum(len(tool.schema) for tool in use.tools), make, in_thread=True)
-        for index, tool in enumerate(use.tools):
-            if has_slow_multiple(tool.schema):
-                grammar, place = tool_schema_grammar(use, index), tool_place(use, index)
-                check = partial(_compiled, grammar=grammar, param=place)
-                await self._checks.run(check, len(grammar), place, partial(self._run, len(grammar), in_thread=True))
+        slow = [index for index, tool in enumerate(use.tools) if has_slow_part(tool.schema)]
+        # Rank 0 compiles all tools together.
+        for indices in (*([index] for index in slow), *([slow] if len(slow) > 1 else [])):
+            place = tool_place(use, indices[0]) if len(indices) == 1 else "tools"
+            grammar = arguments_grammar(use, indices)
+            check = partial(_compiled, grammar=grammar, param=place)
+            await self._checks.run(check, len(grammar), place, partial(self._run, len(grammar), in_thread=True))
         return made
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:

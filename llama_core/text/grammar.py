@@ -37,9 +37,14 @@ _SPACING: Final = Spacing(
 TOO_LARGE: Final = "is too large or too complex to be followed"
 _BRIEF_CHARS: Final = 20_000  # of a grammar: a schema of as many takes up to 50 ms
 # llguidance bounds neither the time nor the memory for multiples: 5 s and 0.3 GB for one of 6 digits, more where a schema joins
-# several. Lark may escape the keyword's letters in its own JSON.
-_MULTIPLE: Final = re.compile(r"multipleOf|multiple_of|\\\\u00(?i:4f|5f|6[569cd]|7[045])")
+# several. A JSON text within the grammar may escape the letters of a keyword.
+_MULTIPLE: Final = re.compile(r"multipleOf|multiple_of|\\+u00(?i:24|4f|5f|6[1569cdef]|7[0245])")
 _QUICK_MULTIPLE: Final = re.compile(r'multipleOf\\*"\s*:\s*(\d{1,3}|0\.\d{1,3})(?=[\s,}])')
+_LARK: Final = re.compile(r'"lark_grammar"\s*:\s*"')
+_PATTERN: Final = re.compile(r'"pattern\\*"\s*:')
+# Patterns that all have to match one text: each may double the time and memory, which llguidance bounds for none of them. 12
+# take about 10 ms, 20 take 2 s and 0.2 GB.
+_FEW_PATTERNS: Final = 4
 _LIMIT_WORDS: Final = re.compile(r"fuel|limit|too (?:large|big|complex|many)|Unable to determine", re.IGNORECASE)
 _KEPT_OUTCOMES: Final = 128
 _P = ParamSpec("_P")
@@ -225,13 +230,17 @@ def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[
 
 def _may_take_long(grammar: str) -> bool:
     """Whether no limit of llguidance keeps a check of the grammar brief."""
-    return len(grammar) > _BRIEF_CHARS or has_slow_multiple(grammar)
+    # In Lark, "&" and "~" join terminals.
+    joins = ("&" in grammar or "~" in grammar) and _LARK.search(grammar) is not None
+    return len(grammar) > _BRIEF_CHARS or joins or has_slow_part(grammar)
 
 
-def has_slow_multiple(text: str) -> bool:
+def has_slow_part(text: str) -> bool:
     """Whether a schema in the text may need more time and memory than llguidance's limits allow."""
     quick = _QUICK_MULTIPLE.findall(text)
-    return len(quick) < len(_MULTIPLE.findall(text)) or len(set(quick)) > 1
+    if len(quick) < len(_MULTIPLE.findall(text)) or len(set(quick)) > 1:
+        return True
+    return ("allOf" in text or "$ref" in text) and len(_PATTERN.findall(text)) > _FEW_PATTERNS
 
 
 def _exceeds_limits(grammar: str, is_brief: bool = False) -> bool:

@@ -5,7 +5,7 @@ ends where a call's trigger is complete.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -148,6 +148,8 @@ def tool_place(use: ToolUse, index: int) -> str:
     return use.tools[index].place or f"tools[{index}].function.parameters"
 
 
-def tool_schema_grammar(use: ToolUse, index: int) -> str:
-    """A grammar of a tool's arguments alone. Raises as `schema_body` does."""
-    return json.dumps({"grammars": [{"lark_grammar": f"start: {schema_body(use, index)}"}]})
+def arguments_grammar(use: ToolUse, indices: Sequence[int]) -> str:
+    """A grammar of the arguments of any of these tools, and nothing else. Raises as `schema_body` does."""
+    names = [f"arguments_{index}" for index in indices]
+    rules = [f"{name}: {schema_body(use, index)}" for name, index in zip(names, indices, strict=True)]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join([f"start: {' | '.join(names)}", *rules])}]})

@@ -128,3 +128,16 @@ async def test_a_tool_whose_grammar_takes_too_much_memory_is_refused(encoder: Pr
         with pytest.raises(InvalidParameter) as refused:
             await made
         assert refused.value.message == f"tools[1].function.parameters: {TOO_LARGE}"
+
+
+async def test_tools_that_take_too_much_memory_together_are_refused(encoder: PromptEncoder) -> None:
+    """Each alone is within the limits."""
+    multiples = [250_007, 250_013, 250_027, 250_031]
+    tools = tuple(
+        Tool(f"count_{multiple}", schema=json.dumps({"type": "integer", "multipleOf": multiple}))
+        for multiple in multiples
+    )
+    assert await encoder.tool_grammar(ToolUse(tools[:1], "required"), "", "", begun=False)
+    with pytest.raises(InvalidParameter) as refused:
+        await encoder.tool_grammar(ToolUse(tools, "required"), "", "", begun=False)
+    assert refused.value.message == f"tools: {TOO_LARGE}"

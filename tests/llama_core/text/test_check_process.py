@@ -39,7 +39,14 @@ def integers(number: int, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {f"key_{i}": {"type": "integer"} for i in range(number)}} | more
 
 
+def joined(num_patterns: int) -> dict[str, Any]:
+    """A schema of a text that all patterns must match."""
+    return {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(num_patterns)]}
+
+
 ORDINARY = {
+    "ampersand": json_schema_grammar({"type": "string", "description": "R&D, ~ 9 words"}),
+    "few joined patterns": json_schema_grammar(joined(2)),
     "object": json_object_grammar(),
     "schema": json_schema_grammar(integers(8, required=["key_1"], additionalProperties=False)),
     "rewritten": json_schema_grammar({"type": "array", "items": {"enum": [1, "a"]}, "uniqueItems": True}),
@@ -62,6 +69,8 @@ ORDINARY = {
 }
 LONG = {
     "undecided": json_schema_grammar({"type": "string", "pattern": "a.*b", "minLength": 100_000}),
+    "joined patterns": json_schema_grammar(joined(13)),
+    "joined terminals": lark_grammar("start: A\nA: /(.|\\n)*a.{2}/ & ~/b.*/"),
     "integers": json_schema_grammar(integers(150, additionalProperties=False)),
     "too many": json_schema_grammar(integers(900, additionalProperties=False)),
     "strings": json_schema_grammar({"properties": {f"key_{i}": {"maxLength": i} for i in range(1500)}}),
@@ -169,8 +178,12 @@ def test_a_send_to_a_stopped_process_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "integer", "multipleOf": 9999991}, {"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "type": "integer"}],
-)  # fmt: skip
+    [
+        {"type": "integer", "multipleOf": 9999991},
+        {"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "type": "integer"},
+        joined(30),
+    ],
+)
 def test_a_check_that_exceeds_memory_is_refused(schema: dict[str, Any], process: CheckProcess) -> None:
     """llguidance would take gigabytes."""
     assert outcome(process, json_schema_grammar(schema)) == (f"field.schema: {TOO_LARGE}", "field.schema")
