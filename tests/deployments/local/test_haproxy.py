@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.wire.process_end import ProcessIdentity, is_running
+from cluster.wire.process_end import ProcessIdentity, end_process, is_running
 from deployments.http.errors import error_object
 from deployments.local import haproxy, ray_patches
 from llama_core.errors import NotReady
@@ -128,8 +128,9 @@ os._exit(0)
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux has setpriv, and is not installed")
 def test_haproxy_ends_with_its_parent_where_that_is_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "haproxy.cfg"
-    file.write_text("defaults\n  mode http\n  timeout client 1s\n  timeout server 1s\n  timeout connect 1s\nlisten a\n")
+    file, listener = tmp_path / "haproxy.cfg", tmp_path / "listener.sock"
+    times = "".join(f"  timeout {name} 1s\n" for name in ("client", "server", "connect"))
+    file.write_text(f"defaults\n  mode http\n{times}listen a\n  bind unix@{listener}\n")
     env = os.environ | haproxy.settings(tmp_path) | {"LLAMA_HAPROXY_ENDS_WITH_PARENT": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(haproxy.WRAPPER), str(file)],
@@ -141,6 +142,9 @@ def test_haproxy_ends_with_its_parent_where_that_is_asked_for(tmp_path: Path) ->
     ) as parent:
         assert parent.stdin is not None and parent.stdout is not None
         child = ProcessIdentity.of(int(parent.stdout.readline()))
-        eventually(lambda: b"-dS" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
+        eventually(listener.exists)
         assert is_running(child)
-    eventually(lambda: not is_running(child))
+    try:
+        eventually(lambda: not is_running(child))
+    finally:
+        end_process(child, patience_s=0, timeout_s=10)
