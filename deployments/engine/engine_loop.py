@@ -231,7 +231,7 @@ class EngineLoop:
                     self._send(runner, in_flight)
                 finally:
                     intervals = self._streams.deliver(gained, self.last_progress_s, output.elapsed_ms)
-                self._on_step(self._reports.of(answered, output, gained, self.last_progress_s, intervals))
+                self._on_step(self._reports.of(answered, output, gained, intervals))
         finally:
             for step in in_flight:
                 step.output.cancel()

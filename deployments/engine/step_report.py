@@ -24,14 +24,9 @@ class StepReports:
         self._num_prompt_hits += seq.num_cached or 0
 
     def of(
-        self,
-        step: SentStep,
-        output: StepOutput,
-        gained: dict[Sequence, list[int]],
-        completed_s: float,
-        intervals: Intervals,
+        self, step: SentStep, output: StepOutput, gained: dict[Sequence, list[int]], intervals: Intervals
     ) -> StepStats:
-        """gained: the step's tokens by sequence. completed_s: by time.monotonic."""
+        """gained: the step's tokens by sequence."""
         scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
@@ -42,7 +37,6 @@ class StepReports:
             num_tokens=shape.num_tokens,
             num_sampled=sum(map(len, gained.values())) - (len(gained.get(canary, ())) if canary is not None else 0),
             elapsed_ms=output.elapsed_ms,
-            round_trip_ms=(completed_s - step.sent_s) * 1e3,
             num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained) if output.non_finite else 0,
             device_memory_bytes=output.device_memory_bytes,
             is_decode=bool(gained) and not shape.num_prompt_tokens,

@@ -7,7 +7,7 @@ Intervals = Sequence[tuple[float, int]]
 
 
 class StepStats(NamedTuple):
-    """One completed step, for metrics. Times are in milliseconds; `round_trip_ms` runs from sending the step to its output.
+    """One completed step, for metrics. elapsed_ms: of rank 0, in milliseconds.
 
     num_sampled: tokens that the step gave to requests. is_decode: the step gave tokens or ended requests, and read no prompt.
     num_prefix_hits: prompt tokens found in the prefix cache. num_drafts, num_drafts_accepted: draft tokens verified and
@@ -20,7 +20,6 @@ class StepStats(NamedTuple):
     num_tokens: int
     num_sampled: int
     elapsed_ms: float
-    round_trip_ms: float
     num_non_finite: int
     device_memory_bytes: int
     is_decode: bool

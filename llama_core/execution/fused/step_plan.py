@@ -101,15 +101,12 @@ class StepArrays(NamedTuple):
 
 
 class StepPlan(Protocol):
-    """shape: the smallest one that holds the step. sampled_slots, sampled_positions: of each sample. num_decodes: the number of
-    rows where all are decodes without drafts, else None."""
+    """shape: the smallest one that holds the step. sampled_slots: of each sample. num_decodes: the number of rows where all are
+    decodes without drafts, else None."""
 
     shape: LaunchShape
     sampled_slots: Seq[int]
     num_decodes: int | None
-
-    @property
-    def sampled_positions(self) -> Seq[int]: ...
 
     def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
         """Padding has the spare slot, and tiles without tokens. is_repeated: the plan that was written there last had the same
@@ -134,10 +131,6 @@ class _DecodePlan:
         self.shape = LaunchShape(count, count, 0)
         self.sampled_slots = slots
         self._starts = starts
-
-    @property
-    def sampled_positions(self) -> Seq[int]:
-        return [start + 1 for start in self._starts]
 
     def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
         count = len(self._starts)
@@ -171,10 +164,6 @@ class _MixedPlan:
         self.num_decodes: int | None = None
         self.shape = LaunchShape(len(self._tokens[0]), int(lengths[is_decode].sum()), len(self._chunks))
         self.sampled_slots: Seq[int] = self._samples[1].tolist()
-
-    @property
-    def sampled_positions(self) -> Seq[int]:
-        return self._samples[2].tolist()  # type: ignore[no-any-return]
 
     def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
         counts = len(self._samples[0]), len(self._tokens[0]), len(self._decodes), len(self._chunks)

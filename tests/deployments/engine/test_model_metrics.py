@@ -47,8 +47,8 @@ def state(**fields: object) -> EngineState:
 
 
 def step(**fields: object) -> StepStats:
-    values = {"num_rows": 2, "num_tokens": 2, "num_sampled": 2, "elapsed_ms": 3.0, "round_trip_ms": 3.2,
-              "num_non_finite": 0, "device_memory_bytes": 0, "is_decode": True}  # fmt: skip
+    values = {"num_rows": 2, "num_tokens": 2, "num_sampled": 2, "elapsed_ms": 3.0, "num_non_finite": 0,
+              "device_memory_bytes": 0, "is_decode": True}  # fmt: skip
     return StepStats(**(values | fields))  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ async def test_a_step_of_deferred_rows_alone_is_no_decode_and_gives_no_token() -
         assert batch is not None
         output = StepOutput(0, batch.step, [5, 5], deferred=deferred, elapsed_ms=50.0)
         sent = SentStep(batch, asyncio.Future(), StepShape.of(batch), 0.0, False)
-        return reports.of(sent, output, scheduler.commit(output), 0.05, ())
+        return reports.of(sent, output, scheduler.commit(output), ())
 
     all_deferred, one_deferred, none_deferred = complete([0, 1]), complete([1]), complete([])
     assert (all_deferred.is_decode, all_deferred.num_sampled, all_deferred.num_deferred) == (False, 0, 2)
