@@ -1,7 +1,10 @@
 """A tokenizer's vocabulary as llguidance reads it."""
 
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
+from threading import Lock
 from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -16,7 +19,9 @@ _SLICES: Final = (
     *(f"{_STRING_CHAR}{{1,{most}}}" for most in (4, 8, 16, 30)),
     f"{_STRING_CHAR}+",
 )
-_CACHED_TEXTS: Final = 4096  # grammars force the same texts again and again, and each step asks twice
+# Grammars force the same texts again and again, and each step asks twice. n bytes of text take up to 5 n with their ids.
+_CACHED_BYTES: Final = 2**20  # of texts
+_CACHED_TEXTS: Final = 4096
 _BEFORE: Final = "\n"  # a text that no tokenizer merges with what follows it
 
 
@@ -37,11 +42,30 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token) or tokenizer.control_text(token).encode() for token in ids]
         self._tokenizer = tokenizer
         self._before = self._encode(_BEFORE)
-        self._ids = lru_cache(_CACHED_TEXTS)(self._ids_of)
+        self._cached: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._num_cached_bytes = 0
+        self._lock = Lock()  # of what is cached
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids whose bytes are those of `text`, inside a text: without the space that some tokenizers add in front."""
-        return list(self._ids(text.encode() if isinstance(text, str) else text))
+        raw = text.encode() if isinstance(text, str) else text
+        with self._lock:
+            if (cached := self._cached.get(raw)) is not None:
+                self._cached.move_to_end(raw)
+        if cached is not None:
+            return cached.tolist()
+        ids = self._ids_of(raw)
+        self._keep(raw, array("I", ids))
+        return ids
+
+    def _keep(self, raw: bytes, ids: "array[int]") -> None:
+        with self._lock:
+            if raw not in self._cached:
+                self._num_cached_bytes += len(raw)
+            self._cached[raw] = ids
+            while len(self._cached) > _CACHED_TEXTS or self._num_cached_bytes > _CACHED_BYTES:
+                oldest, _ = self._cached.popitem(last=False)
+                self._num_cached_bytes -= len(oldest)
 
     def _ids_of(self, raw: bytes) -> list[int]:
         try:

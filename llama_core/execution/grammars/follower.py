@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llama_core.execution.grammars.heap import num_heap_bytes
 from llama_core.execution.grammars.item_text import UniqueLists
 from llama_core.execution.grammars.json_ending import JsonEnding
 from llama_core.execution.grammars.json_lookahead import Lookahead
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
+# Bytes that they take together. Most grammars take up to 3 MB compiled, those with a multiple of 6 digits up to 140 MB.
+_KEPT_BYTES: Final = 2**28
+_FOLLOWED_BYTES: Final = 2**23  # that the answers of a grammar add to it: up to 9 MB were measured
 # The usual time of a row's masks beside the forward pass, and the time that all masks of a grammar may take beyond that.
 _USUAL_S: Final = 0.01
 _SPARE_S: Final = 0.1
@@ -60,13 +64,14 @@ class CompiledGrammar:
     """What all answers of one grammar share.
 
     matcher: the grammar compiled, for copies. ahead: None for a grammar whose text is not JSON. lists: None for a grammar
-    without lists of distinct items. spare_s: seconds that its masks may still take beyond the usual time; quick masks give some
-    of it back.
+    without lists of distinct items. num_bytes: an estimate, which counts what other threads allocated while it was compiled.
+    spare_s: seconds that its masks may still take beyond the usual time; quick masks give some of it back.
     """
 
     matcher: "LLMatcher"
     ahead: Lookahead | None
     lists: UniqueLists | None
+    num_bytes: int = 0
     spare_s: float = _SPARE_S
 
     def count(self, seconds: float) -> None:
@@ -107,7 +112,8 @@ class RowMasks:
 
 
 class CompiledGrammars:
-    """The vocabulary, and the grammars that were compiled last. One thread compiles; others may call `find` and `drop`.
+    """The vocabulary, and the grammars that were used last: up to 16, which take up to 256 MB together or are one. An answer
+    keeps its own beside them. One thread compiles; others may call `find` and `drop`.
 
     `vocabulary` is called once, by `prepare` or for the first grammar; None: every grammar is refused."""
 
@@ -153,13 +159,20 @@ class CompiledGrammars:
         with self._lock:
             self._kept.pop(grammar, None)  # a broken one
             self._kept[grammar] = made
-            if len(self._kept) > _KEPT_GRAMMARS:
+            while len(self._kept) > 1 and (len(self._kept) > _KEPT_GRAMMARS or self._num_kept_bytes() > _KEPT_BYTES):
                 self._kept.popitem(last=False)
         return made
 
     def compiled_alone(self, grammar: str) -> CompiledGrammar:
         """Compile it for one answer, with limits that no other shares. Raises GrammarRefused."""
-        return CompiledGrammar(self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar))
+        self._loaded()  # which is not the grammar's
+        before = num_heap_bytes()
+        parts = self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar)
+        num_bytes = max(num_heap_bytes() - before, len(grammar)) + _FOLLOWED_BYTES
+        return CompiledGrammar(*parts, num_bytes=num_bytes)
+
+    def _num_kept_bytes(self) -> int:
+        return sum(each.num_bytes for each in self._kept.values())
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar

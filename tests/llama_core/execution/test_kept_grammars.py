@@ -1,0 +1,65 @@
+"""What rank 0 keeps of grammars for later requests is bounded in bytes."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_core.execution.grammars import follower
+from llama_core.execution.grammars.follower import CompiledGrammars
+from llama_core.execution.grammars.heap import num_heap_bytes
+from llama_core.text import grammar as grammars
+from llama_core.text import grammar_vocabulary as vocabularies
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.vocabulary_file import VocabularyFile
+
+DEMO = Path(__file__).parents[3] / "demo"
+TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+MIB = 2**20
+
+needs_heap = pytest.mark.skipif(not num_heap_bytes(), reason="the C library does not tell its use of memory")
+
+
+def compiled_grammars() -> CompiledGrammars:
+    path = str(DEMO / "tokenizer.model")
+    vocabulary = VocabularyFile(path, TOKENIZER.n_words, tuple(sorted(TOKENIZER.stop_ids)))
+    return CompiledGrammars(vocabulary, TOKENIZER.n_words)
+
+
+def multiple(number: int) -> str:
+    """A grammar that takes 4 to 10 MB compiled for the masks and for looking ahead."""
+    return grammars.json_schema_grammar({"type": "integer", "multipleOf": number})
+
+
+@needs_heap
+def test_kept_grammars_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "_FOLLOWED_BYTES", 0)
+    monkeypatch.setattr(follower, "_KEPT_BYTES", 24 * MIB)
+    kept = compiled_grammars()
+    kept.prepare()
+    before = num_heap_bytes()
+    numbers = [9967, 9973, 9949, 9941, 9931, 9929, 9923, 9907]
+    for number in numbers:
+        assert MIB < kept.compiled(multiple(number)).num_bytes < 12 * MIB
+        assert kept.find(multiple(numbers[0])) is not None  # the grammar in use is not the least recently used one
+    assert num_heap_bytes() - before < 28 * MIB
+    assert kept.find(multiple(numbers[-1])) is not None and kept.find(multiple(numbers[1])) is None
+
+
+def test_a_grammar_beyond_the_bound_is_kept_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "_KEPT_BYTES", 1)
+    kept = compiled_grammars()
+    first, second = kept.compiled(multiple(3)), kept.compiled(multiple(7))
+    assert kept.find(multiple(7)) is second and kept.find(multiple(3)) is None
+    assert first.matcher.compute_bitmask()  # an answer goes on with it
+
+
+def test_the_ids_of_forced_texts_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabularies, "_CACHED_BYTES", 10_000)
+    vocabulary = vocabularies._Vocabulary(TOKENIZER)
+    for number in range(1, 80):
+        text = "a" * (number * 20)
+        assert vocabulary(text) == vocabulary(text) == vocabulary._ids_of(text.encode())
+        assert vocabulary._num_cached_bytes == sum(map(len, vocabulary._cached)) <= 10_000
+    assert text.encode() in vocabulary._cached and b"a" * 20 not in vocabulary._cached
+    vocabulary("a" * 10_001)
+    assert not vocabulary._cached
