@@ -112,7 +112,7 @@ class ChatHandleApi(TypedHandleApi):
         return stream, ChatReader(self.service, plan, stream)
 
     async def _chat_plan(self, request: ChatRequest, params: SamplingParams) -> Plan:
-        body, encoder = request.body(), self._chat_encoder
+        body, encoder = request.body(), self._chat_encoder.of(request.owner)
         use = body.tool_use()
         prompt = await encode_chat(body, encoder)
         grammar, param = grammar_of(body)

@@ -101,7 +101,7 @@ class TypedHandleApi(HandleApi):
                 raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
             spelled = self._spelled(bad_words)
             given = {id(own): own for own in each}  # prompts may share one object
-            checked = {key: await self._checked(own, spelled) for key, own in given.items()}
+            checked = {key: await self._checked(own, spelled, owner) for key, own in given.items()}
             choices: list[tuple[list[int], SamplingParams]] = []
             for prompt, own in zip(prompts, each, strict=True):
                 ids = await self._prompt_ids(prompt)
@@ -139,7 +139,7 @@ class TypedHandleApi(HandleApi):
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
-            ids, own = await self._prompt_ids(prompt), await self._checked(params, self._spelled(bad_words))
+            ids, own = await self._prompt_ids(prompt), await self._checked(params, self._spelled(bad_words), owner)
             call.asks([ids], own.max_tokens, own.temperature, own.top_p)
             try:
                 call.streams += self.service.submit_all(
@@ -221,16 +221,20 @@ class TypedHandleApi(HandleApi):
 
     @cached_property
     def _grammar_checks(self) -> GrammarChecks:
-        return GrammarChecks()
+        checks = GrammarChecks()
+        self.service.on_drain(checks.close)
+        return checks
 
-    async def _checked(self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
+    async def _checked(
+        self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...], owner: str
+    ) -> SamplingParams:
         """`params` with a compiled grammar, and with the tokens of `bad_words`."""
         if bad_words:
             params = replace(params, bad_words=(*params.bad_words, *bad_words))
         if not params.grammar:
             return params
         grammar = await self._grammar_checks.run(
-            lambda by: _checked(by, params.grammar), len(params.grammar), "grammar", asyncio.to_thread
+            lambda by: _checked(by, params.grammar), params.grammar, "grammar", asyncio.to_thread, owner
         )
         return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
 

@@ -21,12 +21,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 _NICENESS: Final = 10
-_LONGEST_SEND_S: Final = 30.0  # of a message that exceeds the socket's buffer, while the process reads none of it
+_LONGEST_TRANSFER_S: Final = 30.0  # without a byte, in the middle of a message
 
 
 class JsonProcess:
     """The side that asks. module: its `main(fd)` answers (`asked_over`). Methods raise OSError or EOFError where the process
-    has ended, or has read nothing for 30 s."""
+    has ended, or has read or written nothing for 30 s in the middle of a message."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -45,7 +45,7 @@ class JsonProcess:
 
     def start(self) -> None:
         ours, theirs = Pipe()
-        _bound_sends(ours)
+        _bound_transfers(ours)
         # -P: no module of the current folder.
         command = [sys.executable, "-P", "-c", f"from {self._module} import main; main({theirs.fileno()})"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_module_path()), "RAYON_NUM_THREADS": "1"}
@@ -73,6 +73,11 @@ class JsonProcess:
     def answered_bytes(self) -> bytes:
         return self._open().recv_bytes()
 
+    def kill(self) -> None:
+        """Kill the process, so that a thread that waits for its answer gets EOFError and calls `end`."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def end(self) -> int | None:
         """Kill the process. Its exit status: where it had ended before, that of its own end, negative for a signal."""
         connection, process = self._connection, self._process
@@ -97,10 +102,12 @@ def _module_path() -> list[str]:
     return sorted(filter(None, sys.path), key=lambda path: path not in own)
 
 
-def _bound_sends(connection: Connection) -> None:
-    """Make a send raise BlockingIOError rather than wait for ever, for a stopped process."""
+def _bound_transfers(connection: Connection) -> None:
+    """Make a send, or the rest of an answer, raise BlockingIOError rather than wait for ever for a stopped process."""
+    longest = struct.pack("ll", int(_LONGEST_TRANSFER_S), 0)
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_LONGEST_SEND_S), 0))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, longest)
 
 
 @contextlib.contextmanager
@@ -109,9 +116,19 @@ def asked_over(fd: int) -> Iterator[Connection]:
     # Ctrl-C reaches every process of the terminal; the end of the process that asks ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
+    _silence_libraries()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with Connection(fd) as connection, contextlib.suppress(OSError, EOFError):
         yield connection
+
+
+def _silence_libraries() -> None:
+    """Drop what native libraries write to standard error, as Rust does where there is no memory. Python's messages stay."""
+    with contextlib.suppress(OSError):  # it is closed
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
 
 
 def send(connection: Connection, message: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from deployments.http.disconnect import DisconnectWatch
 from deployments.http.field_types import Body
 from deployments.http.generation_kinds import GenerationKind
 from deployments.http.limits import HttpLimits
-from deployments.http.plan import Plan
+from deployments.http.plan import MAX_OWNER_CHARS, Plan
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_headers import headers_of
@@ -160,8 +160,12 @@ class _GenerationRequest:
             if asks_for_capture(self._headers):
                 self._capture = await self._begin_capture(raw)
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
-        plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
+        plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder.of(self._owner_of(body)))
         return replace(plan, owner=self._owner) if self._owner else plan
+
+    def _owner_of(self, body: Any) -> str:
+        """As of the plan, which does not exist yet."""
+        return self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
 
     async def _begin_capture(self, raw: bytes) -> Capture:
         kind = self._endpoint.kind

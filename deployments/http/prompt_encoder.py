@@ -5,6 +5,7 @@ releases the interpreter's lock. A prompt that cannot fit is refused as early as
 characters before anything is encoded, or by its tokens before the next prompt is encoded.
 """
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +50,14 @@ class PromptEncoder:
         self._engine = engine
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
         self._checks = GrammarChecks()
+        self._owner = ""
+        engine.on_drain(self._checks.close)
+
+    def of(self, owner: str) -> "PromptEncoder":
+        """This encoder for requests of `owner`: owners take turns in slow checks of grammars."""
+        own = copy.copy(self)
+        own._owner = owner
+        return own
 
     async def prompts(
         self, prompts: list[str] | list[list[int]], *, bos: bool, n: int, parse_special: bool = False
@@ -134,7 +143,7 @@ class PromptEncoder:
             return checked(by, grammar, param, is_whole=is_whole)
 
         in_thread = partial(self._run, len(grammar), in_thread=True)
-        return await self._checks.run(check, len(grammar), param, in_thread)
+        return await self._checks.run(check, grammar, param, in_thread, self._owner)
 
     async def tool_grammar(self, use: ToolUse, answer: str, param: str, *, begun: bool) -> str:
         """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning.
@@ -153,7 +162,8 @@ class PromptEncoder:
             place = tool_place(use, indices[0]) if len(indices) == 1 else "tools"
             grammar = arguments_grammar(use, indices)
             check = partial(_compiled, grammar=grammar, param=place)
-            await self._checks.run(check, len(grammar), place, partial(self._run, len(grammar), in_thread=True))
+            in_thread = partial(self._run, len(grammar), in_thread=True)
+            await self._checks.run(check, grammar, place, in_thread, self._owner)
         return made
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:

@@ -26,7 +26,11 @@ _LONGEST_S: Final = 120.0  # of one check, for which a busy machine leaves littl
 _LONGEST_CPU_S: Final = 5  # the largest grammars take one second
 _MOST_BYTES: Final = 2**27  # of address space, beside that of a process without a grammar
 _IDLE_S: Final = 60.0  # without a check: the process ends
-_ENDED_BY_LIMIT: Final = (-signal.SIGXCPU, -signal.SIGABRT)  # how llguidance ends where there is no memory
+# Exit statuses of a process that exceeds a limit; llguidance aborts where there is no memory.
+_ENDED_BY_LIMIT: Final = {
+    -signal.SIGXCPU: f"takes over {_LONGEST_CPU_S} s of processor time",
+    -signal.SIGABRT: f"takes over {_MOST_BYTES // 2**20} MiB of memory",
+}
 _NAMES: Final = ("checked_grammar", "lark_grammar", "compiled")
 
 
@@ -34,12 +38,13 @@ class CheckProcess:
     """`Checks` of one replica, which are made one after the other. Where no process can be started, a check runs here.
 
     Raises InvalidParameter for a grammar that exceeds the process's limits of processor time or memory too, and TakesLong where
-    a check does not end within 120 s, or the process is killed twice.
+    a check does not end within 120 s, the process is killed twice, or `close` was called.
     """
 
     def __init__(self) -> None:
         self._process = JsonProcess(__name__)
         self._lock = Lock()
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -56,9 +61,22 @@ class CheckProcess:
     def compiled(self, grammar: str, param: str) -> str:
         return self._checked("compiled", {"grammar": grammar, "param": param})
 
+    def close(self) -> None:
+        """End the process, also during a check. Later checks are refused."""
+        self._is_closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._process.end()
+            finally:
+                self._lock.release()
+        else:
+            self._process.kill()
+
     def _checked(self, name: str, given: dict[str, Any]) -> str:
         with self._lock:
             for _ in range(2):
+                if self._is_closed:
+                    break
                 is_new = not self._process.is_running
                 try:
                     if is_new:
@@ -67,6 +85,8 @@ class CheckProcess:
                     self._process.end()
                     log.warning("no process for slow grammars can be started: a thread checks them (%s)", error)
                     return str(getattr(IN_FULL, name)(**given))
+                if self._is_closed:  # while it started
+                    break
                 try:
                     self._process.send({"name": name, "given": given})
                     if not self._process.has_answer(_LONGEST_S):
@@ -75,7 +95,9 @@ class CheckProcess:
                     answer = self._process.answer()
                 except (OSError, EOFError):  # it was idle, was killed or was stopped
                     # Memory that earlier checks have left may count in one that is not new.
-                    if self._process.end() in _ENDED_BY_LIMIT and is_new:
+                    reason = _ENDED_BY_LIMIT.get(self._process.end() or 0)
+                    if reason is not None and is_new:
+                        log.info("a grammar is refused: its check %s", reason)
                         raise _too_large(**given) from None
                     continue
                 if "grammar" in answer:
@@ -83,6 +105,7 @@ class CheckProcess:
                 if "message" in answer:
                     raise InvalidParameter(answer["message"], param=answer["param"])
                 raise RuntimeError("a grammar could not be checked")
+            self._process.end()
             raise TakesLong
 
 

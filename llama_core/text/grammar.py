@@ -230,9 +230,14 @@ def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[
 
 def _may_take_long(grammar: str) -> bool:
     """Whether no limit of llguidance keeps a check of the grammar brief."""
+    return len(grammar) > _BRIEF_CHARS or is_unbounded(grammar)
+
+
+def is_unbounded(grammar: str) -> bool:
+    """Whether llguidance's limits do not bound the time of a check: it may take seconds, others up to some tenths of one."""
     # In Lark, "&" and "~" join terminals.
     joins = ("&" in grammar or "~" in grammar) and _LARK.search(grammar) is not None
-    return len(grammar) > _BRIEF_CHARS or joins or has_slow_part(grammar)
+    return joins or has_slow_part(grammar)
 
 
 def has_slow_part(text: str) -> bool:

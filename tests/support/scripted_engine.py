@@ -179,6 +179,7 @@ class FakeEngine:
         self.fail_prompt: Callable[[FakeStream], bool] = lambda stream: True
         self.hold: asyncio.Event | None = None  # streams wait for it before their first token
         self._num_seeds = 0
+        self.drain_ends: list[Callable[[], None]] = []
 
     @property
     def answer_format(self) -> AnswerFormat:
@@ -193,6 +194,9 @@ class FakeEngine:
     def next_seed(self) -> int:
         self._num_seeds += 1
         return self._num_seeds
+
+    def on_drain(self, end: Callable[[], None]) -> None:
+        self.drain_ends.append(end)
 
     def check_capacity(self, owner: str = "") -> None:
         if not self.state.takes_requests:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -107,12 +108,124 @@ async def test_checks_that_take_long_are_limited_in_number(monkeypatch: pytest.M
         release.wait(20)
         return "grammar"
 
-    first = asyncio.ensure_future(checks.run(slow, 1, "field", never))
+    first = asyncio.ensure_future(checks.run(slow, "grammar", "field", never))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await checks.run(slow, 1, "field", never)
+        await checks.run(slow, "grammar", "field", never)
     release.set()
     assert await first == "grammar"
+
+
+async def test_a_check_ends_with_the_drain(encoder: PromptEncoder) -> None:
+    """A request that waits would be refused behind its check."""
+    await refused(encoder, schema("before the drain", 1000))
+    process = pid(encoder)
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    waiting = [
+        asyncio.ensure_future(encoder.grammar(schema(f"drained_{i}", 1000), "guided_json", is_whole=True))
+        for i in range(3)
+    ]
+    await asyncio.sleep(0.3)
+    assert not any(each.done() for each in waiting)
+    for end in encoder._engine.drain_ends:  # type: ignore[attr-defined]
+        end()
+    for found in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20):
+        assert isinstance(found, NotReady) and "shutting down" in found.message
+    assert pid(encoder) is None
+    with pytest.raises(NotReady):
+        await encoder.grammar(schema("behind the drain", 1000), "guided_json")
+    assert pid(encoder) is None
+
+
+async def test_owners_take_turns(encoder: PromptEncoder) -> None:
+    """Behind twenty slow grammars of one owner, another one's is the next."""
+    order: list[str] = []
+
+    async def check(owner: str, grammar: str) -> None:
+        with pytest.raises(InvalidParameter):
+            await encoder.of(owner).grammar(grammar, "guided_json")
+        order.append(owner)
+
+    await refused(encoder, schema("before the turns", 1000))
+    process = pid(encoder)
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    first = [asyncio.ensure_future(check("many", schema(f"many_{i}", 1000))) for i in range(8)]
+    await asyncio.sleep(0.3)
+    other = asyncio.ensure_future(check("one", schema("one", 1000)))
+    await asyncio.sleep(0.3)
+    os.kill(process, signal.SIGCONT)
+    await asyncio.wait_for(asyncio.gather(*first, other), 60)
+    assert order.index("one") == 1
+
+
+async def test_a_large_grammar_does_not_wait_for_all_multiples_of_the_same_owner() -> None:
+    checks, release, order = GrammarChecks(), threading.Event(), list[str]()
+
+    async def never(_: Any) -> str:
+        raise TakesLong
+
+    def slow(_: Any, name: str) -> str:
+        release.wait(20)
+        order.append(name)
+        return name
+
+    multiple = json_schema_grammar({"type": "integer", "multipleOf": 250_007})
+    grammars = {**{f"multiple {i}": multiple for i in range(5)}, "large": schema("large", 1000)}
+    running = [
+        asyncio.ensure_future(checks.run(partial(slow, name=name), grammar, "field", never))
+        for name, grammar in grammars.items()
+    ]
+    await asyncio.sleep(0.05)
+    release.set()
+    await asyncio.gather(*running)
+    assert order.index("large") == 1
+
+
+async def test_one_owner_leaves_a_place_to_others() -> None:
+    checks, release = GrammarChecks(), threading.Event()
+
+    async def never(_: Any) -> str:
+        raise TakesLong
+
+    def slow(_: Any) -> str:
+        release.wait(20)
+        return "grammar"
+
+    def run(owner: str) -> "asyncio.Future[str]":
+        return asyncio.ensure_future(checks.run(slow, "grammar", "field", never, owner))
+
+    many = [run("many") for _ in range(64)]
+    await asyncio.sleep(0.05)
+    other = run("one")
+    await asyncio.sleep(0.05)
+    assert not other.done()
+    release.set()
+    found = await asyncio.gather(*many, other, return_exceptions=True)
+    assert found.count("grammar") == 53 and sum(isinstance(each, QueueFull) for each in found) == 12
+
+
+async def test_a_request_that_ends_leaves_the_queue() -> None:
+    checks, release = GrammarChecks(), threading.Event()
+
+    async def never(_: Any) -> str:
+        raise TakesLong
+
+    def slow(_: Any) -> str:
+        release.wait(20)
+        return "grammar"
+
+    running = [asyncio.ensure_future(checks.run(slow, "grammar", "field", never, "owner")) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    for each in running[:2]:  # one runs, one waits
+        each.cancel()
+    await asyncio.sleep(0.05)
+    assert not running[2].done() and sum(checks._limiter._weights.values()) == 2 * grammar_checks._LEAST_CHARS
+    release.set()
+    assert await running[2] == "grammar"
+    await asyncio.sleep(0.05)
+    assert not checks._limiter._weights and not checks._limiter._waiting
 
 
 async def test_a_tool_whose_grammar_takes_too_much_memory_is_refused(encoder: PromptEncoder) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -164,7 +165,7 @@ def test_a_stopped_process_refuses_one_check_and_is_replaced(
 
 
 def test_a_send_to_a_stopped_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_process, "_LONGEST_SEND_S", 1)
+    monkeypatch.setattr(json_process, "_LONGEST_TRANSFER_S", 1)
     process = JsonProcess("llama_core.text.check_process")
     process.start()
     assert process.pid is not None
@@ -174,6 +175,67 @@ def test_a_send_to_a_stopped_process_ends(monkeypatch: pytest.MonkeyPatch) -> No
         process.send({"name": "x" * 2**22})
     assert time.monotonic() - begin < LATE_S
     assert process.end() == -signal.SIGKILL and process.pid is None
+
+
+def test_an_answer_that_stops_in_the_middle_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_process, "_LONGEST_TRANSFER_S", 1)
+    process = JsonProcess("llama_core.text.check_process")
+    ours, theirs = Pipe()
+    json_process._bound_transfers(ours)
+    process._connection = ours
+    with theirs:
+        os.write(theirs.fileno(), struct.pack("!i", 100) + b"{")
+        begin = time.monotonic()
+        assert process.has_answer(LATE_S)
+        with pytest.raises(BlockingIOError):
+            process.answer()
+        assert time.monotonic() - begin < LATE_S
+    process.end()
+
+
+def test_a_check_ends_with_the_replica(process: CheckProcess) -> None:
+    process.checked_grammar(ORDINARY["schema"], "field")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    ends: list[BaseException] = []
+
+    def check() -> None:
+        try:
+            process.checked_grammar(LONG["multiple"], "field")
+        except TakesLong as end:
+            ends.append(end)
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    process.close()
+    thread.join(LATE_S)
+    assert len(ends) == 1 and process.pid is None
+    with pytest.raises(TakesLong):
+        process.checked_grammar(LONG["multiple"], "field")
+    assert process.pid is None
+
+
+def test_a_check_beyond_memory_writes_one_line_to_the_log(
+    process: CheckProcess, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    outcome(process, json_schema_grammar({"type": "integer", "multipleOf": 9999991}))
+    assert [record.getMessage() for record in caplog.records] == [
+        "a grammar is refused: its check takes over 128 MiB of memory"
+    ]
+    assert "memory allocation" not in capfd.readouterr().err
+
+
+def test_what_python_says_in_the_process_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = Pipe()
+    program = f"from llama_core.text import check_process as c; c._answer = None; c.main({theirs.fileno()})"
+    with ours, theirs:
+        child = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()])
+        ours.send_bytes(b"{}")
+        assert child.wait(LATE_S) == 1
+    assert "TypeError" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
