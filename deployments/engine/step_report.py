@@ -16,7 +16,7 @@ class StepReports:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._num_prompt_tokens = self._num_prompt_hits = 0  # of sequences admitted since the last report
-        self._counts = (0, 0, 0)  # the scheduler's totals at the last report
+        self._counts = (0, 0, 0, 0)  # the scheduler's totals at the last report
 
     def admitted(self, seq: Sequence) -> None:
         """A sequence runs for the first time."""
@@ -29,8 +29,11 @@ class StepReports:
         """gained: the step's tokens by sequence."""
         scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
-        counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
-        prefix_hits, drafts, accepted = map(sub, counts, self._counts)
+        counts = (
+            *(scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted),
+            scheduler.num_deferred,
+        )
+        prefix_hits, drafts, accepted, deferred = map(sub, counts, self._counts)
         self._counts = counts
         stats = StepStats(
             num_rows=len(step.batch.rows),
@@ -45,7 +48,7 @@ class StepReports:
             num_drafts_accepted=accepted,
             num_prompt_tokens=self._num_prompt_tokens,
             num_prompt_hits=self._num_prompt_hits,
-            num_deferred=len(output.deferred),
+            num_deferred=deferred,
             token_intervals=intervals,
         )
         self._num_prompt_tokens = self._num_prompt_hits = 0

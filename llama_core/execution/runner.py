@@ -198,6 +198,9 @@ class ModelRunner:
         `result`."""
         begin = time.perf_counter()
         slots, grammars = self._slots, self._grammars
+        if grammars is not None:
+            for left in batch.left:
+                grammars.leave(left)
         for init in batch.admit:
             slots.admit(init)
             if grammars is not None:
@@ -239,6 +242,7 @@ class ModelRunner:
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=sampled.non_finite,
                 refused=[(i, reasons.get(i, CONTRADICTION)) for i in sampled.refused if i not in deferred],
+                unavailable=masks.unavailable if masks is not None else [],
                 forced=masks.forced if masks is not None else [],
                 shortened=masks.shortened if masks is not None else [],
                 deferred=deferred,

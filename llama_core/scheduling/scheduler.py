@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
+from llama_core.errors import NonFiniteLogits, NoTokenAllowed, NotReady, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
@@ -60,6 +60,7 @@ class Scheduler:
         self.epoch = 0
         self.prompt_budget = PromptBudget(config.max_step_tokens)
         self.num_preemptions = 0
+        self.num_deferred = 0  # samples of live sequences that a slow grammar left to a later step
         self.quarantine = Quarantine()
         self.speculation = Speculation(config.max_drafts, config.max_step_tokens, config.stop_ids)
         self.window = SlidingWindow.of(config.window, pool.block_size, config.max_step_tokens)
@@ -74,6 +75,7 @@ class Scheduler:
         )
         self._waiting = self.admission.waiting
         self._step = 0
+        self._left: list[int] = []  # slots that sequences with a grammar have left since the last step
         self._running: list[Sequence] = []  # in the order of admission
         self._in_flight: deque[_InFlightStep] = deque()
 
@@ -139,6 +141,8 @@ class Scheduler:
         seq.finish_reason = reason
         self.quarantine.ended(seq)
         if seq.slot is not None:
+            if seq.params.grammar:
+                self._left.append(seq.slot)
             self.admission.vacate(seq)
             self._running.remove(seq)
         else:
@@ -158,6 +162,7 @@ class Scheduler:
         if failure is not None:
             quarantine.ranks_failed(in_flight)
         self._in_flight.clear()
+        self._left.clear()
         while self._running:
             self._preempt_youngest()
         for seq in waiting:
@@ -217,6 +222,8 @@ class Scheduler:
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
             return None
+        step.batch.left.extend(self._left)
+        self._left.clear()
         self._step += 1
         self._in_flight.append(step)
         return step.batch
@@ -248,6 +255,7 @@ class Scheduler:
             proposed = next(drafts).tokens if row.num_drafts else None
             if seq.finish_reason is None:
                 if begin in output.deferred:
+                    self.num_deferred += end - begin
                     seq.defer()
                 else:
                     num_accepted = 0
@@ -271,7 +279,7 @@ class Scheduler:
                 reason = FinishReason.ERROR
                 break
             if output.refused and (words := dict(output.refused).get(i)) is not None:
-                seq.error = NoTokenAllowed(words)
+                seq.error = NotReady(words) if i in output.unavailable else NoTokenAllowed(words)
                 reason = FinishReason.ERROR
                 break
             if output.shortened and i in output.shortened:

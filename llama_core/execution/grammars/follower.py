@@ -47,6 +47,10 @@ class GrammarRefused(Exception):
     """The row's next token cannot be decided; the message says why."""
 
 
+class GrammarUnavailable(GrammarRefused):
+    """The server is at fault, not the request."""
+
+
 class BeginAgain(Exception):
     """The answer must be followed again from its first token. is_beyond_limits: with the grammar compiled for it alone."""
 

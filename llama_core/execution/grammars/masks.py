@@ -93,10 +93,17 @@ class SlotGrammars:
         # These rules may forbid the tokens that close.
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
         slot = GrammarSlot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
-        if (former := self._slots[init.slot]) is not None:
+        self._set(init.slot, slot)
+
+    def leave(self, slot: int) -> None:
+        """The slot's answer has ended."""
+        self._set(slot, None)
+
+    def _set(self, index: int, slot: GrammarSlot | None) -> None:
+        if (former := self._slots[index]) is not None:
             self._end(former)
-        self._slots[init.slot] = slot
-        self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
+        self._slots[index] = slot
+        self.has_grammars = slot is not None or any(each is not None for each in self._slots)
 
     def _end(self, slot: GrammarSlot) -> None:
         """The slot's answer has ended: do not wait for its rows in flight, and cancel those in the process."""
@@ -236,31 +243,33 @@ class SlotGrammars:
             with self._lock:
                 self._defer(job, masks)
             return True
-        found, reason = None, ""
+        found, refused = None, None
         try:
             found = self._row_masks(job, masks)
             if found is None:
                 return False
-        except GrammarRefused as refused:
+        except GrammarRefused as error:
             self._grammars.drop(slot.grammar)
-            reason = str(refused)
+            refused = error.with_traceback(None)
         except Exception as error:
             log.error("a grammar could not be followed\n%s", where(error))
-            reason = "the grammar could not be followed"
+            refused = GrammarRefused("the grammar could not be followed")
         if masks.is_watched:
             with self._lock:
                 if masks.is_ready[job.sample]:  # it was deferred meanwhile
-                    slot.following = _done(found, reason)
+                    slot.following = _done(found, refused)
                     return True
-                self._settle(job, masks, found, reason)
+                self._settle(job, masks, found, refused)
         else:
-            self._settle(job, masks, found, reason)
+            self._settle(job, masks, found, refused)
         return True
 
-    def _settle(self, job: GrammarRow, masks: GrammarMasks, found: RowMasks | None, reason: str) -> None:
-        """Give the row its masks. found: None ends the answer with `reason`, and makes its rows in flight void."""
+    def _settle(
+        self, job: GrammarRow, masks: GrammarMasks, found: RowMasks | None, refused: GrammarRefused | None
+    ) -> None:
+        """Give the row its masks. found: None ends the answer with `refused`, and makes its rows in flight void."""
         if found is None:
-            masks.allow_nothing(job, reason)
+            masks.allow_nothing(job, refused)
             job.slot.deferred_at = job.position if self._defers else None
         else:
             job.slot.deferred_at = None
@@ -324,11 +333,11 @@ class SlotGrammars:
         return self._compiling[grammar]
 
 
-def _done(found: RowMasks | None, reason: str) -> "Future[RowMasks]":
-    """A future that is done. found: None makes it raise GrammarRefused with `reason`."""
+def _done(found: RowMasks | None, refused: GrammarRefused | None) -> "Future[RowMasks]":
+    """A future that is done. found: None makes it raise `refused`."""
     done = Future[RowMasks]()
-    if found is None:
-        done.set_exception(GrammarRefused(reason))
-    else:
+    if refused is not None:
+        done.set_exception(refused)
+    elif found is not None:
         done.set_result(found)
     return done

@@ -20,6 +20,7 @@ from llama_core.execution.grammars.follower import (
     BeginAgain,
     CompiledGrammars,
     GrammarRefused,
+    GrammarUnavailable,
     RowMasks,
 )
 from llama_core.json_process import JsonProcess, asked_over, send
@@ -29,6 +30,7 @@ from llama_core.text.vocabulary_file import VocabularyFile
 log = logging.getLogger(__name__)
 
 LONGEST_S: Final = 30.0  # of one row, behind what it reads of a resumed answer; the process is ended then
+_LONGEST_ENDED_S: Final = 1.0  # of a row whose answer has ended meanwhile
 _LONGEST_START_S: Final = 300.0  # 128,000 tokens take seconds of processor time, of which the ranks may leave little
 _SIGN_OF_LIFE_S: Final = 1.0  # between two, while many tokens are read
 _IDLE_S: Final = 60.0  # without a row: the process ends
@@ -63,7 +65,8 @@ class GrammarProcess:
         return self._process.pid
 
     def submit(self, row: SlowRow) -> "Future[RowMasks]":
-        """The future raises GrammarRefused where the grammar allows no token, takes too long, or has ended two processes."""
+        """The future raises GrammarRefused where the grammar allows no token or takes too long, GrammarUnavailable where no
+        process starts, or two have ended."""
         return self._thread.submit(self._masks, row)
 
     def forget(self, key: int) -> None:
@@ -74,7 +77,7 @@ class GrammarProcess:
         """End the process without a wait for the rows submitted."""
         self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._process.end()
+        self._process.kill()
 
     def _masks(self, row: SlowRow) -> RowMasks:
         for _ in range(2):
@@ -83,23 +86,35 @@ class GrammarProcess:
             try:
                 if not self._process.is_running:
                     self._start()
+                if self._is_closed:  # while it started
+                    break
                 ended, self._ended = self._ended, []
                 self._process.send(asdict(row) | {"ended": ended})
-                while self._process.has_answer(LONGEST_S):
+                while self._has_answer(row.key):
                     if (found := _received_masks(self._process, 1 + len(row.drafts))) is not None:
                         return found
+                # The process would go on with the row. Others' rows are followed again from their tokens.
                 self._process.end()
                 raise GrammarRefused(f"the grammar cannot be followed: a token takes over {LONGEST_S:g} s")
             except (OSError, EOFError):
                 self._process.end()  # it was idle, was killed or was stopped
-        raise GrammarRefused("the grammar cannot be followed: its process has ended twice")
+        self._process.end()
+        raise GrammarUnavailable("the grammar cannot be followed: its process has ended twice, or cannot be started")
+
+    def _has_answer(self, key: int) -> bool:
+        """Wait for an answer, for up to a second where the row's own answer has ended."""
+        end_s = time.monotonic() + LONGEST_S
+        while not self._process.has_answer(min(_LONGEST_ENDED_S, max(0.0, end_s - time.monotonic()))):
+            if key in self._ended or time.monotonic() >= end_s:
+                return False
+        return True
 
     def _start(self) -> None:
         self._process.start()
         self._process.send(asdict(self._vocabulary))
         if not self._process.has_answer(_LONGEST_START_S):
             self._process.end()
-            raise GrammarRefused("the grammar cannot be followed: its process does not start")
+            raise GrammarUnavailable("the grammar cannot be followed: its process does not start")
         self._process.answer()
 
 

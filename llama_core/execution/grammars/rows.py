@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llama_core.execution.grammars.follower import AnswerFollower, CompiledGrammar, RowMasks
+from llama_core.execution.grammars.follower import (
+    AnswerFollower,
+    CompiledGrammar,
+    GrammarRefused,
+    GrammarUnavailable,
+    RowMasks,
+)
 from llama_core.scheduling.step import ForcedTokens
 
 
@@ -71,7 +77,8 @@ class GrammarRow:
 class GrammarMasks:
     """The masks of one step. Implements `execution.backend.StepMasks`.
 
-    After `wait`: reasons: why a sample has no token, by its index. forced: tokens that grammars leave no choice but to
+    After `wait`: reasons: why a sample has no token, by its index. unavailable: such samples for which the server is at fault.
+    forced: tokens that grammars leave no choice but to
     generate. shortened: samples that lost a token so that the answer ends in time (`json_ending`). deferred: samples that are
     left to a later step.
 
@@ -85,6 +92,7 @@ class GrammarMasks:
     jobs: Seq[GrammarRow] = ()
     is_watched: bool = False
     reasons: dict[int, str] = field(default_factory=dict)
+    unavailable: list[int] = field(default_factory=list)
     forced: list[ForcedTokens] = field(default_factory=list)
     shortened: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
@@ -121,11 +129,14 @@ class GrammarMasks:
             self.forced.append(ForcedTokens(job.row, job.position, found.forced))
         self.is_ready[job.sample : job.end] = 1  # the bits were written before
 
-    def allow_nothing(self, job: GrammarRow, reason: str | None) -> None:
-        """Mark the row's samples as ready without a token. reason: of a refusal; None defers the samples to a later step."""
+    def allow_nothing(self, job: GrammarRow, refused: GrammarRefused | None) -> None:
+        """Mark the row's samples as ready without a token. refused: None defers the samples to a later step."""
         self.bits[job.sample : job.end] = 0
-        if reason is None:
-            self.deferred += range(job.sample, job.end)
+        samples = range(job.sample, job.end)
+        if refused is None:
+            self.deferred += samples
         else:
-            self.reasons |= dict.fromkeys(range(job.sample, job.end), reason)
+            self.reasons |= dict.fromkeys(samples, str(refused))
+            if isinstance(refused, GrammarUnavailable):
+                self.unavailable += samples
         self.is_ready[job.sample : job.end] = 1

@@ -6,7 +6,7 @@ from deployments.engine.step_pacing import SentStep
 from deployments.engine.step_report import StepReports
 from deployments.engine.step_stats import StepStats
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -31,3 +31,18 @@ async def test_a_step_of_deferred_rows_alone_is_no_decode_and_gives_no_token() -
     assert (all_deferred.is_decode, all_deferred.num_sampled, all_deferred.num_deferred) == (False, 0, 2)
     assert (one_deferred.is_decode, one_deferred.num_sampled, one_deferred.num_deferred) == (True, 1, 1)
     assert (none_deferred.is_decode, none_deferred.num_sampled, none_deferred.num_deferred) == (True, 2, 0)
+
+
+async def test_deferred_rows_of_an_ended_sequence_do_not_count() -> None:
+    scheduler = Scheduler(SchedulerConfig(4, 64, frozenset({2})), BlockPool(16, 16))
+    reports, sequences = StepReports(scheduler), [Sequence([1], SamplingParams(grammar="g"), 9) for _ in range(2)]
+    for seq in sequences:
+        scheduler.add(seq)
+    batch = scheduler.schedule()
+    assert batch is not None and not batch.left
+    scheduler.finish(sequences[0], FinishReason.ABORT)
+    output = StepOutput(0, batch.step, [0, 0], deferred=[0, 1])
+    sent = SentStep(batch, asyncio.Future(), StepShape.of(batch), 0.0, False)
+    assert reports.of(sent, output, scheduler.commit(output), 0.05, ()).num_deferred == 1
+    following = scheduler.schedule()
+    assert following is not None and following.left == [batch.rows[0].slot]

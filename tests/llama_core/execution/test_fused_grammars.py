@@ -94,10 +94,10 @@ def test_tokens_are_the_same_where_masks_are_late_and_deferred(
             time.sleep(0.03)
         return follow(self, *row)
 
-    def deferred(self: GrammarMasks, job: Any, reason: str | None) -> None:
+    def deferred(self: GrammarMasks, job: Any, refused: Any) -> None:
         nonlocal num_deferred
-        num_deferred += reason is None
-        allow_nothing(self, job, reason)
+        num_deferred += refused is None
+        allow_nothing(self, job, refused)
 
     monkeypatch.setattr(SlotGrammars, "admit", defers)
     monkeypatch.setattr(AnswerFollower, "masks", late)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llama_core.execution.grammars import process as grammar_process
-from llama_core.execution.grammars.follower import GrammarRefused
+from llama_core.execution.grammars.follower import GrammarRefused, GrammarUnavailable
 from llama_core.execution.grammars.process import GrammarProcess, SlowRow
 from llama_core.text import grammar as grammars
 from llama_core.text.registry import load_tokenizer
@@ -56,6 +56,44 @@ def test_a_process_has_a_lower_priority_and_ends_with_its_rank() -> None:
     process._process._connection.close()  # as the end of the rank does
     assert child.wait(LATE_S) == 0
     process.close()
+
+
+def test_a_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    process = GrammarProcess(VOCABULARY)
+    with pytest.raises(GrammarUnavailable, match="cannot be started"):
+        process.submit(SlowRow(0, grammars.regex_grammar("[ab]{4}"), 1, None, [], [])).result(LATE_S)
+    process.close()
+
+
+def test_a_row_of_an_ended_answer_ends_and_others_go_on() -> None:
+    process, grammar = GrammarProcess(VOCABULARY), grammars.regex_grammar("[ab]{4}")
+    assert process.submit(SlowRow(0, grammar, 1, None, [], [])).result(LATE_S).bits.any()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    ended, other = (process.submit(SlowRow(key, grammar, 1, None, [], [])) for key in (1, 2))
+    time.sleep(0.1)
+    process.forget(1)
+    with pytest.raises(GrammarRefused):
+        ended.result(LATE_S)
+    assert other.result(LATE_S).bits.any() and time.monotonic() - begin < LATE_S
+    process.close()
+
+
+def test_a_closed_process_ends_during_a_row() -> None:
+    process, grammar = GrammarProcess(VOCABULARY), grammars.regex_grammar("[ab]{4}")
+    assert process.submit(SlowRow(0, grammar, 1, None, [], [])).result(LATE_S).bits.any()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    row = process.submit(SlowRow(1, grammar, 1, None, [], []))
+    time.sleep(0.1)
+    process.close()
+    with pytest.raises(GrammarRefused):
+        row.result(LATE_S)
 
 
 def test_a_process_ends_when_no_row_comes() -> None:

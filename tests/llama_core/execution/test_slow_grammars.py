@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llama_core.errors import NotReady
 from llama_core.execution.grammars import follower
 from llama_core.execution.grammars import process as grammar_process
 from llama_core.execution.grammars.follower import AnswerFollower, CompiledGrammar, CompiledGrammars, GrammarRefused
@@ -25,7 +27,7 @@ from llama_core.execution.grammars.rows import GrammarSlot
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -300,6 +302,29 @@ def test_a_process_keeps_no_matcher_of_an_ended_answer(
             kept.answer(SlowRow(key, grammars.regex_grammar("ab"), 1, None, [], []), theirs)
         kept.forget([0, 2, 7])
         assert list(kept._followers) == [1]
+
+
+def test_without_a_process_the_request_gets_the_servers_fault(
+    runner: ModelRunner, expected: list[list[int]], all_are_slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    served = Served(runner, requests()[4:])
+    served.run()
+    assert served.outputs[1:] == expected[5:] and isinstance(served.sequences[0].error, NotReady)
+
+
+def test_an_answer_that_has_ended_is_followed_no_more(runner: ModelRunner, all_are_slow: None) -> None:
+    """Also where no other sequence gets its slot."""
+    served = Served(runner, requests(), depth=1)
+    for _ in range(4):
+        served.step()
+    seq = served.sequences[0]
+    assert seq.slot is not None and (followed := grammars_of(runner)._slots[seq.slot]) is not None
+    slot = seq.slot
+    served.scheduler.finish(seq, FinishReason.ABORT)
+    served.step()
+    assert followed.is_ended and grammars_of(runner)._slots[slot] is None
+    served.run()
 
 
 def test_a_grammar_is_slow_once_its_masks_have_taken_long() -> None:
