@@ -45,6 +45,13 @@ _PATTERN: Final = re.compile(r'"pattern\\*"\s*:')
 # Patterns that all have to match one text: each may double the time and memory, which llguidance bounds for none of them. 12
 # take about 10 ms, 20 take 2 s and 0.2 GB.
 _FEW_PATTERNS: Final = 4
+# Of these, each part beside others takes about 0.2 ms, and twice as much where it counts twice; 200 take up to 50 ms.
+_COSTLY: Final = re.compile(
+    r'"(?:(?:exclusive)?M(?:in|ax)imum|M(?:in|ax)Length|pattern|(format|not))\\*"\s*:', re.IGNORECASE
+)
+_FEW_COSTLY: Final = 200
+_COUNTED: Final = re.compile(r"\{\d*,\d*\}")
+_FEW_COUNTED: Final = 150  # ranges of counts in Lark: 150 in one rule take 35 ms, 800 take 0.9 s
 _LIMIT_WORDS: Final = re.compile(r"fuel|limit|too (?:large|big|complex|many)|Unable to determine", re.IGNORECASE)
 _KEPT_OUTCOMES: Final = 128
 _P = ParamSpec("_P")
@@ -230,7 +237,13 @@ def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[
 
 def _may_take_long(grammar: str) -> bool:
     """Whether no limit of llguidance keeps a check of the grammar brief."""
-    return len(grammar) > _BRIEF_CHARS or is_unbounded(grammar)
+    return len(grammar) > _BRIEF_CHARS or _has_many_costly(grammar) or is_unbounded(grammar)
+
+
+def _has_many_costly(grammar: str) -> bool:
+    counted = len(_COUNTED.findall(grammar)) if _LARK.search(grammar) is not None else 0
+    doubles = _COSTLY.findall(grammar)
+    return counted > _FEW_COUNTED or len(doubles) + sum(map(bool, doubles)) > _FEW_COSTLY
 
 
 def is_unbounded(grammar: str) -> bool:

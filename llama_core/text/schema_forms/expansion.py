@@ -23,6 +23,9 @@ class Expansion:
         self._references = references
         self._budget = Budget(_MAX_STEPS)
         self._known: dict[tuple[int, bool], list[Term]] = {}
+        self._unsaid: set[tuple[int, bool]] = (
+            set()
+        )  # like `_known`, of those that raise: each step of a circle does, again
         self._within: list[int] = []  # schemas in place that are being expanded
 
     def terms(self, schema: Any, *, annotated: bool = False) -> list[Term]:
@@ -34,6 +37,8 @@ class Expansion:
         key = id(schema), annotated
         if (known := self._known.get(key)) is not None:
             return known
+        if key in self._unsaid:
+            raise Unsaid
         self._budget.spend()
         self._within.append(id(schema))
         try:
@@ -41,7 +46,9 @@ class Expansion:
             if self._references.is_original(schema):
                 self._known[key] = found
             return found
-        except (TypeError, AttributeError):  # keywords with values of other types
+        except (Unsaid, TypeError, AttributeError):  # also keywords with values of other types
+            if self._references.is_original(schema):
+                self._unsaid.add(key)
             raise Unsaid from None
         finally:
             self._within.pop()
