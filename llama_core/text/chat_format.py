@@ -15,6 +15,7 @@ Role = Literal["system", "user", "assistant", "ipython", "tool"]
 
 # The reference's answer to a dialog that contains the format's own tags.
 SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the prompt."
+SAMPLE: Final = "Hello"  # the user's message in `ChatFormat.sample_prompt`
 
 
 class Message(TypedDict):
@@ -73,8 +74,12 @@ class ChatFormat(Protocol):
         """Ids that end the assistant's message, beside those of the tokenizer."""
 
     def reads(self, variable: str) -> bool:
-        """Whether a request's template variable of this name changes the prompt."""
+        """Whether the format knows a request's template variable of this name."""
         return False
+
+    def sample_prompt(self, variable: str = "", value: bool = False) -> str:
+        """The prompt of one message of the user, SAMPLE, with the template variable of this name; "" without a template."""
+        return ""
 
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         """`tokenizer` for plain prompts: their text becomes none of the tokens that the format itself writes."""

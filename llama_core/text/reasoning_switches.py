@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.chat_format import ChatFormat, ChatOptions
+from llama_core.text.chat_format import SAMPLE, ChatFormat, ChatOptions
 from llama_core.text.reasoning import CLOSE, OPEN
 
 SWITCHES: Final = ("enable_thinking", "thinking")  # Qwen's and DeepSeek's
@@ -13,26 +13,49 @@ SWITCHES: Final = ("enable_thinking", "thinking")  # Qwen's and DeepSeek's
 def without_idle_switches(options: ChatOptions, chat_format: ChatFormat, *, may_reason: bool) -> ChatOptions:
     """The options without the switches that the format does not read and that are fulfilled anyway; it refuses the others.
 
-    Null is fulfilled, as is the value that the format reads under the other name, and false where the format writes no
-    reasoning. may_reason: whether the model may reason where the format is no template. Raises InvalidParameter for false where
-    it always does.
+    Null is fulfilled, as is the value that the format follows under the other name. Where the format follows neither name,
+    true is fulfilled if the model reasons, else false. may_reason: whether the model may reason where the format is no
+    template. Raises InvalidParameter for false where the model reasons nevertheless.
     """
-    given = options.template_variables
-    if all(name not in given or chat_format.reads(name) for name in SWITCHES):
+    given = {name: options.template_variables[name] for name in SWITCHES if name in options.template_variables}
+    if not given:
         return options
-    template = chat_format.template
-    reasons = may_reason if template is None else OPEN in template or CLOSE in template
-    fulfilled: list[object] = [None]
-    fulfilled += [given[name] for name in SWITCHES if name in given and chat_format.reads(name)]
-    if not any(map(chat_format.reads, SWITCHES)):
-        if reasons and (name := next((name for name in SWITCHES if given.get(name) is False), None)):
+    followed = [name for name in SWITCHES if _follows(chat_format, name)]
+    reasons = not followed and _reasons(chat_format, may_reason)
+    for name, value in given.items():
+        if value is False and (reasons or (name in followed and _opened(chat_format.sample_prompt(name, False)))):
             raise InvalidParameter(
                 f"chat_template_kwargs: {name} cannot be false: this model reasons in any case, its chat format has no switch",
                 param="chat_template_kwargs",
             )
-        fulfilled.append(False)
+    fulfilled: list[object] = [None, *(given[name] for name in followed if name in given)]
+    if not followed:
+        fulfilled.append(reasons)
 
     def is_idle(name: str) -> bool:
-        return name in SWITCHES and not chat_format.reads(name) and any(given[name] is value for value in fulfilled)
+        return name in given and not chat_format.reads(name) and any(given[name] is value for value in fulfilled)
 
-    return replace(options, template_variables={name: value for name, value in given.items() if not is_idle(name)})
+    kept = {name: value for name, value in options.template_variables.items() if not is_idle(name)}
+    return replace(options, template_variables=kept)
+
+
+def _follows(chat_format: ChatFormat, name: str) -> bool:
+    """Whether the switch changes the prompt. A template may read it for the reasoning of earlier turns alone."""
+    return chat_format.reads(name) and chat_format.sample_prompt(name, True) != chat_format.sample_prompt(name, False)
+
+
+def _reasons(chat_format: ChatFormat, may_reason: bool) -> bool:
+    """Whether the model reasons before it answers, by a format without a switch."""
+    template = chat_format.template
+    if template is None:
+        return may_reason
+    opened = _opened(chat_format.sample_prompt())
+    # A template that leaves out the reasoning of earlier turns, as R1-Distill's, is that of a model that writes it.
+    return opened if opened is not None else OPEN in template or CLOSE in template
+
+
+def _opened(prompt: str) -> bool | None:
+    """Whether the answer begins within the reasoning; False behind a block that the prompt closes, None without any mark."""
+    beginning = prompt.rpartition(SAMPLE)[2]  # a system prompt may name the marks
+    opened, closed = beginning.rfind(OPEN), beginning.rfind(CLOSE)
+    return None if opened == closed else opened > closed

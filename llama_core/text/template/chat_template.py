@@ -2,14 +2,23 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import jinja2
 from jinja2 import meta, nodes
 
 from llama_core.errors import ConfigError, InvalidDialog, InvalidParameter
-from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog, invalid_message, messages_of
+from llama_core.text.chat_format import (
+    NO_OPTIONS,
+    SAMPLE,
+    Admit,
+    ChatFormat,
+    ChatOptions,
+    Dialog,
+    invalid_message,
+    messages_of,
+)
 from llama_core.text.template.budget import TemplateTooExpensive, bounded
 from llama_core.text.template.environment import compile_template
 from llama_core.text.template.filters import RefusedByTemplate
@@ -23,6 +32,7 @@ from llama_core.text.vocabulary_tokenizer import END_NAMES
 # Roles that templates know. They are words of the server, so `'<|' + role + '|>'` may become a control token.
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "ipython", "function"})
 MAX_MESSAGE_CHARS: Final = 500  # of the template's own words in an error
+_SAMPLE_PROMPTS: Final = 8  # kept ones
 _OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -56,6 +66,7 @@ class TemplateChatFormat(ChatFormat):
         names = token_variables(tokenizer) if variables is None else variables
         self._variables = {name: MarkedText.written(text) for name, text in names.items()}
         self._stop_ids = self._find_stop_ids()
+        self._sample_prompts = lru_cache(_SAMPLE_PROMPTS)(self._render_sample)
         self._try()
 
     @property
@@ -72,6 +83,18 @@ class TemplateChatFormat(ChatFormat):
 
     def reads(self, variable: str) -> bool:
         return variable in self._reads and variable not in _OWN_VARIABLES and variable not in self._variables
+
+    def sample_prompt(self, variable: str = "", value: bool = False) -> str:
+        return self._sample_prompts(variable, value)
+
+    def _render_sample(self, variable: str, value: bool) -> str:
+        try:
+            return self.render(
+                [{"role": "user", "content": SAMPLE}],
+                ChatOptions(template_variables={variable: value} if variable else {}),
+            )
+        except InvalidDialog:  # it may need other messages than this one
+            return ""
 
     @cached_property
     def _tool_style(self) -> ToolStyle | None:
@@ -177,7 +200,7 @@ class TemplateChatFormat(ChatFormat):
 
     def _try(self) -> None:
         """Render a small dialog, to find a template at the start that no dialog could afford."""
-        message = self._message({"role": "user", "content": "Hello"})
+        message = self._message({"role": "user", "content": SAMPLE})
         try:
             with bounded(5):
                 given = {**self._variables, "messages": [message], "tools": None, "add_generation_prompt": True}

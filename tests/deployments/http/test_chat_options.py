@@ -136,10 +136,59 @@ async def test_a_model_that_always_reasons_refuses_to_be_switched_off(tmp_path: 
     for name in ("enable_thinking", "thinking"):
         refused = await post(engine, messages=HELLO, chat_template_kwargs={name: False})
         assert f"{name} cannot be false" in error(refused, "invalid_parameter")
-        error(await post(engine, messages=HELLO, chat_template_kwargs={name: True}), "invalid_parameter")
-        assert (await post(engine, messages=HELLO, chat_template_kwargs={name: None})).status_code == 200
+        for value in (True, None):
+            assert (await post(engine, messages=HELLO, chat_template_kwargs={name: value})).status_code == 200
     built_in = engine_with(tmp_path, find_chat_format("llama3", engine.tokenizer))  # the tokenizer has <think>
     error(await post(built_in, messages=HELLO, chat_template_kwargs={"thinking": False}), "invalid_parameter")
+    assert (await post(built_in, messages=HELLO, chat_template_kwargs={"thinking": True})).status_code == 200
+
+
+_STRIPPED = "{{ messages[-1].content.split('</think>')[-1] }}"
+_WITHOUT_REASONING = _STRIPPED + "A:"
+_FOR_EARLIER_TURNS = "{% if enable_thinking %}{{ messages[-1].content }}{% else %}" + _STRIPPED + "{% endif %}A:"
+
+
+@pytest.mark.parametrize(
+    ("source", "taken"),
+    [
+        (_WITHOUT_REASONING, True),
+        ("Think in <think> and </think>. " + _WITHOUT_REASONING, True),
+        (_WITHOUT_REASONING + "<think>\n", True),
+        (_FOR_EARLIER_TURNS, True),
+        (_FOR_EARLIER_TURNS + "<think>\n", True),
+        ("{% if enable_thinking %}Think! {% endif %}" + _WITHOUT_REASONING + "<think>", True),
+        (_WITHOUT_REASONING + "<think>\n\n</think>\n\n", False),
+        (_WITHOUT_REASONING + "</think>", False),
+        ("{{ messages[-1].content }}A:", False),
+    ],
+)
+async def test_a_switch_that_changes_no_prompt_must_say_what_the_model_does(
+    source: str, taken: bool, folder: Path
+) -> None:
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    engine = engine_with(folder, TemplateChatFormat(tokenizer, source))
+    assert (await post(engine, messages=HELLO, chat_template_kwargs={"enable_thinking": taken})).status_code == 200
+    refused = await post(engine, messages=HELLO, chat_template_kwargs={"enable_thinking": not taken})
+    said = error(refused, "invalid_parameter")
+    assert ("cannot be false: this model reasons" in said) is taken
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[-1].content }}<think>{% if enable_thinking is false %}</think>{% endif %}",  # Qwen's way
+        "{{ messages[-1].content }}{{ '<think>' if thinking else '</think>' }}",  # DeepSeek's
+        "{% if thinking %}Write your thoughts. {% endif %}{{ messages[-1].content }}",  # Granite's
+    ],
+)
+async def test_a_switch_that_changes_the_prompt_may_have_both_values(source: str, folder: Path) -> None:
+    engine = engine_with(folder, TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), source))
+    name = "thinking" if " thinking" in source else "enable_thinking"
+    prompts = []
+    for value in (True, False):
+        assert (await post(engine, messages=HELLO, chat_template_kwargs={name: value})).status_code == 200
+        prompts.append(engine.streams[-1].prompt)
+    assert prompts[0] != prompts[1]
 
 
 async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> None:
