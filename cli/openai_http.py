@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -11,22 +12,29 @@ from urllib.parse import urlsplit
 
 CONNECT_TIMEOUT_S: Final = 600.0  # also the longest silence within an answer
 
+_NOT_IN_URLS: Final = re.compile(r"[\x00-\x20\x7f]")
+
 
 class ApiError(Exception):
     """The server refused or broke off a request, or cannot be reached. The text is for the terminal."""
 
 
 def api_base(url: str) -> str:
-    """The URL up to and with /v1. Raises ApiError for what is no HTTP URL."""
+    """The URL up to and with /v1. Raises ApiError for what is no HTTP URL; a word alone is none either."""
+    is_word = url != "localhost" and not re.search("[.:/]", url)
     url = url if "://" in url else f"http://{url}"
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        path = parts.path.rstrip("/").encode("ascii").decode()
+    except ValueError:  # UnicodeError too
+        host = b""
+    if is_word or not host or parts.scheme not in ("http", "https") or _NOT_IN_URLS.search(url):
+        raise ApiError("the URL must be like http://127.0.0.1:8000")
     try:
         parts.port  # noqa: B018  raises ValueError
     except ValueError:
         raise ApiError("the URL has no valid port") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ApiError("the URL must be like http://127.0.0.1:8000")
-    path = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}"
 
 
