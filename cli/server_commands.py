@@ -35,8 +35,9 @@ def _config_and_settings(command: str, first: str | None, others: Sequence[str])
     config = next(
         (path for name in (f"{PREFIX}_{command}_CONFIG", f"{PREFIX}_CONFIG") if (path := os.environ.get(name))), None
     )
-    if config is not None and not Path(config).is_file():
-        raise typer.BadParameter(f"file {config!r} does not exist", param_hint="CONFIG")
+    if config is not None and not os.path.isfile(config):
+        problem = "is a directory" if os.path.isdir(config) else "does not exist"
+        raise typer.BadParameter(f"file {config!r} {problem}", param_hint="CONFIG")
     return None if config is None else Path(config), [first, *others]
 
 
@@ -71,7 +72,7 @@ def up(
     """Start a server; Ctrl-C stops it.
 
     Starts a Ray cluster on this machine, or joins the one that RAY_ADDRESS names, loads the model, and prints the URL when the
-    server is ready. The exit status is 0 after Ctrl-C, 1 if the server cannot start.
+    server is ready. The exit status is 0 after Ctrl-C, 1 if the server cannot start, 2 for wrong settings.
 
     Each argument of the application is a variable too, LLAMA_<ARGUMENT>, where neither the file nor KEY=VALUE sets it.
 

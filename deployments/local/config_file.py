@@ -1,14 +1,15 @@
 """The configuration file that `llama-ray up` serves, with the command line's key=value arguments applied."""
 
 import difflib
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from deployments.args import ServerArgs
@@ -32,6 +33,31 @@ _REASONS: Final = {  # by pydantic's error types, in the words of the other erro
     "bool_type": "must be true or false",
 }
 
+_NULLS: Final = ("null", "Null", "NULL", "~")  # YAML's
+
+
+def _port(value: object) -> object:
+    number = int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,5}", value) else value
+    if type(number) is not int or not 1 <= number <= 65535:
+        raise ValueError("must be a whole number from 1 to 65535")
+    return number
+
+
+class HttpOptions(BaseModel):
+    """Serve's options of the HTTP proxy, of which Serve itself ignores unknown ones. Ray is not imported for them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    host: str = Field("0.0.0.0", min_length=1)
+    port: Annotated[int, BeforeValidator(_port)] = 8000
+    root_path: str = ""
+    request_timeout_s: float | None = None
+    keep_alive_timeout_s: int = 90
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
@@ -42,11 +68,15 @@ class ConfigFile:
 
     @property
     def host(self) -> str:
-        return str((self.content.get("http_options") or {}).get("host", "0.0.0.0"))
+        return self.http_options.host
 
     @property
     def port(self) -> int:
-        return int((self.content.get("http_options") or {}).get("port", 8000))
+        return self.http_options.port
+
+    @property
+    def http_options(self) -> HttpOptions:
+        return HttpOptions.model_validate(self.content.get("http_options") or {})
 
     @property
     def application(self) -> dict[str, Any]:
@@ -62,7 +92,7 @@ class ConfigFile:
         try:
             return ServerArgs.model_validate(self.application.get("args") or {})
         except ValidationError as error:
-            raise ConfigError("; ".join(_described(each) for each in error.errors())) from error
+            raise _refusal(error, ServerArgs.model_fields) from error
 
     @property
     def app_name(self) -> str:
@@ -81,42 +111,64 @@ class ConfigFile:
 def read_config(path: Path, overrides: Sequence[str], directory: Path) -> ConfigFile:
     """Read the file and apply the overrides. A changed copy is written to `directory`.
 
-    Raises ConfigError for a file without applications and for an override that is not key=value.
+    Raises ConfigError for a file without applications, for an override that is not key=value, and for wrong `http_options`.
     """
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # YAML's numbers and dates raise ValueError
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if (
         not isinstance(content, dict)
         or not isinstance(content.get("applications"), list)
         or not content["applications"]
+        or not isinstance(content["applications"][0], dict)
     ):
         raise ConfigError(f"{path} has no list of applications")
-    if not overrides:
-        return ConfigFile(path, content)
+    for section, key in ((content, "http_options"), (content["applications"][0], "args")):
+        if not isinstance(section.get(key) or {}, dict):
+            raise ConfigError(f"{path}: {key} must be a mapping of names to values")
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{override!r} is not of the form key=value")
-        section, _, option = key.rpartition(".")
-        if section not in ("", "http_options"):
-            raise ConfigError(f"{key!r}: only http_options.NAME has a dot; an argument is its plain name")
-        target = (
-            content.setdefault("http_options", {}) if section else content["applications"][0].setdefault("args", {})
-        )
-        target[option] = yaml.safe_load(value)
+        _apply(override, content)
+    config = ConfigFile(path, content)
+    try:
+        config.http_options  # noqa: B018  raises ValidationError
+    except ValidationError as error:
+        raise _refusal(error, HttpOptions.model_fields, "http_options.") from error
+    if not overrides:
+        return config
     changed = directory / path.name
     changed.write_text(yaml.safe_dump(content, sort_keys=False))
     return ConfigFile(changed, content)
 
 
-def _described(error: ErrorDetails) -> str:
-    """Which argument pydantic refuses, why, and the name that was probably meant."""
+def _apply(override: str, content: dict[str, Any]) -> None:
+    """Put the override's value into the content of the file."""
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r} is not of the form key=value")
+    section, _, option = key.rpartition(".")
+    if section not in ("", "http_options"):
+        raise ConfigError(f"{key!r}: only http_options.NAME has a dot; an argument is its plain name")
+    try:
+        read = yaml.safe_load(value)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{key}: the value is not valid YAML") from error
+    if read is None and value.strip() not in _NULLS:
+        raise ConfigError(f"{key}: has no value; {key}=null is null, for what is optional")
+    holder, name = (content, "http_options") if section else (content["applications"][0], "args")
+    holder[name] = (holder.get(name) or {}) | {option: read}
+
+
+def _refusal(error: ValidationError, known: Iterable[str], section: str = "") -> ConfigError:
+    """Which arguments pydantic refuses, why, and the names that were probably meant."""
+    return ConfigError("; ".join(_described(each, known, section) for each in error.errors()))
+
+
+def _described(error: ErrorDetails, known: Iterable[str], section: str) -> str:
     name, why = argument_error(error)
     if error["type"] == "extra_forbidden":
-        why = f"{why}; {similar_argument(name)}"
-    return f"{name}: {why}" if name else why
+        why = f"{why}; {similar_argument(name, known)}"
+    return f"{section}{name}: {why}" if name else why
 
 
 def argument_error(error: ErrorDetails) -> tuple[str, str]:
@@ -126,9 +178,9 @@ def argument_error(error: ErrorDetails) -> tuple[str, str]:
     return name, why.format(**error.get("ctx", {})) if why else error["msg"].removeprefix("Value error, ")
 
 
-def similar_argument(name: str) -> str:
+def similar_argument(name: str, known: Iterable[str] = ServerArgs.model_fields) -> str:
     """The argument that an unknown `name` probably means, or where all of them are listed."""
-    near = difflib.get_close_matches(name, ServerArgs.model_fields, n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "docs/configuration.md lists every argument"
 
 
@@ -139,6 +191,8 @@ def check_port_is_free(host: str, port: int) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
         try:
             listener.bind((host, port))
+        except (TypeError, UnicodeError) as error:  # a name that IDNA cannot encode
+            raise ConfigError("http_options.host: is not a host's name or address") from error
         except OSError as error:
             raise ConfigError(
                 f"{host}:{port} cannot be used: {error.strerror}. Is another server running? Set http_options.port."

@@ -31,20 +31,24 @@ from llama_core.errors import LlamaError
 
 
 def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = False) -> int:
-    """Serve the configuration file until a signal ends the server. Returns the command's exit status.
+    """Serve the configuration file until a signal ends the server. Returns the command's exit status: 2 for wrong settings.
 
     overrides: "key=value" arguments of the application. verbose: leave the lines of Ray, Serve and HAProxy on the terminal.
     """
     directory = tempfile.TemporaryDirectory(prefix="llama-ray-", ignore_cleanup_errors=True)
+    status = 2
     try:
         config = read_config(path, overrides, Path(directory.name))
+        if _starts_cluster():
+            config.server_args  # noqa: B018  raises ConfigError
+        status = 1
         check_port_is_free(config.host, config.port)
         if _starts_cluster():
             check_model_files(config)  # Ray and Serve would start first, which takes seconds
     except LlamaError as error:
         directory.cleanup()
         print(error.message, file=sys.stderr)
-        return 1
+        return status
     console = Console(None if verbose else new_log_file())
     console.phase(f"starting {config.model}" + ("" if console.log is None else f", log {console.log}"))
     tag = uuid.uuid4().hex

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.harness.programs import free_port
 from cli.doctor import command as doctor
 from cli.main import app
 from deployments.local import up
@@ -63,6 +64,8 @@ def test_settings_without_a_configuration_file_are_over_that_of_the_environment_
         assert done.exit_code == 0, done.output
         done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config) + ".absent"})
         assert done.exit_code == 2 and "does not exist" in done.output
+        done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config.parent)})
+        assert done.exit_code == 2 and "is a directory" in done.output
     assert CliRunner().invoke(app, ["doctor", *words]).exit_code == 0
     assert calls == [(config, words), (config, words), (None, words)]
     done = CliRunner().invoke(app, ["up", *words])
@@ -101,6 +104,9 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkey
         ("chat --temperature 9", "must be at most 2"),
         ("bench --timeout soon", "must be a number"),
         ("bench --url ftp://x", "the URL must be like http://127.0.0.1:8000"),
+        ("bench --url nonsense", "the URL must be like http://127.0.0.1:8000"),
+        ("bench --url http://[::1", "the URL must be like http://127.0.0.1:8000"),
+        ("bench --url http://a\u00a0b/é", "the URL must be like http://127.0.0.1:8000"),
         ("chat -q a --url http://x:99999", "the URL has no valid port"),
         ("up pyproject.toml seed", "'seed' is not of the form KEY=VALUE"),
         ("doctor pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
@@ -110,15 +116,38 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkey
 )
 def test_wrong_usage_has_status_2_and_words_of_our_own(words: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    done = CliRunner().invoke(app, words.split())
+    done = CliRunner().invoke(app, words.split(" "))
     shown = " ".join(done.output.split())
     assert done.exit_code == 2 and says in shown, shown
     assert not any(theirs in shown for theirs in ("Value error", "Input should", "Traceback"))
 
 
-def test_a_misspelt_override_ends_the_command_with_one_line(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert up.serve_file(config, ["seed"]) == 1
-    assert capfd.readouterr().err == "'seed' is not of the form key=value\n"
+@pytest.mark.parametrize(
+    ("setting", "status", "says"),
+    [
+        ("seed", 2, "'seed' is not of the form key=value"),
+        ("http_options.nosuch=1", 2, "http_options.nosuch: no such argument"),
+        ("http_options.port=99999", 2, "http_options.port: must be a whole number from 1 to 65535"),
+        ("max_sequence=5", 2, "max_sequence: no such argument; did you mean max_seq_len?"),
+        ("max_seq_len=x", 2, "max_seq_len: must be"),
+        ("max_seq_len=", 2, "max_seq_len: has no value"),
+        ("max_batch_size=null", 2, "max_batch_size: must be a whole number"),
+        ("ckpt_dir=/nowhere", 1, "/nowhere"),
+    ],
+)
+def test_a_setting_that_cannot_be_served_ends_up_with_one_line(
+    setting: str, status: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 for what is wrong with the setting itself, 1 for what is found with its help."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"http_options: {{host: 127.0.0.1, port: {free_port()}}}\n"
+        "applications: [{name: llama, import_path: 'deployments.app:build_app'}]"
+    )
+    assert up.serve_file(config, [setting]) == status
+    shown = capfd.readouterr().err
+    assert shown.startswith(says) or status == 1, shown
+    assert says in shown and shown.count("\n") == 1
 
 
 def test_the_package_installs_the_command() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.harness.programs import free_port
 from deployments.args import PROJECT_ROOT
 from deployments.local import up
 from deployments.local.config_file import ConfigFile
@@ -193,7 +194,7 @@ def test_up_judges_the_files_only_for_a_cluster_that_it_starts(
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
     config = tmp_path / "config.yaml"
-    http_options = {"host": "127.0.0.1", "port": 0}
+    http_options = {"host": "127.0.0.1", "port": free_port()}
     config.write_text(
         yaml.safe_dump({"http_options": http_options, "applications": [application(Path("/nowhere/model"))]})
     )
