@@ -20,6 +20,7 @@ from deployments.http.structured_outputs import grammar_of
 from deployments.typed_api import TypedHandleApi
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.callers_grammar import callers_grammar
 from llama_core.text.spellings import spellings
 from llama_core.text.tools.tool import Tool
 
@@ -119,7 +120,7 @@ class ChatHandleApi(TypedHandleApi):
         if grammar and params.grammar:
             raise InvalidParameter(f"{param}: {param} and params.grammar exclude each other", param=param)
         if params.grammar:
-            grammar, param = params.grammar, "grammar"
+            grammar, param = callers_grammar(params.grammar), "grammar"
         parsing = answer_parsing(body, self.service, use, prompt, has_grammar=bool(grammar))
         bad_words = (*params.bad_words, *spellings(body.bad_words, self.service.tokenizer))
         return Plan(

@@ -26,6 +26,7 @@ from deployments.http.grammar_checks import GrammarChecks
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
+from llama_core.text.callers_grammar import callers_grammar
 from llama_core.text.chat_format import Dialog
 from llama_core.text.grammar import Checks, for_answer, kept
 from llama_core.text.spellings import spellings
@@ -257,7 +258,7 @@ class TypedHandleApi(HandleApi):
 
 @kept
 def _checked(by: Checks, grammar: str) -> str:
-    return by.checked_grammar(grammar, "grammar")
+    return by.checked_grammar(callers_grammar(grammar), "grammar")
 
 
 def _are_prompts(prompt: Any) -> bool:

@@ -173,7 +173,12 @@ def _of_kind(kind: str, value: Any, param: str) -> str:
         "json_object": lambda *_: grammars.json_object_grammar(),
         "structural_tag": _structural_tags,
     }[kind]
-    return write(value, param)
+    try:
+        return write(value, param)
+    except InvalidParameter as error:  # of a builder, which does not know the field
+        if error.param:
+            raise
+        raise InvalidParameter(f"{param}: {error.message}", param=param) from None
 
 
 def _json_schema(value: Any, param: str) -> str:

@@ -131,7 +131,11 @@ class SamplingParams:
                 f"logit_bias must be at most {MAX_LOGIT_BIASES} biases from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
                 param="logit_bias",
             )
-        if not isinstance(self.grammar, str) or len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
+        try:
+            is_too_large = len(self.grammar.encode()) > MAX_GRAMMAR_BYTES if isinstance(self.grammar, str) else True
+        except UnicodeEncodeError:
+            raise InvalidParameter("grammar must have no lone surrogates", param="grammar") from None
+        if is_too_large:
             raise InvalidParameter(f"grammar must be a text of at most {MAX_GRAMMAR_BYTES} bytes", param="grammar")
         if self.grammar and self.ignore_eos:
             raise InvalidParameter(

@@ -23,7 +23,7 @@ from llama_core.text.schema_forms.rewriting import original_place, refused_keywo
 from llama_core.text.schema_forms.unique_lists import without_unique_lists
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizer import Tokenizer, is_encodable
 
 # Between the parts of JSON: one space, or a new line with its indentation. Unlimited, a model may write spaces for ever.
 _WHITESPACE: Final = r"( |\n[ \t]{0,32})?"
@@ -103,7 +103,10 @@ def json_object_grammar() -> str:
 
 
 def regex_grammar(regex: str) -> str:
-    """Text that the regular expression matches as a whole. Rust's syntax, without look-around and back-references."""
+    """Text that the regular expression matches as a whole. Rust's syntax, without look-around and back-references.
+
+    Raises InvalidParameter where it is no text."""
+    _check_text(regex)
     grammar: str = LLMatcher.grammar_from_regex(regex)
     if len(regex_to_lark(regex, "")) == len(regex):
         return grammar
@@ -112,19 +115,30 @@ def regex_grammar(regex: str) -> str:
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Exactly one of the texts."""
+    """Exactly one of the texts. Raises InvalidParameter where these are no texts, or none."""
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+        raise InvalidParameter("must be a list of at least 1 text", param="")
+    for choice in choices:
+        _check_text(choice)
     return lark_grammar("start: " + " | ".join(json.dumps(choice) for choice in choices))
 
 
 def lark_grammar(source: str) -> str:
-    """A context-free grammar in Lark's notation or in GBNF, llama.cpp's. Raises InvalidParameter for GBNF with an error.
+    """A context-free grammar in Lark's notation or in GBNF, llama.cpp's. Raises InvalidParameter for GBNF with an error, and
+    for what is no text.
 
     GBNF takes up to a second of processor time.
     """
+    _check_text(source)
     if not gbnf.is_gbnf(source):
         return json.dumps({"grammars": [{"lark_grammar": source}]})
     # The lines are for errors; llguidance reads "grammars" alone.
     return json.dumps({"grammars": [{"lark_grammar": gbnf.as_lark(source)}], "gbnf_lines": gbnf.rule_lines(source)})
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str) or not is_encodable(text):
+        raise InvalidParameter("must be a text without lone surrogates", param="")
 
 
 def for_answer(grammar: str, tokenizer: Tokenizer) -> str:

@@ -24,7 +24,7 @@ from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
-from llama_core.text.grammar import json_schema_grammar
+from llama_core.text.grammar import json_schema_grammar, lark_grammar
 from llama_core.text.spellings import spellings
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
@@ -225,9 +225,22 @@ async def test_invalid_parameters_are_named(ingress: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         await ingress.sample([[1, 5]], SamplingParams(grammar="start: missing"))
     assert refused.value.param == "grammar"
+    for grammar in ('{"json_schema": {}}', '{"grammars": {}}'):
+        with pytest.raises(InvalidParameter) as refused:
+            await ingress.sample([[1, 5]], SamplingParams(grammar=grammar))
+        assert refused.value.param == "grammar"
+        with pytest.raises(InvalidParameter) as refused:
+            await ingress.chat(ChatRequest([{"role": "user", "content": "x"}]), SamplingParams(grammar=grammar))
+        assert refused.value.param == "grammar"
     with pytest.raises(InvalidParameter) as refused:
         await ingress.score([1], [[]])
     assert refused.value.param == "continuations"
+
+
+async def test_a_grammar_in_lark_needs_no_builder(ingress: Any) -> None:
+    (own,) = await ingress.sample([[1, 5]], SamplingParams(0.0, max_tokens=4, grammar='start: "a"'))
+    (built,) = await ingress.sample([[1, 5]], SamplingParams(0.0, max_tokens=4, grammar=lark_grammar('start: "a"')))
+    assert own.tokens == built.tokens
 
 
 async def test_a_grammar_that_comes_again_is_checked_once(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,8 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "at character 1: unclosed group"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
         ({"guided_choice": ["a", "é", "\ud800"]}, "guided_choice[2]", "surrogates"),
+        ({"guided_regex": "\ud800"}, "guided_regex", "surrogates"),
+        ({"guided_grammar": "\ud800"}, "guided_grammar", "surrogates"),
         ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of json, "),
         ({"structured_outputs": {"json": SCHEMA, "xml": 1}}, "structured_outputs", "backend"),
         (
