@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _MAX_AT_ONCE: Final = 256  # tokens that are tried at one position within a string
 _MAX_OTHER: Final = 16  # other tokens than that of the first path that are taken at one position
 _SOME_OF_MANY: Final = 4  # tokens that are taken of more than `_MAX_OTHER`
+# With so few tokens left, the shortest path is searched, and the model may choose another one.
+FEW_LEFT: Final = 8
+_MAX_TRIED_OF_FEW: Final = 128  # tokens to try for the shortest path
+_ALL_OF_FEW: Final = 48  # tokens at one position, all of which are tried
 
 
 class LimitsExceeded(Exception):
@@ -74,6 +78,51 @@ class Search:
                 if path:
                     return path
         return path
+
+    def shortest(self, matcher: "LLMatcher", text: JsonText) -> list[int]:
+        """As `path`, the path with the fewest tokens of those that are tried. For up to `FEW_LEFT` tokens.
+
+        Breadth first; positions with equal masks behind as many tokens count as one."""
+        ways, num_tried = [(list[int](), matcher.deep_copy(), text)], 0
+        for num_left in range(self.most, 0, -1):
+            longer: list[tuple[list[int], LLMatcher, JsonText]] = []
+            seen = set[bytes]()
+            for way, at, place in ways:
+                mask = mask_of(at, self.vocabulary)
+                check_limits(at)
+                if (ends := mask & self.vocabulary.end_bits).any():
+                    return [*way, first_of(ends)]
+                if (key := mask.tobytes()) in seen or num_left == 1:
+                    continue
+                seen.add(key)
+                for token in self._likely_short(mask, place)[: _MAX_TRIED_OF_FEW - num_tried]:
+                    num_tried += 1
+                    behind, place_behind = at.deep_copy(), place.copy()
+                    consume(behind, [token])
+                    place_behind.append(self.vocabulary.text(token))
+                    longer.append(([*way, token], behind, place_behind))
+            ways = longer
+            self.num_followed += len(ways)
+        return []
+
+    def _likely_short(self, mask: np.ndarray, text: JsonText) -> list[int]:
+        """The allowed tokens, of many some, which a short path may take. Those that close most come first."""
+        vocabulary = self.vocabulary
+        rest = mask if text.in_string or not (found := mask & ~vocabulary.spaces).any() else found
+        num_each = _ALL_OF_FEW if count_of(rest) <= _ALL_OF_FEW else _SOME_OF_MANY
+        tokens: list[int] = []
+        for group in vocabulary.closing_string if text.in_string else vocabulary.between:
+            tokens += self._shortest_and_longest(rest & group, num_each)
+            rest = rest & ~group
+        return [*tokens, *self._shortest_and_longest(rest, num_each)]
+
+    def _shortest_and_longest(self, mask: np.ndarray, num_each: int) -> list[int]:
+        """Some tokens of the mask, by the lengths of their texts."""
+        if not mask.any():
+            return []
+        tokens = np.array(tokens_of(mask))
+        by_length = tokens[np.argsort(self.vocabulary.lengths[tokens], kind="stable")].tolist()
+        return [*by_length[:num_each], *by_length[num_each:][-num_each:]]
 
     def _follow(self, matcher: "LLMatcher", text: JsonText, path: list[int]) -> tuple[list[int], list[_Choice]]:
         """The path that continues `path` with the tokens that close most, [] if it is too long; and the choices on it.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.grammars.closing_path import LimitsExceeded, Search, check_limits, consume, mask_of
+from llama_core.execution.grammars.closing_path import FEW_LEFT, LimitsExceeded, Search, check_limits, consume, mask_of
 from llama_core.execution.grammars.json_lookahead import MAX_OTHER, MAX_WATCHED, KnownMask, Lookahead, Place
 from llama_core.execution.grammars.json_outline import JsonOutline
 from llama_core.execution.grammars.json_vocabulary import SPACES, JsonText, bits_of, each_of
@@ -63,8 +63,9 @@ class JsonEnding:
     """The end of one answer.
 
     first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
-    that may be sampled. tokens: those of the answer that `matcher` has consumed. arrived: the last position for which `place`
-    is known. is_broken: looking ahead exceeds the limits even of a matcher of its own.
+    that may be sampled; one more where only the JSON can end in time, and not the answer. tokens: those of the answer that
+    `matcher` has consumed. arrived: the last position for which `place` is known. is_broken: looking ahead exceeds the limits
+    even of a matcher of its own.
 
     The state depends on the answer's tokens alone: masks must not depend on when a matcher is made anew from them, nor on other
     answers.
@@ -151,7 +152,7 @@ class JsonEnding:
     def _within_limits(self, step: Callable[[], None]) -> bool:
         """Call `step`; if other answers have used up the matcher's limits, again with a newly compiled grammar. Returns False
         where the step alone exceeds the limits."""
-        place, num_tokens, arrived = self.place.copy(), len(self.tokens), self.arrived
+        place, num_tokens, arrived, limit = self.place.copy(), len(self.tokens), self.arrived, self.limit
         for is_compiled_again in (False, True):
             try:
                 if is_compiled_again:
@@ -160,7 +161,7 @@ class JsonEnding:
                 check_limits(self.matcher)
                 return True
             except LimitsExceeded:
-                self.place, self.arrived = place.copy(), arrived
+                self.place, self.arrived, self.limit = place.copy(), arrived, limit
         return False
 
     def _renew(self, num_tokens: int) -> None:
@@ -207,10 +208,18 @@ class JsonEnding:
                 place.text = text
         left = self.limit - position
         if place.path is None:
-            place.path = Search(self.ahead.vocabulary, left, MAX_OTHER).path(self.matcher, place.text)
+            place.path = self._searched(Search(self.ahead.vocabulary, left, MAX_OTHER))
         elif not place.path and left in _LOOK_AGAIN:
-            again = Search(self.ahead.vocabulary, left, MAX_OTHER, _MAX_TRIED_AGAIN)
-            place.path = again.path(self.matcher, place.text)
+            place.path = self._searched(Search(self.ahead.vocabulary, left, MAX_OTHER, _MAX_TRIED_AGAIN))
+
+    def _searched(self, search: Search) -> list[int]:
+        """The closing path here. With few tokens left, there may be no room for its last token, which ends the answer: the JSON
+        is whole."""
+        path: list[int] = []
+        if search.most < FEW_LEFT:
+            path = replace(search, most=search.most + 1).shortest(self.matcher, self.place.text)
+            self.limit += len(path) > search.most
+        return path or search.path(self.matcher, self.place.text)
 
     def _is_in_text(self, bits: np.ndarray, num_tokens: int) -> bool | None:
         """Whether other text than JSON may continue behind the first `num_tokens` tokens. None within a character of several
@@ -248,7 +257,7 @@ class JsonEnding:
         """The tokens of the mask behind which the answer can end in time."""
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
-        if left - len(path) < _FORCED_BELOW:
+        if left - len(path) < _FORCED_BELOW and not (left <= FEW_LEFT and are_few(bits, self.place.text)):
             first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
             # Where the text is forced, the mask may divide it into other tokens than the path does.
             forced: np.ndarray = bits & first

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llama_core.execution.grammars.closing_path import Search, consume, mask_of
+from llama_core.execution.grammars.closing_path import FEW_LEFT, Search, consume, mask_of
 from llama_core.execution.grammars.json_lookahead import MARGIN
 from llama_core.execution.grammars.json_vocabulary import (
     SPACES,
@@ -173,6 +173,8 @@ class TokensInTime:
         place.append(text)
         search = Search(vocabulary, most, max_other) if max_other else Search(vocabulary, most, max_tried=_MAX_TRIED)
         found = search.path(behind, place)
+        if not found and max_other and most <= FEW_LEFT:
+            found = search.shortest(behind, place)
         self.num_followed += search.num_followed
         if not found:
             self.late_texts.append(text + b"".join(map(vocabulary.text, search.first_path)))

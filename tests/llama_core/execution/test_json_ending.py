@@ -11,6 +11,7 @@ import pytest
 
 from llama_core.execution.grammars.closing_path import Search
 from llama_core.execution.grammars.json_vocabulary import JsonText
+from llama_core.text.grammar import for_answer
 from tests.programs.structured_output import bounded, unbounded
 from tests.support.sampled_answers import (
     BIG,
@@ -18,9 +19,12 @@ from tests.support.sampled_answers import (
     SEEDS,
     TOKENIZER,
     VOCABULARY,
+    Vocabulary,
     after,
     by_chance,
     grammar_of,
+    lookahead_of,
+    respelled,
     sampled,
 )
 
@@ -200,3 +204,43 @@ def test_the_place_in_a_text_is_known(text: str, expected: JsonText) -> None:
         for begin in range(0, len(text), size):
             found.append(text[begin : begin + size].encode())
         assert found == expected
+
+
+SHORT_VALUES: dict[str, tuple[Any, str]] = {  # a schema, and a value of as few tokens as any
+    "any": ({}, "0"),
+    "object": ({"type": "object"}, "{}"),
+    "list": ({"type": "array"}, "[]"),
+    "boolean": ({"type": "boolean"}, "true"),
+    "null": ({"type": "null"}, "null"),
+    "integer": ({"type": "integer", "maximum": -5}, "-6"),
+    "string": ({"type": "string"}, '""'),
+    "enum": ({"enum": ["red", "blue", True, 12]}, "12"),
+    "pattern": ({"type": "string", "pattern": "^[a-c]{2,4}$"}, '"ab"'),
+    "required": ({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, '{"a":0}'),
+    "items": ({"type": "array", "items": {"type": "boolean"}, "minItems": 1}, "[true]"),
+    "alternatives": ({"anyOf": [named("long", key={"type": "string"}), {"type": "boolean"}]}, "true"),
+}
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, respelled()], ids=["demo", "respelled"])
+@pytest.mark.parametrize("kind", SHORT_VALUES)
+def test_an_answer_of_few_tokens_is_whole_where_a_value_fits(kind: str, vocabulary: Vocabulary) -> None:
+    """Also where only the value fits, and not the token that ends the answer."""
+    schema, value = SHORT_VALUES[kind]
+    grammar = for_answer(grammar_of(schema), TOKENIZER)
+    ahead = lookahead_of(grammar, vocabulary)
+    least = min(len(vocabulary.tokens(space + value)) for space in ("", " "))
+    for limit in range(least, 9):
+        for seed in range(SEEDS):
+            preferred = ((), (b" ", b" t", b"f", b'"'), (b"-", b" {", b" [", b' "'))[seed % 3]
+            choose = by_chance(seed, *preferred, vocabulary=vocabulary)
+            tokens, has_ended, _ = sampled(grammar, limit, choose, ahead, vocabulary)
+            text = b"".join(map(vocabulary.text, tokens)).decode()
+            jsonschema.validate(json.loads(text), schema)
+            assert has_ended or limit == least, text
+
+
+def test_the_model_chooses_between_values_that_fit() -> None:
+    grammar = for_answer(grammar_of({"type": "boolean"}), TOKENIZER)
+    answers = {TOKENIZER.decode(sampled(grammar, 5, by_chance(seed))[0]).strip() for seed in range(24)}
+    assert answers == {"true", "false"}
