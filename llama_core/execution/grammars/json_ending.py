@@ -123,21 +123,13 @@ class JsonEnding:
         """Drop from the mask the tokens after which the answer could not end in time. Returns whether the answer lost a text.
 
         bits: uint32 [words], what the grammar allows at `position`, behind all tokens that were appended."""
-        if position < self.first_watched or not bits.any():
+        if position < self.first_watched:
             return False
         self._follow_unread()
         if self.is_broken:
             return False
-        if self.place.path == [] and not self._looks_again(position):
-            return False
-        kept: np.ndarray | None = None
-
-        def narrow() -> None:
-            nonlocal kept
-            self._arrive(position, bits)
-            kept = self._kept(bits, position) if self.place.path else None
-
-        if not self._within_limits(narrow) or kept is None:
+        kept = self._kept(bits, position)
+        if kept is None:
             return False
         dropped = bits & ~kept
         if not dropped.any() or not kept.any():
@@ -148,6 +140,24 @@ class JsonEnding:
         assert self.place.path
         continuation = b"".join(map(self.ahead.vocabulary.text, self.place.path))
         return any(not continuation.startswith(self.ahead.vocabulary.text(token)) for token in each_of(dropped))
+
+    def _kept(self, bits: np.ndarray, position: int) -> np.ndarray | None:
+        """The tokens of the mask behind which the answer can end in time. None where all are kept."""
+        known, path, left = self.in_string, self.place.path, self.limit - position
+        if known is not None and path and not self.ahead.begins_with_text:  # as for most masks within strings
+            is_forced = left - len(path) < _FORCED_BELOW
+            if not is_forced and known.holds(bits, path, left - 1):
+                return known.kept
+        if not bits.any() or (path == [] and not self._looks_again(position)):
+            return None
+        kept: np.ndarray | None = None
+
+        def find() -> None:
+            nonlocal kept
+            self._arrive(position, bits)
+            kept = self._found(bits, position) if self.place.path else None
+
+        return kept if self._within_limits(find) else None
 
     def _within_limits(self, step: Callable[[], None]) -> bool:
         """Call `step`; if other answers have used up the matcher's limits, again with a newly compiled grammar. Returns False
@@ -253,8 +263,8 @@ class JsonEnding:
         text.append(b"".join([first.rpartition(b">")[2] if b">" in first else b"", *others]))
         return text
 
-    def _kept(self, bits: np.ndarray, position: int) -> np.ndarray:
-        """The tokens of the mask behind which the answer can end in time."""
+    def _found(self, bits: np.ndarray, position: int) -> np.ndarray | None:
+        """As `_kept`, at `place`, where a closing path is known."""
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
         if left - len(path) < _FORCED_BELOW and not (left <= FEW_LEFT and are_few(bits, self.place.text)):
@@ -278,7 +288,9 @@ class JsonEnding:
                 return kept
             check_limits(self.matcher)  # beyond the limits, llguidance may refuse tokens that the grammar allows
             # With more tokens left, the search behind a late token goes further and may find an end.
-            known = KnownMask(bits.copy(), path, kept, in_time.most_needed, most if in_time.is_any_late else None)
+            is_any_late = in_time.is_any_late
+            some = kept if (kept != bits).any() else None
+            known = KnownMask(bits.tobytes(), path, some, in_time.most_needed, most if is_any_late else None)
             if place is not None:
                 self.ahead.keep(place, known)
         if is_alike:

@@ -19,6 +19,7 @@ _BETWEEN_CALLS: Final = b";<"  # what formats of tools write before another call
 SPACES: Final = b" \n\r\t"
 _EMPTY_VALUES: Final = (b'""', b"[]", b"{}")
 _AT_ONCE: Final = 8192  # characters
+_FEW: Final = 8  # tokens that take less time one by one than as an array
 
 
 @dataclass(slots=True)
@@ -215,7 +216,12 @@ def count_of(bits: np.ndarray) -> int:
 
 def bits_of(tokens: Iterable[int], num_words: int) -> np.ndarray:
     """The mask of these tokens: uint32 [num_words]."""
-    ids = tokens.astype(np.int64) if isinstance(tokens, np.ndarray) else np.fromiter(tokens, np.int64)
     words = np.zeros(num_words, np.uint32)
-    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    some = tokens if isinstance(tokens, np.ndarray) else list(tokens)
+    if len(some) > _FEW:
+        ids = np.asarray(some, np.int64)
+        np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return words
+    for token in some:
+        words[token // 32] |= np.uint32(1 << int(token) % 32)
     return words

@@ -2,7 +2,8 @@
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from string import ascii_letters
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
@@ -45,38 +46,45 @@ def members(key: Any, **others: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def checking_what_is_kept(known_parts: list[np.ndarray]) -> Any:
+@contextmanager
+def checking_what_is_kept(known: list[int]) -> Iterator[None]:
     """Compares what is kept of each mask with what is found without the tokens and the answers before, as on new ranks.
-    known_parts: of the masks that were not looked at again."""
-    kept = JsonEnding._kept
+    known: the positions of the masks that were not looked at again."""
+    kept, in_time, num_looks = JsonEnding._kept, JsonEnding._in_time, [0]
 
-    def kept_and_found_again(self: JsonEnding, bits: np.ndarray, position: int) -> np.ndarray:
+    def counted(self: JsonEnding, most: int) -> TokensInTime:
+        num_looks[0] += 1
+        return in_time(self, most)
+
+    def kept_and_found_again(self: JsonEnding, bits: np.ndarray, position: int) -> np.ndarray | None:
         in_string, self.in_string = self.in_string, None
-        known, self.ahead._known = self.ahead._known, OrderedDict()
+        of_others, self.ahead._known = self.ahead._known, OrderedDict()
+        num_looks[0] = 0
         found_again = kept(self, bits.copy(), position)
-        self.in_string, self.ahead._known = in_string, known
-        before = [in_string, *known.values()]
+        is_found, num_looks[0] = num_looks[0] > 0, 0
+        self.in_string, self.ahead._known = in_string, of_others
         found = kept(self, bits, position)
-        if any(each is not None and found is each.kept for each in before):
-            known_parts.append(found)
-        assert np.array_equal(found, found_again)
+        if is_found and not num_looks[0]:
+            known.append(position)
+        assert np.array_equal(bits if found is None else found, bits if found_again is None else found_again)
         return found
 
-    return patch.object(JsonEnding, "_kept", kept_and_found_again)
+    with patch.object(JsonEnding, "_kept", kept_and_found_again), patch.object(JsonEnding, "_in_time", counted):
+        yield
 
 
 def test_what_is_kept_of_a_mask_does_not_depend_on_earlier_answers() -> None:
     """Of the same grammar, with other strings and numbers and within other limits."""
-    known_parts: list[np.ndarray] = []
+    known: list[int] = []
     num_with_outlines = 0
-    with checking_what_is_kept(known_parts):
+    with checking_what_is_kept(known):
         for seed in range(2 * SEEDS):
             grammar = grammar_of((bounded, unbounded)[seed % 2](random.Random(seed)))
             ahead = lookahead_of(grammar)
             num_with_outlines += ahead.has_outlines
             for i, limit in enumerate((64, 40, 100, 64, 52, 80)):
                 sampled(grammar, limit, by_chance(100 * seed + i, b'"', b',"', b'":'), ahead)
-    assert num_with_outlines > SEEDS and len(known_parts) > 100
+    assert num_with_outlines > SEEDS and len(known) > 100
 
 
 def test_another_answer_of_the_same_outline_is_not_looked_at_again() -> None:
@@ -199,13 +207,13 @@ def test_what_was_found_beyond_the_limits_is_not_kept() -> None:
 
 
 def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
-    known_parts: list[np.ndarray] = []
+    known: list[int] = []
     letters = [letter.encode() for letter in ascii_letters]
-    with checking_what_is_kept(known_parts):
+    with checking_what_is_kept(known):
         for seed in range(2 * SEEDS):
             schema = unbounded(random.Random(seed))
             sampled(grammar_of(schema), (40, 64, 100)[seed % 3], by_chance(seed, *letters[seed % 2 :: 2]))
-    assert len(known_parts) > 20
+    assert len(known) > 20
 
 
 @pytest.mark.parametrize(
@@ -225,9 +233,9 @@ def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
 def test_a_mask_is_known_again_only_where_the_strings_text_decides_nothing(
     schema: Any, begin: str, is_known: bool
 ) -> None:
-    known_parts: list[np.ndarray] = []
+    known: list[int] = []
     letter = VOCABULARY.json.characters[b"a"]
     tokens = [*VOCABULARY.tokens(begin), *[letter] * 4]
-    with checking_what_is_kept(known_parts):
+    with checking_what_is_kept(known):
         sampled(grammar_of(schema), len(tokens) + 20, behind(tokens, by_chance(0, b'"')))
-    assert bool(known_parts) == is_known
+    assert bool(known) == is_known
