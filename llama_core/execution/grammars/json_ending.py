@@ -144,10 +144,8 @@ class JsonEnding:
     def _kept(self, bits: np.ndarray, position: int) -> np.ndarray | None:
         """The tokens of the mask behind which the answer can end in time. None where all are kept."""
         known, path, left = self.in_string, self.place.path, self.limit - position
-        if known is not None and path and not self.ahead.begins_with_text:  # as for most masks within strings
-            is_forced = left - len(path) < _FORCED_BELOW
-            if not is_forced and known.holds(bits, path, left - 1):
-                return known.kept
+        if known is not None and path and left - len(path) >= _FORCED_BELOW and known.holds(bits, path, left - 1):
+            return known.kept  # as of most masks within strings
         if not bits.any() or (path == [] and not self._looks_again(position)):
             return None
         kept: np.ndarray | None = None
@@ -274,8 +272,6 @@ class JsonEnding:
             if forced.any():
                 return forced
         most = left - 1
-        if self.in_string and self.in_string.holds(bits, path, most):
-            return self.in_string.kept
         # Where all tokens that continue a string are kept, the mask depends on what follows the string alone.
         text = self.place.text
         is_alike = text.in_string and not text.is_escaped and not are_few(bits, text) and self._is_in_free_value()

@@ -221,6 +221,8 @@ def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
     [
         ({"type": "object", "properties": {"k": TEXT}, "required": ["k"]}, '{"k":"aaa', True),
         ({"type": "array", "items": {"anyOf": [TEXT, {"type": "null"}]}}, '["aaa', True),
+        # behind the string, another member may follow as long as there is room for it
+        (members(TEXT, another=TEXT) | {"required": ["k"]}, '{"k":"aaa', True),
         ({"type": "object", "additionalProperties": TEXT}, '{"aaa', False),  # a key, which decides on its value
         (
             {"anyOf": [members({"type": "string", "pattern": "^[^q]*$"}, p=TEXT), members(TEXT, z=TEXT)]},
@@ -228,14 +230,15 @@ def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
             False,
         ),
     ],
-    ids=["a value", "a value or null", "a key", "one of two patterns"],
+    ids=["a value", "a value or null", "a value before another", "a key", "one of two patterns"],
 )
 def test_a_mask_is_known_again_only_where_the_strings_text_decides_nothing(
     schema: Any, begin: str, is_known: bool
 ) -> None:
     known: list[int] = []
-    letter = VOCABULARY.json.characters[b"a"]
-    tokens = [*VOCABULARY.tokens(begin), *[letter] * 4]
-    with checking_what_is_kept(known):
-        sampled(grammar_of(schema), len(tokens) + 20, behind(tokens, by_chance(0, b'"')))
+    vocabulary = respelled()  # with a token for `",`
+    tokens = vocabulary.tokens(begin)
+    with checking_what_is_kept(known):  # up to the limit
+        choose = behind(tokens, by_chance(0, b"a", vocabulary=vocabulary))
+        sampled(grammar_of(schema), len(tokens) + 24, choose, vocabulary=vocabulary)
     assert bool(known) == is_known
