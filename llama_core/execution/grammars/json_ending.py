@@ -274,7 +274,12 @@ class JsonEnding:
         most = left - 1
         # Where all tokens that continue a string are kept, the mask depends on what follows the string alone.
         text = self.place.text
-        is_alike = text.in_string and not text.is_escaped and not are_few(bits, text) and self._is_in_free_value()
+        is_alike = (
+            text.in_string
+            and not text.is_escaped
+            and not are_few(bits, text, self.ahead.vocabulary)
+            and self._is_in_free_value()
+        )
         place = self._place_of(bits, is_alike=is_alike)
         known = None if place is None else self.ahead.known(place)
         if known is None or not known.holds(bits, path, most):

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS: Final = 64  # allowed tokens that are tried one by one at a position outside of strings
 _MAX_TOKENS_IN_STRING: Final = 256  # the same inside a string; an enum allows so few
+_MAX_TOKENS_IN_CHARACTER: Final = (
+    32  # the same within a character; a free string allows 64 bytes there, and longer tokens
+)
 # The work for one mask, as `Search.num_followed` counts it: some milliseconds for most grammars.
 _MAX_FOLLOWED: Final = 512
 _MAX_TRIED: Final = 256  # tokens to try behind one token of the mask, within strings that cannot end everywhere
@@ -35,9 +38,12 @@ _GUESSED: Final = 128  # a token that was not followed is taken to need so many 
 _CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
 
 
-def are_few(bits: np.ndarray, text: JsonText) -> bool:
+def are_few(bits: np.ndarray, text: JsonText, vocabulary: JsonVocabulary) -> bool:
     """Whether the tokens that are allowed behind `text` are tried one by one."""
-    return count_of(bits) <= (_MAX_TOKENS_IN_STRING if text.in_string else _MAX_TOKENS)
+    most = _MAX_TOKENS_IN_STRING if text.in_string else _MAX_TOKENS
+    if text.in_string and not (bits & vocabulary.beginning_character).any():
+        most = _MAX_TOKENS_IN_CHARACTER
+    return count_of(bits) <= most
 
 
 @dataclass(slots=True)
@@ -62,7 +68,7 @@ class TokensInTime:
 
     def of(self, bits: np.ndarray) -> np.ndarray:
         """The allowed tokens that are in time. bits: uint32 [words], what the grammar allows, and so is the result."""
-        return self._few_in_time(bits) if are_few(bits, self.text) else self._groups_in_time(bits)
+        return self._few_in_time(bits) if are_few(bits, self.text, self.vocabulary) else self._groups_in_time(bits)
 
     @property
     def is_guessed(self) -> bool:
@@ -70,8 +76,19 @@ class TokensInTime:
         return self.num_followed >= _MAX_FOLLOWED
 
     def _few_in_time(self, bits: np.ndarray) -> np.ndarray:
-        shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.vocabulary.text(token)))
-        return bits_of((token for token in shortest_first if self._fits(token)), len(bits))
+        spaces = self._spaces_in_time(bits)
+        shortest_first = sorted(tokens_of(bits & ~spaces), key=lambda token: len(self.vocabulary.text(token)))
+        return spaces | bits_of((token for token in shortest_first if self._fits(token)), len(bits))
+
+    def _spaces_in_time(self, bits: np.ndarray) -> np.ndarray:
+        """The allowed spaces between values, behind which the known path continues as without them. Large vocabularies have
+        dozens of such tokens, most of a mask."""
+        if self.text.in_string or self.vocabulary.text(self.path[0])[:1].strip(SPACES) == b"":
+            return np.zeros_like(bits)
+        spaces = bits & self.vocabulary.spaces
+        if spaces.any():
+            self.most_needed = max(self.most_needed, len(self.path))
+        return spaces
 
     def _groups_in_time(self, bits: np.ndarray) -> np.ndarray:
         """The allowed tokens that are in time. Tokens that only continue a string or a number count as in time, unexamined."""
