@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MAX_AT_ONCE: Final = 256  # tokens that are tried at one position within a string
 _MAX_OTHER: Final = 16  # other tokens than that of the first path that are taken at one position
 _SOME_OF_MANY: Final = 4  # tokens that are taken of more than `_MAX_OTHER`
-# With so few tokens left, the shortest path is searched, and the model may choose another one.
+# With so few tokens left, the shortest path is searched. In a whole answer of so few tokens the model may choose another one.
 FEW_LEFT: Final = 8
 _MAX_TRIED_OF_FEW: Final = 128  # tokens to try for the shortest path
 _ALL_OF_FEW: Final = 48  # tokens at one position, all of which are tried

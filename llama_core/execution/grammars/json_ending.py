@@ -63,9 +63,10 @@ class JsonEnding:
     """The end of one answer.
 
     first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
-    that may be sampled; one more where only the JSON can end in time, and not the answer. tokens: those of the answer that
-    `matcher` has consumed. arrived: the last position for which `place` is known. is_broken: looking ahead exceeds the limits
-    even of a matcher of its own.
+    that may be sampled; one more where only the JSON can end in time, and not the answer. is_short: the whole answer has few
+    tokens, so that the model may choose between the values that fit. tokens: those of the answer that `matcher` has consumed.
+    arrived: the last position for which `place` is known. is_broken: looking ahead exceeds the limits even of a matcher of its
+    own.
 
     The state depends on the answer's tokens alone: masks must not depend on when a matcher is made anew from them, nor on other
     answers.
@@ -75,6 +76,7 @@ class JsonEnding:
     matcher: "LLMatcher"
     first_watched: int
     limit: int
+    is_short: bool
     place: _Place = field(default_factory=_Place)
     tokens: list[int] = field(default_factory=list)
     arrived: int = -1
@@ -86,7 +88,8 @@ class JsonEnding:
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
         """begin: the position of the answer's first token."""
         place = _Place(outline=JsonOutline() if ahead.has_outlines else None)
-        return cls(ahead, ahead.matcher.deep_copy(), max(begin, limit - ahead.num_watched), limit, place)
+        first_watched = max(begin, limit - ahead.num_watched)
+        return cls(ahead, ahead.matcher.deep_copy(), first_watched, limit, limit - begin <= FEW_LEFT, place)
 
     def copy(self) -> "JsonEnding":
         """A copy, to be advanced by tokens that may not become the answer's."""
@@ -265,7 +268,9 @@ class JsonEnding:
         """As `_kept`, at `place`, where a closing path is known."""
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
-        if left - len(path) < _FORCED_BELOW and not (left <= FEW_LEFT and are_few(bits, self.place.text)):
+        text = self.place.text
+        tries_each = are_few(bits, text, vocabulary)
+        if left - len(path) < _FORCED_BELOW and not (self.is_short and tries_each):
             first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
             # Where the text is forced, the mask may divide it into other tokens than the path does.
             forced: np.ndarray = bits & first
@@ -273,13 +278,7 @@ class JsonEnding:
                 return forced
         most = left - 1
         # Where all tokens that continue a string are kept, the mask depends on what follows the string alone.
-        text = self.place.text
-        is_alike = (
-            text.in_string
-            and not text.is_escaped
-            and not are_few(bits, text, self.ahead.vocabulary)
-            and self._is_in_free_value()
-        )
+        is_alike = text.in_string and not text.is_escaped and not tries_each and self._is_in_free_value()
         place = self._place_of(bits, is_alike=is_alike)
         known = None if place is None else self.ahead.known(place)
         if known is None or not known.holds(bits, path, most):

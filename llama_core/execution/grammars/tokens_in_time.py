@@ -78,14 +78,18 @@ class TokensInTime:
     def _few_in_time(self, bits: np.ndarray) -> np.ndarray:
         spaces = self._spaces_in_time(bits)
         shortest_first = sorted(tokens_of(bits & ~spaces), key=lambda token: len(self.vocabulary.text(token)))
-        return spaces | bits_of((token for token in shortest_first if self._fits(token)), len(bits))
+        others = bits_of((token for token in shortest_first if self._fits(token)), len(bits))
+        others |= spaces
+        return others
 
     def _spaces_in_time(self, bits: np.ndarray) -> np.ndarray:
-        """The allowed spaces between values, behind which the known path continues as without them. Large vocabularies have
-        dozens of such tokens, most of a mask."""
-        if self.text.in_string or self.vocabulary.text(self.path[0])[:1].strip(SPACES) == b"":
+        """The allowed spaces within a value, behind which the known path continues as without them. Large vocabularies have
+        dozens of such tokens, most of a mask. Behind a whole value, only another call of a tool may follow a space."""
+        first = self.path[0]
+        is_known = first not in self.vocabulary.ends and bool(self.vocabulary.text(first)[:1].strip(SPACES))
+        if self.text.in_string or not is_known or len(self.path) > self.most:
             return np.zeros_like(bits)
-        spaces = bits & self.vocabulary.spaces
+        spaces: np.ndarray = bits & self.vocabulary.spaces
         if spaces.any():
             self.most_needed = max(self.most_needed, len(self.path))
         return spaces
