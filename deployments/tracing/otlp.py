@@ -74,8 +74,7 @@ class OtlpSink:
         self._end(root, own, parent, SpanKind.SERVER, offset_ns, links)
         return own
 
-    def close(self, timeout_s: float) -> None:
-        self._processor.force_flush(int(1000 * timeout_s))
+    def close(self) -> None:
         self._processor.shutdown()
 
     def _end(

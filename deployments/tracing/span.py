@@ -50,5 +50,5 @@ class SpanSink(Protocol):
     def emit_start(self, root: Span, children: Sequence[Span]) -> None:
         """A trace of its own, of a start of the ranks; root spans that come later are linked to it."""
 
-    def close(self, timeout_s: float) -> None:
-        """Export what is left. Waits about so long; where nothing takes the spans, longer."""
+    def close(self) -> None:
+        """Export what is left. Where nothing takes the spans, this waits long."""

@@ -92,8 +92,8 @@ class Tracing:
 
     async def close(self) -> None:
         """Export what is left, for `CLOSE_TIMEOUT_S` at most."""
-        # A daemon, because the SDK keeps trying a collector that does not answer for longer than it is told.
-        closing = threading.Thread(target=self._sink.close, args=(CLOSE_TIMEOUT_S,), daemon=True)
+        # A daemon, because the SDK keeps trying a collector that does not answer for longer.
+        closing = threading.Thread(target=self._sink.close, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_TIMEOUT_S)
 
