@@ -57,6 +57,8 @@ def test_the_figures_of_two_answers() -> None:
     assert found["ttft_ms"]["p50"] == pytest.approx(400) and found["e2e_ms"]["p99"] == pytest.approx(1000)
     assert found["tpot_ms"]["p50"] == pytest.approx(200)  # 0.8 s for four tokens after the first
     assert found["itl_ms"]["mean"] == pytest.approx(400)
+    in_two_events = Sent(0.0, 1.0, [0.2, 0.4], output_tokens=1)
+    assert report(Plan("x"), "x", "m", [in_two_events], 1.0)["tpot_ms"]["p50"] is None
 
 
 def test_percentiles_are_interpolated() -> None:

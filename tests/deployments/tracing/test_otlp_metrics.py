@@ -18,6 +18,7 @@ def test_requests_are_recorded_by_operation_and_outcome() -> None:
     metrics.observer = GenAiMetrics("tiny", "replica-1", reader)
     metrics.request_ended("/v1/chat/completions", "ok", 2.0, 0.5, 4)
     metrics.request_ended("/v1/completions", "ok", 1.0, 1.0, 1)
+    metrics.request_ended("/v1/completions", "ok", 1.0, 0.25, 2)
     metrics.request_ended("/v1/completions", "queue_full", 0.1, None, 0, QueueFull("full"))
     data = reader.get_metrics_data()
     assert data is not None
@@ -30,11 +31,12 @@ def test_requests_are_recorded_by_operation_and_outcome() -> None:
     }
     assert points == {
         ("gen_ai.server.request.duration", "chat", None): (1, 2.0),
-        ("gen_ai.server.request.duration", "text_completion", None): (1, 1.0),
+        ("gen_ai.server.request.duration", "text_completion", None): (2, 2.0),
         ("gen_ai.server.request.duration", "text_completion", "queue_full"): (1, 0.1),
         ("gen_ai.server.time_to_first_token", "chat", None): (1, 0.5),
-        ("gen_ai.server.time_to_first_token", "text_completion", None): (1, 1.0),
+        ("gen_ai.server.time_to_first_token", "text_completion", None): (2, 1.25),
         ("gen_ai.server.time_per_output_token", "chat", None): (1, 0.5),
+        ("gen_ai.server.time_per_output_token", "text_completion", None): (1, 0.75),
     }
     assert {metric.unit for metric in found.values()} == {"s"}
     assert data.resource_metrics[0].resource.attributes["service.instance.id"] == "replica-1"
