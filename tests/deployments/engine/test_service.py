@@ -59,7 +59,7 @@ async def test_readiness_is_loading_then_ready_then_draining() -> None:
     engine.on_drain(lambda: ended.append("before"))
     assert not ended
     await engine.drain()
-    assert engine.readiness().phase == "draining" and engine.live()
+    assert engine.readiness().phase == "draining" and engine.live() and not engine.readiness().ready
     engine.on_drain(lambda: ended.append("behind"))
     assert ended == ["before", "behind"]
     with pytest.raises(NotReady):
