@@ -212,7 +212,9 @@ async def test_a_request_belongs_to_its_key_and_without_keys_to_its_user() -> No
         await client.post("/v1/completions", json=body)
         await client.post("/v1/completions", json=COMPLETION)
         refused = await client.post("/v1/completions", json={**COMPLETION, "priority": -1})
-    assert engine.owners == [("u" * 64, 3), ("", 0)] and refused.status_code == 400
+        score = {"prompt": "a", "continuations": ["b"], "user": "ann", "priority": 2}
+        await client.post("/v1/score", json=score)
+    assert engine.owners == [("u" * 64, 3), ("", 0), ("ann", 2)] and refused.status_code == 400
 
 
 async def test_refused_keys_are_counted_and_the_log_names_the_owner_but_never_a_key(
