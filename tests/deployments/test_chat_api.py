@@ -69,7 +69,13 @@ class Replica:
         """The answer, which is the same in parts."""
         request = ChatRequest(**{"messages": HELLO, **fields})
         answer: ChatAnswer = await self.api.chat(request, PARAMS)
-        assert whole([part async for part in self.api.stream_chat(request, PARAMS)]).message() == answer.message()
+        parts = [part async for part in self.api.stream_chat(request, PARAMS)]
+        assert whole(parts).message() == answer.message()
+        arguments = [""] * len(answer.tool_calls)
+        for call in (call for part in parts for call in part.tool_calls):
+            assert 0 <= call.index < len(arguments)
+            arguments[call.index] += call.arguments
+        assert arguments == [call.arguments for call in answer.tool_calls]
         assert self.service.describe().blocks_used == 0
         return answer
 

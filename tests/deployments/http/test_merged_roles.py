@@ -103,19 +103,12 @@ def result(name: str) -> Any:
 async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
     engine = FakeEngine()
     engine.chat_format = TemplateChatFormat(engine.tokenizer, ONE_CALL)
-    sent = [
-        user("hi"),
-        calling("Both.", "f", "g"),
-        result("g"),
-        result("f"),
-        calling("", "f"),
-        result("f"),
-        user("so?"),
-    ]
-    assert (await post(engine, sent)).status_code == 200
-    assert engine.tokenizer.decode(engine.streams[-1].prompt) == (
-        "|user: hi|assistant: Both.f{}|tool: of f|assistant: g{}|tool: of g|assistant: f{}|tool: of f|user: so?"
-    )
+    for results in ([result("g"), result("f")], [result("f"), result("g")]):
+        sent = [user("hi"), calling("Both.", "f", "g"), *results, calling("", "f"), result("f"), user("so?")]
+        assert (await post(engine, sent)).status_code == 200
+        assert engine.tokenizer.decode(engine.streams[-1].prompt) == (
+            "|user: hi|assistant: Both.f{}|tool: of f|assistant: g{}|tool: of g|assistant: f{}|tool: of f|user: so?"
+        )
 
 
 def test_calls_without_results_and_results_of_other_calls_stay() -> None:

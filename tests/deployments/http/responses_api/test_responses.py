@@ -66,6 +66,7 @@ def test_the_last_event_has_what_the_events_add_up_to(served: Served, fields: di
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type == f"response.{whole.status}"
     assert outputs(events[-1].response) == outputs(whole)
+    assert {event.content_index for event in events if hasattr(event, "content_index")} == {0}
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [item.id for item in done] == [item.id for item in events[-1].response.output]
     texts = {event.item_id: "" for event in events if hasattr(event, "delta")}
