@@ -168,6 +168,7 @@ def test_too_many_ranks_for_the_model_and_for_the_machine(config: Path) -> None:
 def test_more_gpus_than_there_are(config: Path) -> None:
     failed = failures(config, ["device=cuda"], machine(num_gpus=1))
     assert (failed["GPUs"].have, failed["GPUs"].need) == ("1", "2, one for each rank")
+    assert "GPUs" not in failures(config, ["device=cuda"], machine(num_gpus=2))
 
 
 def test_too_little_memory(config: Path) -> None:

