@@ -10,6 +10,7 @@ import pytest
 
 from deployments.engine.interface import SamplingDefaults
 from deployments.engine.metrics import Metrics
+from deployments.http.answer import drops_space
 from deployments.http.app import build_http_app
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.no_chat_format import NoChatFormat
@@ -263,6 +264,16 @@ async def test_an_answer_that_goes_on_with_a_message_keeps_its_leading_space(tmp
     whole = await post(engine, messages=dialog, continue_final_message=True)
     assert whole.json()["choices"][0]["message"]["content"] == " " + engine.answer
     assert (await post(engine, messages=HELLO)).json()["choices"][0]["message"]["content"] == engine.answer
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen"])
+def test_only_a_first_token_that_decoding_takes_a_space_from_gets_one(name: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(make_chat_model(name, tmp_path) / "tokenizer.json")
+    prompt = tokenizer.encode("Hello", bos=False, eos=False)
+    known = prompt + tokenizer.encode(" Hello", bos=False, eos=False)
+    for token in set(known):
+        alone, within = tokenizer.decode([token]), tokenizer.decode([*prompt, token]).removeprefix("Hello")
+        assert (" " if drops_space(tokenizer, prompt, token) else "") + alone == within
 
 
 async def test_llama2_continues_a_final_message_and_writes_complete_dialogs() -> None:

@@ -89,6 +89,8 @@ def test_every_operation_has_an_id_of_its_own_and_a_way_to_send_the_key() -> Non
     assert schemes["bearer"] == {"type": "http", "scheme": "bearer"}
     assert {name for need in document["security"] for name in need} == set(schemes)
     assert document["paths"]["/health"]["get"]["security"] == []
+    bodies = [operation["requestBody"] for operation in operations if "requestBody" in operation]
+    assert bodies and all(body["required"] for body in bodies)
     assert list(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
 
 

@@ -208,6 +208,15 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
             "structured_outputs.structural_tag",
             "triggers",
         ),
+        *(
+            ({"response_format": {"type": "structural_tag"} | tags}, "response_format", "triggers, a list of strings")
+            for tags in (
+                {"structures": [], "triggers": ["<"]},
+                {"structures": [{"begin": "<f", "end": ">"}], "triggers": "<"},
+                {"structures": [{"begin": "<f", "end": ">"}], "triggers": ["", "<"]},
+                {"structures": [{"begin": "<f", "end": ">"}], "triggers": ["<", 5]},
+            )
+        ),
     ],
 )
 async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:

@@ -129,6 +129,7 @@ async def test_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
     for name in ("../../outside", "..", "x" * 500):
         assert (await post(app, BODY, x_request_id=name)).status_code == 200
     await stored(app, "x" * 128)
+    assert (await stored(app, "mine/")).status_code == 404, "no redirect"
     assert names(tmp_path) == ["captures"] and len(names(folder)) == 3
 
 
