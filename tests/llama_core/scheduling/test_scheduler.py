@@ -44,9 +44,12 @@ def sequence(prompt_len: int, max_new: int, owner: str = "", **params: object) -
 
 def run_to_end(scheduler: Scheduler, ranks: FakeRanks, depth: int = 1) -> None:
     in_flight: deque[StepOutput] = deque()
+    num_steps = 0
     for _ in range(100_000):
         batch = scheduler.schedule() if len(in_flight) < depth else None
         if batch is not None:
+            assert num_steps == 0 or batch.step == num_steps + 1
+            num_steps = batch.step
             in_flight.append(ranks.step(batch))
         elif in_flight:
             scheduler.commit(in_flight.popleft())

@@ -110,6 +110,12 @@ def test_a_prefix_is_found_by_the_blocks_of_its_window_alone() -> None:
     assert second.num_cached == 52 and ranks.num_computed - computed < 12
 
 
+def test_a_prefix_shorter_than_the_window_is_found_whole() -> None:
+    scheduler, ranks = make(20, num_blocks=20), FakeRanks(BLOCK_SIZE, window=20)
+    first, second = (run(scheduler, ranks, sequence(list(range(10, 19)), 2)) for _ in range(2))
+    assert (first.num_cached, second.num_cached) == (0, 8) and second.output == first.output
+
+
 def test_blocks_that_a_failed_sequence_has_released_are_not_found() -> None:
     scheduler, ranks = make(4, num_blocks=20), FakeRanks(BLOCK_SIZE, window=4)
     seq = sequence(list(range(10, 40)), 20)
