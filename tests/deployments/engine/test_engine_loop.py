@@ -16,7 +16,8 @@ from tests.support.running_loop import TOKENIZER, greedy, read, running
 @pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
     group = FakeGroup(block_size=4)
-    async with running(group, depth=depth) as loop:
+    stats: list[StepStats] = []
+    async with running(group, depth=depth, stats=stats) as loop:
         prompts = [[1, *range(3, 4 + n)] for n in range(20)]
         streams = [loop.submit(prompt, greedy()) for prompt in prompts]
         results = await asyncio.gather(*(read(stream) for stream in streams))
@@ -26,6 +27,8 @@ async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
         expected = continuation(prompt, 20)
         assert tokens == expected and text == TOKENIZER.decode(expected)
         assert reason is (FinishReason.LENGTH if len(expected) == 20 else FinishReason.STOP)
+    num_intervals = sum(num_tokens for step in stats for _, num_tokens in step.token_intervals)
+    assert num_intervals == sum(len(tokens[1:]) for _, tokens, _ in results)
 
 
 async def test_the_next_step_is_sent_before_the_last_one_is_answered() -> None:

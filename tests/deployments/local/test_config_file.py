@@ -131,6 +131,14 @@ def test_a_port_in_use_is_refused_by_name() -> None:
         check_port_is_free("a" * 64 + ".é", port)
 
 
+def test_a_port_with_a_connection_that_its_server_has_closed_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()
+    check_port_is_free("127.0.0.1", port)
+
+
 @pytest.mark.parametrize(("given", "prefix"), [("/", ""), ("/llama", "/llama"), ("/llama/", "/llama"), ("null", "")])
 def test_the_route_prefix_goes_in_front_of_a_route(tmp_path: Path, given: str, prefix: str) -> None:
     path = tmp_path / "config.yaml"

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -91,6 +92,7 @@ async def seen(collector: Collector, request_id: str) -> tuple[SeenSpan, dict[st
 
 
 async def test_a_streamed_chat_has_its_stages_below_one_span(collector: Collector) -> None:
+    before_ns = time.time_ns()
     async with running() as server:
         messages = [{"role": "user", "content": f"the {SECRET}"}]
         body: dict[str, Any] = {"messages": messages, "max_tokens": 20, "temperature": 0.5, "stream": True}
@@ -111,6 +113,7 @@ async def test_a_streamed_chat_has_its_stages_below_one_span(collector: Collecto
     assert one["decode_step_forward"].ended_ns <= span.ended_ns and one["stream"].ended_ns == span.ended_ns
     assert one["decode_step_forward"].attributes["llama.steps"] == 19
     assert one["decode_step_forward"].seconds >= 0.019, "19 steps of a millisecond"
+    assert before_ns < span.began_ns < span.ended_ns < time.time_ns(), "by the wall clock"
     assert 0 < one["decode_decode"].seconds < one["decode_step_forward"].seconds
     assert not any(SECRET.encode() in body for body in collector.bodies), "no text of a prompt is exported"
 
