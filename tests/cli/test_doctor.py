@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import shutil
 import socket
 from collections.abc import Sequence
@@ -223,6 +224,10 @@ def test_an_old_python(config: Path) -> None:
 def test_too_few_open_files(config: Path) -> None:
     failed = failures(config, machine=machine(open_files=256))
     assert set(failed) == {"open files"} and "ulimit -n" in failed["open files"].remedy
+    assert failed["open files"].have == "256"
+    unlimited = machine(open_files=resource.RLIM_INFINITY)
+    (found,) = [one for one in examine(config, (), unlimited) if one.check == "open files"]
+    assert (found.status, found.have) == (Status.OK, "no limit")
 
 
 def test_no_haproxy(config: Path, tmp_path: Path) -> None:
