@@ -1,6 +1,7 @@
 """Chats by a model's own template over HTTP: options, names, refusals, control tokens in prompts and answers."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,9 @@ async def test_llama2_continues_a_final_message_and_writes_complete_dialogs() ->
     body = {"messages": dialog, "max_tokens": 9}
     continued = await post(engine, "/v1/messages", **body)
     assert continued.json()["content"] == [{"type": "text", "text": " is Bob."}], "an assistant's prefill"
+    streamed = (await post(engine, "/v1/messages", **body, stream=True)).text.splitlines()
+    deltas = [json.loads(line.removeprefix("data: "))["delta"] for line in streamed if '"text_delta"' in line]
+    assert "".join(delta["text"] for delta in deltas) == " is Bob."
 
 
 @pytest.mark.parametrize("stream", [False, True])

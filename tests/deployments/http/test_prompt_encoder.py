@@ -112,3 +112,12 @@ async def test_a_dialog_of_many_short_messages_is_encoded_beside_the_event_loop(
     messages = [{"role": ("user", "assistant")[i % 2], "content": "hi"} for i in range(2001)]
     assert (await post(engine, messages=messages, max_tokens=1)).status_code == 200
     assert threading.current_thread() not in encoded.threads
+
+
+async def test_a_chat_may_leave_room_for_one_token_and_no_fewer() -> None:
+    engine = FakeEngine()
+    messages: list[Any] = [{"role": "user", "content": "Once upon a time"}]
+    num_tokens = len(engine.chat_format.encode(messages))
+    for max_seq_len, status in ((num_tokens + 1, 200), (num_tokens, 400)):
+        engine.max_seq_len = max_seq_len
+        assert (await post(engine, messages=messages)).status_code == status

@@ -194,6 +194,7 @@ NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
 BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+NAME = "messages[0].tool_calls[0].function.name"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,8 @@ ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
         ({"messages": [*HELLO, {"role": "assistant", "content": None}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALLED]}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [BAD_ARGUMENTS]}]}, ARGUMENTS),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALLED | {"function": {"name": "a b"}}]}]}, NAME),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALLED | {"function": {"name": 5}}]}]}, NAME),
     ],
 )  # fmt: skip
 async def test_a_bad_field_is_400_and_named(fields: dict[str, Any], param: str) -> None:
