@@ -100,3 +100,17 @@ async def test_prompt_logprobs_of_four_choices_are_computed_once_and_known_to_al
     assert sum(init.prompt_logprobs for init in admitted) == 1
     num_rows = sum(row.length for step in group.steps for row in step.rows)
     assert num_rows < 2 * len(PROMPT), "the other choices found the prompt in the prefix cache"
+
+
+async def test_a_timer_that_ends_between_two_waits_is_set_again() -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    choices = submitted(make_loop(), Plan([PROMPT], [SamplingParams(max_tokens=2)]))
+    waiting = asyncio.create_task(choices.wait(0.01))
+    await asyncio.sleep(0)
+    choices._on_ready(0)
+    assert await waiting and choices.take() is None
+    await asyncio.sleep(0.02)
+    assert not await choices.wait(0.01)
+    assert errors == []
+    choices.cancel()
