@@ -321,6 +321,28 @@ async def test_prompts_and_continuations_that_do_not_fit_are_named(
     assert refused.value.param == param
 
 
+async def test_a_call_that_nobody_waits_for_leaves_no_sequence(ingress: Any) -> None:
+    ingress.group.go.clear()  # nothing is computed
+    params = SamplingParams(0.0, max_tokens=40)
+    calls = [
+        ingress.sample([[1, 5]] * 3, params),
+        listed(ingress.stream_sample([1, 5], params)),
+        ingress.score([1, 5], [[7], [8, 9]]),
+    ]
+
+    def num_sequences() -> int:
+        state = ingress.service.describe()
+        return int(state.requests_running + state.requests_waiting)
+
+    for call in calls:
+        task = asyncio.create_task(call)
+        await until_true("its sequences are there", num_sequences, pause_s=0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert (num_sequences(), ingress.service.describe().blocks_used) == (0, 0)
+    ingress.group.go.set()
+
+
 async def test_the_prompts_logprobs_are_returned_where_they_are_asked_for(ingress: Any) -> None:
     asked = SamplingParams(0.0, max_tokens=3, ignore_eos=True, logprobs=1, prompt_logprobs=True)
     prompt = [1, 5, 9, 4]
