@@ -20,6 +20,7 @@ from deployments.tracing.request_trace import MAX_TRACED_CHOICES
 from deployments.tracing.tracing import Tracing, open_tracing
 from deployments.typed_api import TypedHandleApi
 from llama_core.errors import InvalidParameter
+from llama_core.log_lines import SubjectFilter
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
@@ -198,6 +199,21 @@ async def test_the_context_of_w3c_headers_is_continued(collector: Collector) -> 
     assert {span.trace_id for spans in below.values() for span in spans} == {TRACE}
     assert root.parent_id == "" and root.trace_id != TRACE
     assert "unsampled" not in {span.attributes.get("llama.request_id") for span in collector.spans}
+
+
+async def test_the_lines_of_a_traced_request_have_its_trace(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subjects = SubjectFilter()
+    caplog.handler.addFilter(subjects)
+    async with running() as server:
+        monkeypatch.setattr(server.service, "submit_all", None)
+        sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        assert await server.post("/v1/completions", "broken", sampled, prompt="once") == 500
+    caplog.handler.removeFilter(subjects)
+    own = [record.__dict__ for record in caplog.records if record.__dict__.get("request_id") == "broken"]
+    (line,) = [line for line in own if "event" not in line]
+    assert line["levelname"] == "ERROR" and line["trace_id"] == TRACE
 
 
 async def test_calls_by_handle_are_traced_below_serves_span(collector: Collector) -> None:
