@@ -1,6 +1,7 @@
 """The typed API by handle, on the deployment's class over a fake group, without Serve."""
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import deployments.typed_api
 from deployments.args import ServerArgs
@@ -319,6 +321,21 @@ async def test_prompts_and_continuations_that_do_not_fit_are_named(
     with pytest.raises(InvalidParameter) as refused:
         await ingress.score(prompt, continuations)
     assert refused.value.param == param
+
+
+async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "llama.requests")
+    params = SamplingParams(0.5, 0.8, max_tokens=3, ignore_eos=True)
+    await ingress.sample([[1, 5], [1, 9, 4]], params, request_id="mine")
+    (line,) = (json.loads(record.getMessage().removeprefix("request ")) for record in caplog.records)
+    families = text_string_to_metric_families(ingress.metrics.render().decode())
+    sums = {sample.name: sample.value for family in families for sample in family.samples}
+    assert line == {
+        "outcome": "ok", "request_id": "mine", "path": "handle", "method": "sample", "batch_size": 2, "prompt_length": 3,
+        "max_gen_len": 3, "temperature": 0.5, "top_p": 0.8, "generated": 6, "finish_reasons": {"length": 2},
+        "ttft_ms": round(1000 * sums["llama_time_to_first_token_seconds_sum"], 1),
+        "total_ms": round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1),
+    }  # fmt: skip
 
 
 async def test_a_call_that_nobody_waits_for_leaves_no_sequence(ingress: Any) -> None:

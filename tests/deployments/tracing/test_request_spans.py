@@ -222,7 +222,7 @@ async def test_calls_by_handle_are_traced_below_serves_span(collector: Collector
     async with running() as server:
         token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
         try:
-            await server.handle.sample(["once", "twice"], SamplingParams(max_tokens=3), request_id="call")
+            await server.handle.sample(["once", "twice"], SamplingParams(0.7, max_tokens=3), request_id="call")
             with pytest.raises(InvalidParameter):
                 await server.handle.sample([[]], SamplingParams(max_tokens=3), request_id="bad")
         finally:
@@ -231,6 +231,7 @@ async def test_calls_by_handle_are_traced_below_serves_span(collector: Collector
         bad, _ = await seen(collector, "bad")
     assert (span.trace_id, span.parent_id, span.name) == (TRACE, PARENT, "sample llama-demo")
     assert {name: len(spans) for name, spans in below.items()} == dict.fromkeys(CHOICE, 2)
+    assert span.attributes["gen_ai.request.max_tokens"] == 3 and span.attributes["gen_ai.request.temperature"] == 0.7
     assert bad.is_error and bad.message == "invalid_parameter"
 
 
