@@ -86,18 +86,20 @@ def test_a_sequence_that_ends_counts_the_stages_that_it_reached(metrics: Metrics
     assert whole.gained(12.0, 3.0) == 0.5
     assert whole.gained(13.5, 3.0) == 1.5
     metrics.model.on_end(FinishReason.STOP, whole, 7, 3)
-    one_token = Timeline(10.0, admitted_s=10.0, first_token_s=10.0, last_token_s=10.0)
-    metrics.model.on_end(FinishReason.LENGTH, one_token, 7, 1)
+    for num_tokens in (1, 2):
+        short = Timeline(10.0, admitted_s=10.0, first_token_s=10.0, last_token_s=9.0 + num_tokens)
+        metrics.model.on_end(FinishReason.LENGTH, short, 7, num_tokens)
     metrics.model.on_end(FinishReason.ABORT, Timeline(10.0), 7, 0)
     seen = values(metrics)
     assert (whole.num_steps, whole.forward_ms) == (2, 6.0)
+    assert (seen["llama_request_prompt_tokens_sum",], seen["llama_request_generation_tokens_sum",]) == (28, 6)
     assert seen["llama_request_queue_time_seconds_sum",] == 0.5
     assert seen["llama_request_prefill_time_seconds_sum",] == 1.0
-    assert seen["llama_request_decode_time_seconds_sum",] == 2.0
-    assert seen["llama_request_time_per_output_token_seconds_sum",] == 1.0
-    assert seen["llama_request_time_per_output_token_seconds_count",] == 1
-    assert seen["llama_request_queue_time_seconds_count",] == 2
-    assert [seen["llama_request_success_total", reason] for reason in ("stop", "length", "abort")] == [1, 1, 1]
+    assert seen["llama_request_decode_time_seconds_sum",] == 3.0
+    assert seen["llama_request_time_per_output_token_seconds_sum",] == 2.0
+    assert seen["llama_request_time_per_output_token_seconds_count",] == 2
+    assert seen["llama_request_queue_time_seconds_count",] == 3
+    assert [seen["llama_request_success_total", reason] for reason in ("stop", "length", "abort")] == [1, 2, 1]
     assert seen["llama_request_success_total", "error"] == 0
 
 

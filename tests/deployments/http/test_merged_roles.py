@@ -76,11 +76,14 @@ async def test_tags_made_by_a_merge_are_refused() -> None:
 
 
 def test_names_and_tool_calls_keep_messages_apart() -> None:
-    named = [{**user("a"), "name": "Ann"}, {**user("b"), "name": "Bob"}]
+    named: list[Any] = [{**user("a"), "name": "Ann"}, {**user("b"), "name": "Bob"}]
     calls = [{**assistant("a"), "tool_calls": []}, assistant("b")]
     for dialog in (named, calls, [{"role": "tool", "content": "1"}] * 2):
         merged, origins = merge_neighbours(dialog)  # type: ignore[arg-type]
         assert (merged, origins) == (dialog, [0, 1])
+    named += [{**user("c"), "name": "Bob"}]
+    merged, origins = merge_neighbours(named)
+    assert (merged, origins) == ([named[0], {**user("b\n\nc"), "name": "Bob"}], [0, 1])
 
 
 ONE_CALL = (
