@@ -183,6 +183,8 @@ async def test_a_recovery_is_in_the_events_of_the_requests_that_lived_through_it
     assert events["ranks_replaced"][1] == {"llama.epoch": 1}
     assert set(below) == STAGES and span.attributes["gen_ai.usage.output_tokens"] == 60
     assert not {"ranks_failed", "ranks_replaced"} & {name for name, _, _ in after.events}
+    (start,) = collector.named("build/init")  # the fake ranks have the same epoch as before
+    assert after.links == span.links == [start.trace_id]
 
 
 async def test_the_context_of_w3c_headers_is_continued(collector: Collector) -> None:
