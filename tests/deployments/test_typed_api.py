@@ -336,6 +336,16 @@ async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, ca
         "ttft_ms": round(1000 * sums["llama_time_to_first_token_seconds_sum"], 1),
         "total_ms": round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1),
     }  # fmt: skip
+    await listed(ingress.stream_sample([1, 5], params))
+    streamed = json.loads(caplog.records[-1].getMessage().removeprefix("request "))
+    assert (streamed["method"], streamed["generated"]) == ("stream_sample", 3) and "ttft_ms" in streamed
+
+
+async def test_a_call_that_has_ended_keeps_no_timer(ingress: Any) -> None:
+    call = Call(ingress.metrics, "sample", "mine")
+    call.ends_within(60.0)
+    call.ended("ok", logging.INFO)
+    assert call._deadline is not None and call._deadline.cancelled()
 
 
 async def test_a_call_that_nobody_waits_for_leaves_no_sequence(ingress: Any) -> None:
