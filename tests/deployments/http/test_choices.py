@@ -53,6 +53,11 @@ async def test_forty_prompts_of_three_thousand_tokens_are_taken_by_an_idle_serve
         submitted(loop, Plan([[1] * 3000] * 15, [params] * 15))
 
 
+async def test_one_prompt_may_wait_alone_however_long_it_is() -> None:
+    choices = submitted(make_loop(max_waiting_tokens=400), Plan([[1] * 500] * 33, [SamplingParams(max_tokens=2)] * 33))
+    assert len(choices.streams) == 33
+
+
 async def test_choices_that_find_a_free_slot_do_not_wait() -> None:
     choices = submitted(make_loop(max_waiting=2), Plan([[1, 5]], [SamplingParams(max_tokens=2)], n=34))
     assert len(choices.streams) == 34

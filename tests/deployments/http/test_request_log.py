@@ -124,6 +124,7 @@ def test_no_line_has_a_prompt_after_any_error(lines: Callable[[], list[str]]) ->
         own = [line for line in parsed if line.get("request_id") == request_id]
         assert {line["message"] == "request" for line in own} == {True, False}, "its outcome, and where it was raised"
         assert any("ValueError" in line["message"] for line in own)
+        assert [line["outcome"] for line in own if line["message"] == "request"] == ["internal_error"]
     assert all("request_id" in line for line in parsed)
 
 

@@ -165,6 +165,8 @@ def test_both_fields_take_a_format(field: str, as_text: bool) -> None:
         (sequence(), "format.elements", "invalid_parameter"),
         (triggered(triggers=["<g"]), "format.tags[0].begin", "invalid_parameter"),
         (triggered(triggers=["<f", "<f="]), "format.tags[0].begin", "invalid_parameter"),
+        (triggered(tags=["a"]), "format.tags[0]", "invalid_parameter"),
+        (triggered(tags=[CALLS[0], regex("a")]), "format.tags[1]", "invalid_parameter"),
         (triggered(at_least_one=1), "format.at_least_one", "invalid_parameter"),
         (separated(separator=None), "format.separator", "invalid_parameter"),
         ({"type": "repeat", "min": 2, "max": 1, "content": ANY}, "format.max", "invalid_parameter"),

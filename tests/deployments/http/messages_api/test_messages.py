@@ -10,6 +10,7 @@ from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from llama_core.errors import NonFiniteLogits
+from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.scripted_engine import MODEL_ID, FakeEngine
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -247,3 +248,17 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     last = events_of((await post(engine, stream=True, model=MODEL_ID)).text)[-1]
     assert last["type"] == "error"
     assert last["error"] == {"type": "api_error", "message": "the model computed NaN"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("display", [None, "summarized", "omitted"])
+async def test_thinking_is_a_block_of_its_own_unless_it_is_omitted(display: str | None, stream: bool) -> None:
+    engine = engine_with("So it is.\n</think>\n\nYes.")
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}<think>{# </think> #}"
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, template)
+    body: dict[str, Any] = {} if display is None else {"thinking": {"type": "adaptive", "display": display}}
+    answer = await post(engine, stream=stream, **body)
+    assert answer.status_code == 200, answer.text
+    blocks = (joined(events_of(answer.text)) if stream else answer.json())["content"]
+    thoughts = [] if display == "omitted" else [("thinking", "So it is.")]
+    assert [(block["type"], block[block["type"]].strip()) for block in blocks] == [*thoughts, ("text", "Yes.")]
