@@ -74,7 +74,6 @@ class LiveStreams:
             self._scheduler.finish(seq, FinishReason.ERROR)
             stream.fail(error)
             self.drop(seq)
-        self.idle.set()
 
     def deliver(self, gained: dict[Sequence, list[int]], now_s: float, elapsed_ms: float) -> Intervals:
         """Give readers the tokens of a step that was completed at `now_s`, by time.monotonic, in `elapsed_ms`.

@@ -131,7 +131,8 @@ async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int
     group = FakeGroup(token=lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
     async with running(group, depth=depth, stats=stats, max_drafts=MAX_DRAFTS) as loop:
         prompts = [[1, 3 + i] for i in range(3)]
-        results = await asyncio.gather(*(read(loop.submit(prompt, greedy(80))) for prompt in prompts))
+        streams = [loop.submit(prompt, greedy(80)) for prompt in prompts]
+        results = await asyncio.gather(*(read(stream) for stream in streams))
         drafts, accepted = loop.scheduler.num_drafts, loop.scheduler.num_drafts_accepted
     for prompt, (_, tokens, _) in zip(prompts, results, strict=True):
         assert tokens == continuation(prompt, 80, lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
@@ -140,6 +141,8 @@ async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int
         sum(step.num_drafts for step in stats) == drafts > sum(step.num_drafts_accepted for step in stats) == accepted
     )
     assert accepted > 60 and len(stats) < 80
+    token_s = sum(seconds * num_tokens for step in stats for seconds, num_tokens in step.token_intervals)
+    assert token_s == pytest.approx(sum(stream.timeline.decode_s or 0.0 for stream in streams))
 
 
 async def test_a_second_request_reuses_cached_blocks_and_the_hits_are_counted() -> None:

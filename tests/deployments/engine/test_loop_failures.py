@@ -30,6 +30,7 @@ async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None
         assert before.tokens and loop.scheduler.pool.num_used == 0 and not loop.scheduler.num_waiting
         with pytest.raises(RankFailure):
             loop.submit([1, 3], greedy())
+        assert loop.num_live == 0 and await loop.drain(10.0)
 
 
 async def test_tokens_from_before_a_failure_can_still_be_read() -> None:
