@@ -13,6 +13,7 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from deployments.http.tool_fields import MAX_SCHEMA_DEPTH
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
@@ -190,6 +191,9 @@ async def test_the_stop_string_that_ended_an_answer_beside_tools_is_named() -> N
     )
 
 
+DEEP: dict[str, Any] = {"type": "object"}
+for _ in range(MAX_SCHEMA_DEPTH):
+    DEEP = {"properties": DEEP}
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
 BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
@@ -204,6 +208,7 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": NOT_AN_OBJECT}]}, "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}]}, "tools[0].function.parameters"),
         ({"tools": [OFFERED[0], OFFERED[0]]}, "tools"),
         ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
