@@ -40,8 +40,12 @@ def without_idle_switches(options: ChatOptions, chat_format: ChatFormat, *, may_
 
 
 def _follows(chat_format: ChatFormat, name: str) -> bool:
-    """Whether the switch changes the prompt. A template may read it for the reasoning of earlier turns alone."""
-    return chat_format.reads(name) and chat_format.sample_prompt(name, True) != chat_format.sample_prompt(name, False)
+    """Whether the switch changes the prompt. A template may read it for the reasoning of earlier turns alone. One that cannot
+    write the sample, because it asks for other messages, counts as following what it reads."""
+    if not chat_format.reads(name):
+        return False
+    prompts = [chat_format.sample_prompt(name, value) for value in (True, False)]
+    return prompts[0] != prompts[1] or not any(prompts)
 
 
 def _reasons(chat_format: ChatFormat, may_reason: bool) -> bool:

@@ -227,7 +227,7 @@ class JsonEnding:
         """The closing path here. With few tokens left, there may be no room for its last token, which ends the answer: the JSON
         is whole."""
         path: list[int] = []
-        if search.most < FEW_LEFT:
+        if search.most <= FEW_LEFT:
             path = replace(search, most=search.most + 1).shortest(self.matcher, self.place.text)
             self.limit += len(path) > search.most
         return path or search.path(self.matcher, self.place.text)
@@ -269,7 +269,7 @@ class JsonEnding:
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
         text = self.place.text
-        tries_each = are_few(bits, text, vocabulary)
+        tries_each = are_few(bits, text) and not self._is_in_free_character(bits)
         if left - len(path) < _FORCED_BELOW and not (self.is_short and tries_each):
             first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
             # Where the text is forced, the mask may divide it into other tokens than the path does.
@@ -283,7 +283,7 @@ class JsonEnding:
         known = None if place is None else self.ahead.known(place)
         if known is None or not known.holds(bits, path, most):
             in_time = self._in_time(most)
-            kept = in_time.of(bits)
+            kept = in_time.of(bits, tries_each=tries_each)
             if in_time.is_guessed:  # guesses depend on the number of tokens left, so they are not kept
                 return kept
             check_limits(self.matcher)  # beyond the limits, llguidance may refuse tokens that the grammar allows
@@ -314,6 +314,12 @@ class JsonEnding:
         if any(self.ahead.vocabulary.text(token)[:1] in _SPACES for token in path):
             return None
         return outline.text, path, hash(bits.tobytes())
+
+    def _is_in_free_character(self, bits: np.ndarray) -> bool:
+        """Whether the answer stands within a character of a string that may be any text: then no byte decides on the end."""
+        if self.ahead.has_limited_strings or not self.place.text.in_string:
+            return False
+        return not (bits & self.ahead.vocabulary.beginning_character).any() and self._is_in_free_value()
 
     def _is_in_free_value(self) -> bool:
         """Whether what may follow this string does not depend on its text. It does behind a key."""

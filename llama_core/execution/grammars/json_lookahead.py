@@ -59,9 +59,10 @@ class Lookahead:
     It is compiled apart from the grammar that decides masks. Matchers copied from one another share llguidance's limits, and
     looking ahead alone may exceed these.
 
-    begins_with_text: other text may come before the JSON. is_string_free: what may follow a string that is a value does not
-    depend on its text. has_outlines: what may follow an answer depends on its outline alone. is_broken: the limits were
-    exceeded, so later answers need the grammar compiled anew."""
+    begins_with_text: other text may come before the JSON. has_limited_strings: some strings may have only some texts.
+    is_string_free: what may follow a string that is a value does not depend on its text. has_outlines: what may follow an
+    answer depends on its outline alone. is_broken: the limits were exceeded, so later answers need the grammar compiled
+    anew."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Lookahead:
         self.vocabulary = vocabulary
         self.begins_with_text = begins_with_text
         self.is_broken = False
+        self.has_limited_strings = bool(_LIMITED_STRINGS.search(description))
         self.is_string_free = _is_string_free(description)
         self.has_outlines = is_schema and self.is_string_free and not begins_with_text
         self._known: OrderedDict[Place, KnownMask] = OrderedDict()

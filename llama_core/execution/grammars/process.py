@@ -88,7 +88,7 @@ class GrammarProcess:
                     self._start()
                 if self._is_closed:  # while it started
                     break
-                ended, self._ended = self._ended, []
+                ended = [self._ended.pop() for _ in range(len(self._ended))]  # another thread appends
                 self._process.send(asdict(row) | {"ended": ended})
                 while self._has_answer(row.key):
                     if (found := _received_masks(self._process, 1 + len(row.drafts))) is not None:

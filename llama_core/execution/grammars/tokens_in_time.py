@@ -38,12 +38,9 @@ _GUESSED: Final = 128  # a token that was not followed is taken to need so many 
 _CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
 
 
-def are_few(bits: np.ndarray, text: JsonText, vocabulary: JsonVocabulary) -> bool:
+def are_few(bits: np.ndarray, text: JsonText) -> bool:
     """Whether the tokens that are allowed behind `text` are tried one by one."""
-    most = _MAX_TOKENS_IN_STRING if text.in_string else _MAX_TOKENS
-    if text.in_string and not (bits & vocabulary.beginning_character).any():
-        most = _MAX_TOKENS_IN_CHARACTER
-    return count_of(bits) <= most
+    return count_of(bits) <= (_MAX_TOKENS_IN_STRING if text.in_string else _MAX_TOKENS)
 
 
 @dataclass(slots=True)
@@ -66,9 +63,10 @@ class TokensInTime:
     most_needed: int = 0
     is_any_late: bool = False
 
-    def of(self, bits: np.ndarray) -> np.ndarray:
-        """The allowed tokens that are in time. bits: uint32 [words], what the grammar allows, and so is the result."""
-        return self._few_in_time(bits) if are_few(bits, self.text, self.vocabulary) else self._groups_in_time(bits)
+    def of(self, bits: np.ndarray, *, tries_each: bool) -> np.ndarray:
+        """The allowed tokens that are in time. bits: uint32 [words], what the grammar allows, and so is the result. tries_each:
+        try one by one also the tokens that only continue a string or a number."""
+        return self._few_in_time(bits) if tries_each else self._groups_in_time(bits)
 
     @property
     def is_guessed(self) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Final
 
@@ -14,6 +14,18 @@ from llama_core.text.schema_forms.terms import EVERYTHING, NOTHING, Term, both, 
 _MAX_STEPS: Final = 3000  # for one whole schema
 _MAX_BRANCHES: Final = 6  # of anyOf beside unevaluatedProperties and unevaluatedItems, whose subsets are written out
 _MAX_DEPTH: Final = 3  # of schemas within others in which a contradiction is looked for
+_NONE: Final = 2**31  # the place of no open schema
+
+
+@dataclass(slots=True)
+class _Open:
+    """A schema that is being expanded. outermost: the place in `Expansion._open` of the outermost schema to which it refers.
+    unsaid: schemas that cannot be said while this one is open, because they refer to it.
+    """
+
+    schema: int
+    outermost: int = _NONE
+    unsaid: list[tuple[int, bool]] = field(default_factory=list)
 
 
 class Expansion:
@@ -23,24 +35,29 @@ class Expansion:
         self._references = references
         self._budget = Budget(_MAX_STEPS)
         self._known: dict[tuple[int, bool], list[Term]] = {}
-        self._unsaid: set[tuple[int, bool]] = (
-            set()
-        )  # like `_known`, of those that raise: each step of a circle does, again
-        self._within: list[int] = []  # schemas in place that are being expanded
+        # `_Open.outermost` of those that raise, as each step of a circle does: most once and for all, some while it is open.
+        self._unsaid: dict[tuple[int, bool], int] = {}
+        self._open: list[_Open] = []  # schemas in place that are being expanded
 
     def terms(self, schema: Any, *, annotated: bool = False) -> list[Term]:
         """annotated: with what unevaluated keywords around it must know. Raises Unsaid."""
         if isinstance(schema, bool):
             return EVERYTHING if schema else []
-        if not isinstance(schema, dict) or id(schema) in self._within:
+        if not isinstance(schema, dict):
+            raise Unsaid
+        place = next((i for i, each in enumerate(self._open) if each.schema == id(schema)), None)
+        if place is not None:
+            self._refers_to(place)
             raise Unsaid
         key = id(schema), annotated
         if (known := self._known.get(key)) is not None:
             return known
-        if key in self._unsaid:
+        if (place := self._unsaid.get(key)) is not None:
+            self._refers_to(place)
             raise Unsaid
         self._budget.spend()
-        self._within.append(id(schema))
+        here = _Open(id(schema))
+        self._open.append(here)
         try:
             found = self._terms(known_keywords(schema, self._references.draft), schema, annotated)
             if self._references.is_original(schema):
@@ -48,10 +65,20 @@ class Expansion:
             return found
         except (Unsaid, TypeError, AttributeError):  # also keywords with values of other types
             if self._references.is_original(schema):
-                self._unsaid.add(key)
+                self._unsaid[key] = here.outermost if here.outermost < len(self._open) - 1 else _NONE
+                if self._unsaid[key] != _NONE:
+                    self._open[here.outermost].unsaid.append(key)
             raise Unsaid from None
         finally:
-            self._within.pop()
+            self._open.pop()
+            self._refers_to(here.outermost)
+            for each in here.unsaid:
+                self._unsaid.pop(each, None)
+
+    def _refers_to(self, place: int) -> None:
+        """Note in the innermost open schema that it refers to one that is open around it."""
+        if self._open:
+            self._open[-1].outermost = min(self._open[-1].outermost, place)
 
     def _terms(self, known: dict[str, Any], schema: Any, annotated: bool) -> list[Term]:
         annotated = annotated or "unevaluatedProperties" in known or "unevaluatedItems" in known

@@ -181,14 +181,17 @@ async def test_a_switch_that_changes_no_prompt_must_say_what_the_model_does(
         "{{ messages[-1].content }}<think>{% if enable_thinking is false %}</think>{% endif %}",  # Qwen's way
         "{{ messages[-1].content }}{{ '<think>' if thinking else '</think>' }}",  # DeepSeek's
         "{% if thinking %}Write your thoughts. {% endif %}{{ messages[-1].content }}",  # Granite's
+        # which refuses a dialog of one message
+        "{{ messages[-2].content + messages[-1].content }}<think>{% if enable_thinking is false %}</think>{% endif %}",
     ],
 )
 async def test_a_switch_that_changes_the_prompt_may_have_both_values(source: str, folder: Path) -> None:
     engine = engine_with(folder, TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), source))
     name = "thinking" if " thinking" in source else "enable_thinking"
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
     prompts = []
     for value in (True, False):
-        assert (await post(engine, messages=HELLO, chat_template_kwargs={name: value})).status_code == 200
+        assert (await post(engine, messages=messages, chat_template_kwargs={name: value})).status_code == 200
         prompts.append(engine.streams[-1].prompt)
     assert prompts[0] != prompts[1]
 

@@ -173,6 +173,27 @@ def test_values_of_a_long_enum_are_in_time() -> None:
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
 
 
+LONG_ENDS = ("", "очень длинное слово" * 3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"enum": [chr(0x410 + i) + LONG_ENDS[i % 2] for i in range(48)]},
+        {"pattern": "^([\u0080-\u00a0]|[\u00a1-\u00bf]x{30})$"},
+    ],
+    ids=["enum", "pattern"],
+)
+def test_a_byte_of_a_character_that_leads_to_a_long_value_is_late(value: Any) -> None:
+    """Within the character, more bytes are allowed than most enums allow tokens."""
+    schema = {"type": "array", "items": {"type": "string"} | value, "minItems": 1}
+    ahead = lookahead_of(grammar_of(schema))
+    for seed in range(SEEDS):
+        tokens, has_ended, _ = sampled(grammar_of(schema), 24, by_chance(seed, b"\xd0", b"\xc2"), ahead)
+        assert has_ended, TOKENIZER.decode(tokens)
+        jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
 @pytest.mark.parametrize("spare", range(1, 5))
 def test_an_answer_of_which_no_text_is_lost_is_not_shortened(spare: int) -> None:
     for schema in (

@@ -109,6 +109,15 @@ def test_numbers_of_a_form_have_a_limited_length() -> None:
     assert follows(matcher, '{"a":1.5,"b":2}') and not follows(matcher, f'{{"a":1.{"5" * 23},"b":2}}')
 
 
+def test_a_schema_that_ends_a_circle_within_another_is_followed_by_itself() -> None:
+    """While "node" is written, "rest" cannot be."""
+    members = {"v": {"type": "integer"}, "rest": {"allOf": [{"$ref": "#/$defs/rest"}]}}
+    node = {"type": "object", "properties": members, "required": ["v", "rest"], "unevaluatedProperties": False}
+    rest = {"oneOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
+    matcher = matcher_of({"$ref": "#/$defs/node", "$defs": {"node": node, "rest": rest}})
+    assert follows(matcher, '{"v":1,"rest":{"v":2,"rest":null}}') and not follows(matcher, '{"v":1,"rest":{"w":2}}')
+
+
 LARGE: dict[str, Any] = {
     "nested not": {"$defs": {"a": {"properties": {"a": {"not": {"$ref": "#/$defs/a"}}}}}, "not": {"$ref": "#/$defs/a"}},
     "circle": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}], "not": {"$ref": "#/$defs/a"}}}},
