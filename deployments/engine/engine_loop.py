@@ -122,6 +122,7 @@ class EngineLoop:
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
+        slow = _slow_grammars({params.grammar for _, params in choices if params.grammar})
         sequences = []  # all of them are valid before the first is queued
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
@@ -137,6 +138,7 @@ class EngineLoop:
                 priority=priority,
                 cache_scope=cache_scope,
                 request_id=request_id,
+                is_slow_to_begin=params.grammar in slow,
             )
             sequences.append(seq)
         return [self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed) for seq in sequences]
@@ -311,3 +313,12 @@ class EngineLoop:
             if stream is not None and stream.timeline.admitted_s is None:
                 stream.timeline.admitted_s = now_s
                 self._reports.admitted(seq)
+
+
+def _slow_grammars(grammars: set[str]) -> set[str]:
+    """Those that may take long to compile."""
+    if not grammars:
+        return grammars
+    from llama_core.text.grammar import may_take_long  # which imports llguidance
+
+    return {grammar for grammar in grammars if may_take_long(grammar)}

@@ -103,6 +103,7 @@ class Sequence:
     priority: int = 0  # the lowest number is served first
     cache_scope: str = ""  # cached blocks are shared within one scope
     request_id: str = ""  # for log lines
+    is_slow_to_begin: bool = False  # its grammar may take long to compile
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
@@ -133,6 +134,7 @@ class Sequence:
         """A new sequence that goes on after these tokens, which are computed again. Its log-probabilities lack those of the
         first `num_read` tokens, which have been read."""
         seq = Sequence(self.prompt, self.params, self.max_length, self.owner, self.priority, self.cache_scope)
+        seq.is_slow_to_begin = self.is_slow_to_begin
         seq.tokens += self.output
         seq.is_shortened = self.is_shortened
         if self.logprobs:

@@ -23,8 +23,9 @@ from llama_core.text.grammar import IN_FULL, TOO_LARGE, TakesLong, schema_of
 log = logging.getLogger(__name__)
 
 _LONGEST_S: Final = 120.0  # of one check, for which a busy machine leaves little processor time
-_LONGEST_CPU_S: Final = 5  # the largest grammars take one second
-_MOST_BYTES: Final = 2**27  # of address space, beside that of a process without a grammar
+# Rank 0 takes up to three times as much, once for the answers of a grammar: it compiles the grammar twice, and looks ahead.
+_LONGEST_CPU_S: Final = 2  # the largest grammars take one second
+_MOST_BYTES: Final = 2**25  # of address space, beside that of a process without a grammar
 _IDLE_S: Final = 60.0  # without a check: the process ends
 # Exit statuses of a process that exceeds a limit; llguidance aborts where there is no memory.
 _ENDED_BY_LIMIT: Final = {

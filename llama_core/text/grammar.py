@@ -161,7 +161,7 @@ def checked_grammar(
     can be kept distinct (`unique_lists_of`). Takes processor time: 2 ms for most, up to 0.1 s, twice as much for an error, and
     up to a second for a grammar that is too large. is_brief: raises TakesLong where that may be over 60 ms.
     """
-    if is_brief and _may_take_long(grammar):
+    if is_brief and may_take_long(grammar):
         raise TakesLong
     problem = _problem(grammar, is_brief)
     followed = _rewritten(grammar, is_whole, is_brief) if problem else _bounded(grammar, is_brief) or grammar
@@ -211,7 +211,7 @@ class Briefly:
 
     @staticmethod
     def compiled(grammar: str, param: str) -> str:
-        if _may_take_long(grammar):
+        if may_take_long(grammar):
             raise TakesLong
         return compiled(grammar, param)
 
@@ -249,8 +249,8 @@ def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[
     return checked
 
 
-def _may_take_long(grammar: str) -> bool:
-    """Whether no limit of llguidance keeps a check of the grammar brief."""
+def may_take_long(grammar: str) -> bool:
+    """Whether no limit of llguidance keeps a check of the grammar brief, nor its compilation."""
     return len(grammar) > _BRIEF_CHARS or _has_many_costly(grammar) or is_unbounded(grammar)
 
 

@@ -67,6 +67,9 @@ class SlotGrammars:
         self._watch = ThreadPoolExecutor(1, thread_name_prefix="late-grammars")
         self._lock = threading.Lock()  # between `_thread` and `_watch`, which both decide whether a row is deferred
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+        self._slow_compiler = ThreadPoolExecutor(
+            1, thread_name_prefix="slow-grammar-compiler"
+        )  # others do not wait for it
         self._compiling: dict[str, Future[CompiledGrammar]] = {}
         self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
         self._vocabulary = vocabulary
@@ -162,7 +165,7 @@ class SlotGrammars:
         self._latest = masks, sampled
 
     def close(self) -> None:
-        for thread in (self._thread, self._watch, self._compiler):
+        for thread in (self._thread, self._watch, self._compiler, self._slow_compiler):
             thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()
@@ -300,7 +303,7 @@ class SlotGrammars:
                 slot.compiled = None
                 if again.is_beyond_limits:
                     self._grammars.drop(slot.grammar)
-                    slot.compiling = self._compiler.submit(self._grammars.compiled_alone, slot.grammar)
+                    slot.compiling = self._compiler_of(slot.grammar).submit(self._grammars.compiled_alone, slot.grammar)
             finally:
                 compiled.count(time.monotonic() - began_s)
         if slot.following is None:
@@ -329,8 +332,13 @@ class SlotGrammars:
     def _compile(self, grammar: str) -> "Future[CompiledGrammar]":
         self._compiling = {each: compiling for each, compiling in self._compiling.items() if not compiling.done()}
         if grammar not in self._compiling:
-            self._compiling[grammar] = self._compiler.submit(self._grammars.compiled, grammar)
+            self._compiling[grammar] = self._compiler_of(grammar).submit(self._grammars.compiled, grammar)
         return self._compiling[grammar]
+
+    def _compiler_of(self, grammar: str) -> ThreadPoolExecutor:
+        from llama_core.text.grammar import may_take_long  # which imports llguidance
+
+        return self._slow_compiler if may_take_long(grammar) else self._compiler
 
 
 def _done(found: RowMasks | None, refused: GrammarRefused | None) -> "Future[RowMasks]":

@@ -11,6 +11,7 @@ from llama_core.errors import InvalidParameter, NotReady, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.text.grammar import json_schema_grammar
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS
 from tests.support.running_loop import TOKENIZER, greedy, read, running
@@ -50,6 +51,15 @@ async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
             loop.submit_all([([1] * length, greedy(20, min_tokens=6)) for length in (10, 95)])
         assert refused.value.param == "min_tokens"
         assert (loop.num_live, loop.scheduler.num_waiting) == (0, 0)
+
+
+async def test_grammars_that_may_take_long_to_compile_are_known() -> None:
+    grammars = {multiple: json_schema_grammar({"type": "integer", "multipleOf": multiple}) for multiple in (3, 86_400)}
+    async with running(FakeGroup()) as loop:
+        choices = [([1, 3], greedy(2, grammar=grammar)) for grammar in ("", *grammars.values())]
+        streams = loop.submit_all(choices)
+        assert [stream.sequence.is_slow_to_begin for stream in streams] == [False, False, True]
+        assert streams[2].sequence.continued(2).is_slow_to_begin
 
 
 async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:

@@ -245,7 +245,7 @@ async def test_a_tool_whose_grammar_takes_too_much_memory_is_refused(encoder: Pr
 
 async def test_tools_that_take_too_much_memory_together_are_refused(encoder: PromptEncoder) -> None:
     """Each alone is within the limits."""
-    multiples = [250_007, 250_013, 250_027, 250_031]
+    multiples = [100_003, 100_019, 100_043, 100_049]
     tools = tuple(
         Tool(f"count_{multiple}", schema=json.dumps({"type": "integer", "multipleOf": multiple}))
         for multiple in multiples

@@ -250,7 +250,7 @@ def test_a_check_beyond_memory_writes_one_line_to_the_log(
     caplog.set_level("INFO")
     outcome(process, json_schema_grammar({"type": "integer", "multipleOf": 9999991}))
     assert [record.getMessage() for record in caplog.records] == [
-        "a grammar is refused: its check takes over 128 MiB of memory"
+        "a grammar is refused: its check takes over 32 MiB of memory"
     ]
     assert "memory allocation" not in capfd.readouterr().err
 
