@@ -122,7 +122,7 @@ class EngineLoop:
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
-        slow = _slow_grammars({params.grammar for _, params in choices if params.grammar})
+        slow_to_begin, slow = _slow_grammars({params.grammar for _, params in choices if params.grammar})
         sequences = []  # all of them are valid before the first is queued
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
@@ -138,7 +138,8 @@ class EngineLoop:
                 priority=priority,
                 cache_scope=cache_scope,
                 request_id=request_id,
-                is_slow_to_begin=params.grammar in slow,
+                is_slow_to_begin=params.grammar in slow_to_begin,
+                is_slow=params.grammar in slow,
             )
             sequences.append(seq)
         return [self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed) for seq in sequences]
@@ -315,10 +316,11 @@ class EngineLoop:
                 self._reports.admitted(seq)
 
 
-def _slow_grammars(grammars: set[str]) -> set[str]:
-    """Those that may take long to compile."""
+def _slow_grammars(grammars: set[str]) -> tuple[set[str], set[str]]:
+    """Those that may take long to compile, and those of these whose masks may take long too."""
     if not grammars:
-        return grammars
-    from llama_core.text.grammar import may_take_long  # which imports llguidance
+        return grammars, grammars
+    from llama_core.text.grammar import is_unbounded, may_take_long  # which imports llguidance
 
-    return {grammar for grammar in grammars if may_take_long(grammar)}
+    slow_to_begin = {grammar for grammar in grammars if may_take_long(grammar)}
+    return slow_to_begin, {grammar for grammar in slow_to_begin if is_unbounded(grammar)}

@@ -1,8 +1,10 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; none overtakes it.
-Of sequences whose grammars may take long to compile, few have a slot before their first token; others overtake those that wait.
 Its prefix is looked up in the cache at this moment, not before. Knows nothing of steps and their budget.
+
+Of sequences whose grammars may take long, few have a slot: until the grammar is compiled, or until they end where its masks may
+take long too. Others overtake those that wait.
 """
 
 from collections.abc import Sequence as Seq
@@ -17,7 +19,7 @@ from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
 
-_SLOTS_PER_SLOW: Final = 4  # of all slots, one in so many may wait for the compilation of a grammar
+_SLOTS_PER_SLOW: Final = 4  # of all slots, one in so many may wait for grammars
 
 
 class Admission:
@@ -127,7 +129,9 @@ class Admission:
     def _next(self, running: Seq[Sequence]) -> Sequence | None:
         seq: Sequence | None = self.waiting.first()
         if seq is not None and seq.is_slow_to_begin:
-            num_slow = sum(each.is_slow_to_begin and each.length == each.prompt_len for each in running)
+            num_slow = sum(
+                each.is_slow or (each.is_slow_to_begin and each.length == each.prompt_len) for each in running
+            )
             if num_slow >= max(1, self._num_slots // _SLOTS_PER_SLOW):
                 seq = self.waiting.first_quick()
         return seq

@@ -104,6 +104,7 @@ class Sequence:
     cache_scope: str = ""  # cached blocks are shared within one scope
     request_id: str = ""  # for log lines
     is_slow_to_begin: bool = False  # its grammar may take long to compile
+    is_slow: bool = False  # its grammar's masks may take long too
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
@@ -134,7 +135,7 @@ class Sequence:
         """A new sequence that goes on after these tokens, which are computed again. Its log-probabilities lack those of the
         first `num_read` tokens, which have been read."""
         seq = Sequence(self.prompt, self.params, self.max_length, self.owner, self.priority, self.cache_scope)
-        seq.is_slow_to_begin = self.is_slow_to_begin
+        seq.is_slow_to_begin, seq.is_slow = self.is_slow_to_begin, self.is_slow
         seq.tokens += self.output
         seq.is_shortened = self.is_shortened
         if self.logprobs:

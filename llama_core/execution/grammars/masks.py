@@ -4,9 +4,10 @@ A follower belongs to a slot. It is made from the slot's grammar and follows the
 sequence or new ranks have from their `SlotInit`. One thread makes masks; a sampler waits for the masks of its own rows, not for
 others'. A matcher that exceeds the limits of time and memory refuses its row only.
 
-Other rows do not wait for a slow grammar. Another thread compiles grammars, and a process follows the grammars whose masks have
-taken too long here. A row whose mask is not ready when the step needs it is deferred: a later step samples for it, so that the
-tokens stay the same. Under torchrun, ranks schedule for themselves and do not learn what rank 0 defers, so rank 0 waits there.
+Other rows do not wait for a slow grammar. Other threads compile grammars. A process follows those that llguidance's limits do
+not bound, and those whose masks have taken too long here. A row whose mask is not ready when the step needs it is deferred: a
+later step samples for it, so that the tokens stay the same. Under torchrun, ranks schedule for themselves and do not learn what
+rank 0 defers, so rank 0 waits there.
 
 On a GPU, the thread waits for the tokens of the step before in the copy that the host reads anyway, so that the thread which
 queues steps never waits for the device.
@@ -96,6 +97,10 @@ class SlotGrammars:
         # These rules may forbid the tokens that close.
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
         slot = GrammarSlot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
+        if slot is not None and self._process is not None:
+            from llama_core.text.grammar import is_unbounded  # which imports llguidance
+
+            slot.is_slow = is_unbounded(grammar)
         self._set(init.slot, slot)
 
     def leave(self, slot: int) -> None:

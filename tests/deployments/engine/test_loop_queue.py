@@ -54,12 +54,14 @@ async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
 
 
 async def test_grammars_that_may_take_long_to_compile_are_known() -> None:
-    grammars = {multiple: json_schema_grammar({"type": "integer", "multipleOf": multiple}) for multiple in (3, 86_400)}
+    schemas: list[dict[str, object]] = [{"type": "integer", "multipleOf": multiple} for multiple in (3, 86_400)]
+    schemas.append({"enum": [f"value {i}" for i in range(2000)]})
+    grammars = ["", *map(json_schema_grammar, schemas)]
     async with running(FakeGroup()) as loop:
-        choices = [([1, 3], greedy(2, grammar=grammar)) for grammar in ("", *grammars.values())]
-        streams = loop.submit_all(choices)
-        assert [stream.sequence.is_slow_to_begin for stream in streams] == [False, False, True]
-        assert streams[2].sequence.continued(2).is_slow_to_begin
+        sequences = [seq.sequence for seq in loop.submit_all([([1, 3], greedy(2, grammar=each)) for each in grammars])]
+        sequences += [seq.continued(2) for seq in sequences]
+        assert [seq.is_slow_to_begin for seq in sequences] == 2 * [False, False, True, True]
+        assert [seq.is_slow for seq in sequences] == 2 * [False, False, True, False]
 
 
 async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:

@@ -54,6 +54,19 @@ def test_few_have_a_slot_before_their_first_token() -> None:
     assert [seq.slot is not None for seq in slow] == [False, True, True, True, False]
 
 
+def test_those_whose_masks_take_long_count_until_they_end() -> None:
+    slow = [sequence(is_slow=True) for _ in range(3)]
+    for seq in slow:
+        seq.is_slow = True
+    served = Served(*slow)
+    for _ in range(3):
+        served.commit(served.schedule())
+    assert [len(seq.output) for seq in slow] == [3, 3, 0]
+    served.scheduler.finish(slow[0], FinishReason.STOP)
+    served.schedule()
+    assert slow[2].slot is not None
+
+
 def test_one_has_a_slot_where_there_are_few() -> None:
     scheduler = Scheduler(SchedulerConfig(2, 64, frozenset({2})), BlockPool(64, 4))
     slow = [sequence(is_slow=True) for _ in range(2)]
