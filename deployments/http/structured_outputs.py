@@ -153,7 +153,7 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     for name, value in given.items():
         if name in _KINDS:
-            if value is not None and value is not False:
+            if value is not None and not (name == "json_object" and value is False):  # the schema false is no absence
                 param = f"structured_outputs.{name}"
                 found.append((_of_kind(name, value, param), param))
         elif name not in _OPTIONS:

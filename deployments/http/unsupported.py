@@ -109,7 +109,7 @@ CHATS_OWN: Neutral = {
     "repeat_penalty": equals(1), "repeat_last_n": any_value, "include_reasoning": equals(True),
     "logprobs": equals(False), "top_logprobs": equals(0), "prompt_logprobs": no_value,
     "return_token_ids": equals(False), "return_tokens_as_token_ids": equals(False),
-    "response_format": equals({"type": "text"}), "structured_outputs": empty, "guided_json": equals(False),
+    "response_format": equals({"type": "text"}), "structured_outputs": empty, "guided_json": no_value,
     "guided_regex": no_value, "guided_choice": no_value, "guided_grammar": no_value, "grammar": no_value,
     "json_schema": no_value, "regex": no_value, "ebnf": no_value,
     "functions": empty, "function_call": equals("none"), "parallel_tool_calls": equals(True),

@@ -99,7 +99,8 @@ async def test_a_field_becomes_a_grammar(fields: dict[str, Any], right: str, wro
     assert follows(right, grammar) and not follows(wrong, grammar)
 
 
-@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}])
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}},
+                                    {"structured_outputs": {"json": None, "json_object": False}}])  # fmt: skip
 async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
     assert await planned(**fields) == ""
 
@@ -123,6 +124,8 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"guided_json": '{"items": {"minimum": 1e999}}'}, "guided_json.items.minimum", "finite"),
         ({"guided_json": "[" * 10**5}, "guided_json", "not JSON"),
         ({"guided_json": False}, "guided_json", "no value satisfies false"),
+        ({"structured_outputs": {"json": False}}, "structured_outputs.json", "no value satisfies false"),
+        ({"structured_outputs": {"regex": False}}, "structured_outputs.regex", "must be a regular expression"),
         ({"json_schema": {"$ref": "#/a"}}, "json_schema.$ref", "names no part"),
         ({"structured_outputs": {"json": {"pattern": "[0-9]("}}}, "structured_outputs.json.pattern", "at character 6"),
         (
