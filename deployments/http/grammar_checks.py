@@ -11,7 +11,8 @@ from typing import Final
 from deployments.http.limiter import TurnLimiter
 from llama_core.errors import NotReady
 from llama_core.text.check_process import CheckProcess
-from llama_core.text.grammar import BRIEFLY, Checks, TakesLong, is_unbounded
+from llama_core.text.grammar import BRIEFLY, Checks, TakesLong
+from llama_core.text.grammar_cost import is_unbounded
 
 _MAX_CHARS: Final = 2**23  # of the grammars that are checked in the process, or wait for it
 _LEAST_CHARS: Final = 2**17  # that a grammar counts for: the shortest may take 5 s, so at most 64 wait

@@ -22,7 +22,8 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
-from llama_core.text.grammar import Checks, for_answer, has_slow_part, kept
+from llama_core.text.grammar import Checks, for_answer, kept
+from llama_core.text.grammar_cost import has_slow_part
 from llama_core.text.reasoning_switches import without_idle_switches
 from llama_core.text.tools.lark import arguments_grammar, tool_place
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
