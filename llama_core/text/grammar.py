@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llama_core.errors import InvalidParameter
 from llama_core.text import gbnf
 from llama_core.text.grammar_cost import BRIEF_CHARS, may_take_long
-from llama_core.text.grammar_words import is_beyond_limits, lark_reason, regex_fault
+from llama_core.text.grammar_words import is_beyond_limits, is_empty, lark_reason, regex_fault
 from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
 from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_forms.unique_lists import without_unique_lists
@@ -151,9 +151,9 @@ def checked_grammar(
     followed = _rewritten(grammar, is_whole, is_brief) if problem else _bounded(grammar, is_brief) or grammar
     if followed is None:
         raise _refusal(grammar, problem, param, schema_param or param, is_whole)
-    if _exceeds_limits(followed, is_brief):
+    if reason := _fault_of_first_token(followed, is_brief):
         place = param if schema_of(grammar) is None else schema_param or param
-        raise InvalidParameter(f"{place}: {TOO_LARGE}", param=place)
+        raise InvalidParameter(f"{place}: {reason}", param=place)
     return followed
 
 
@@ -233,17 +233,21 @@ def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[
     return checked
 
 
-def _exceeds_limits(grammar: str, is_brief: bool = False) -> bool:
-    """Whether a matcher of the grammar exceeds its limits by the first token. On rank 0 such a matcher would delay the tokens
-    of every request. `validate_grammar` does not find this: it builds no lexer states, which take most of the time."""
+def _fault_of_first_token(grammar: str, is_brief: bool = False) -> str:
+    """Why a matcher of the grammar fails by the first token: nothing follows the grammar, or it exceeds its limits; else "".
+
+    On rank 0 a matcher that exceeds its limits would delay the tokens of every request. `validate_grammar` finds neither: it
+    builds no lexer states, which take most of the time."""
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits(grammar, is_brief=is_brief))
     if not matcher.is_error():
         allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        if matcher.is_error() and is_empty(matcher.get_error()):
+            return "no text follows it" if schema_of(grammar) is None else "no value satisfies it"
         matcher.try_consume_tokens(allowed[-1:])  # "{" rather than a space
         matcher.compute_ff_tokens()
     if is_brief and matcher.is_error() and _LIMIT_WORDS.search(matcher.get_error()):
         raise TakesLong
-    return matcher.is_error() and is_beyond_limits(matcher.get_error())
+    return TOO_LARGE if matcher.is_error() and is_beyond_limits(matcher.get_error()) else ""
 
 
 @cache

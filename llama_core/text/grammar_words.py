@@ -109,6 +109,11 @@ def is_beyond_limits(problem: str) -> bool:
     return _BEYOND_LIMITS.match(problem) is not None
 
 
+def is_empty(problem: str) -> bool:
+    """Whether the matching ended because nothing can continue the text, which is not complete."""
+    return problem.startswith("NoExtensionBias")
+
+
 def lark_reason(problem: str, source: str, schema_reason: Callable[[str], str]) -> str:
     """What is wrong with `source`, a grammar in Lark, by line and column from 1. schema_reason: in words, llguidance's problem
     with a JSON schema."""
@@ -133,6 +138,8 @@ def lark_words(problem: str, schema_reason: Callable[[str], str]) -> str:
     problem = problem[at.end() :] if (at := _AT.match(problem)) else problem
     if is_beyond_limits(problem):
         return "the grammar is too large or too complex"
+    if is_empty(problem):
+        return "nothing can continue the text, which is not complete"
     if problem.startswith(_SCHEMA):
         return f"a JSON schema cannot be followed: {schema_reason(problem.removeprefix(_SCHEMA))}"
     if problem.startswith("invalid regex "):

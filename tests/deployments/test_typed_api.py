@@ -250,7 +250,7 @@ async def test_a_grammar_that_comes_again_is_checked_once(ingress: Any, monkeypa
         0.0, max_tokens=2, grammar=json_schema_grammar({"type": "integer", "title": "checked once"})
     )
     await ingress.sample([[1, 5]], params)
-    monkeypatch.setattr("llama_core.text.grammar._exceeds_limits", lambda grammar: pytest.fail("checked again"))
+    monkeypatch.setattr("llama_core.text.grammar._fault_of_first_token", lambda grammar: pytest.fail("checked again"))
     await ingress.sample([[1, 6], [1, 7]], params)
 
 

@@ -125,6 +125,13 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"guided_json": "[" * 10**5}, "guided_json", "not JSON"),
         ({"guided_json": False}, "guided_json", "no value satisfies false"),
         ({"structured_outputs": {"json": False}}, "structured_outputs.json", "no value satisfies false"),
+        ({"structured_outputs": {"grammar": "start: start"}}, "structured_outputs.grammar", "no text follows it"),
+        ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json", "no value satisfies it"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+            SCHEMA_PLACE,
+            "no value satisfies it",
+        ),
         ({"structured_outputs": {"regex": False}}, "structured_outputs.regex", "must be a regular expression"),
         ({"json_schema": {"$ref": "#/a"}}, "json_schema.$ref", "names no part"),
         ({"structured_outputs": {"json": {"pattern": "[0-9]("}}}, "structured_outputs.json.pattern", "at character 6"),

@@ -1,6 +1,7 @@
 """Errors of regular expressions, of Lark and of GBNF name the place, in words that repeat nothing of the source."""
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -141,6 +142,37 @@ def test_a_grammar_that_takes_too_long_to_match_is_refused_before_rank_0_has_it(
         checked_grammar(grammar, "field", "field.schema")
     assert refused.value.message == f"{param}: is too large or too complex to be followed"
     assert refused.value.param == param
+
+
+CIRCLES: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}]},
+    {"anyOf": [{"$ref": "#"}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+]
+
+
+@pytest.mark.parametrize("by", [IN_FULL, BRIEFLY])
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (lark_grammar("start: start"), "field: no text follows it"),
+        (lark_grammar("root ::= root"), "field: no text follows it"),
+        (lark_grammar("start: a\na: b\nb: a"), "field: no text follows it"),
+        (regex_grammar(r"a[^\s\S]"), "field: no text follows it"),
+        *((json_schema_grammar(schema), "field.schema: no value satisfies it") for schema in CIRCLES),
+    ],
+)
+def test_a_grammar_that_nothing_follows_is_refused_before_rank_0_has_it(grammar: str, message: str, by: Checks) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        by.checked_grammar(grammar, "field", "field.schema")
+    assert refused.value.message == message
+    assert refused.value.param == message.partition(":")[0]
+
+
+@pytest.mark.parametrize("grammar", [lark_grammar('start: ""'), lark_grammar('start: "a" | start'), regex_grammar("")])
+def test_a_grammar_that_an_empty_or_a_short_text_follows_is_not_empty(grammar: str) -> None:
+    checked_grammar(grammar, "field")
 
 
 @pytest.mark.parametrize("source", ['start: <secret> "a"', 'start: "a"{1,100000}', "start: /a{0,20000}/"])
