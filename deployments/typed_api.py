@@ -244,7 +244,7 @@ class TypedHandleApi(HandleApi):
         tokenizer = self.service.tokenizer
         if isinstance(prompt, str) and isinstance(continuation, str):
             ids = tokenizer.encode(prompt + continuation, bos=True, eos=False)
-            begin = min(len(before), len(ids) - 1)
+            begin = min(len(before), len(ids) - 1) if continuation else len(ids)
         else:
             if isinstance(continuation, str):
                 after = tokenizer.encode(continuation, bos=False, eos=False)

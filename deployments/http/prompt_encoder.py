@@ -61,21 +61,30 @@ class PromptEncoder:
         return own
 
     async def prompts(
-        self, prompts: list[str] | list[list[int]], *, bos: bool, n: int, parse_special: bool = False
+        self,
+        prompts: list[str] | list[list[int]],
+        *,
+        bos: bool,
+        n: int,
+        parse_special: bool = False,
+        param: str = "prompt",
+        num_new: int = 1,
     ) -> list[list[int]]:
         """Ids of each prompt; those given as ids are checked. `n` sequences will be made of each.
 
-        parse_special: names of control tokens in a text become those tokens.
+        parse_special: names of control tokens in a text become those tokens. param: the field that errors name. num_new: the
+        tokens for which the context must have room behind each prompt.
 
         Raises ContextLengthExceeded, InvalidParameter or, where too many long texts wait already, QueueFull.
         """
         lengths = [self._least_tokens(prompt) for prompt in prompts]
         budget = self._budget(n)
         for length in lengths:
-            check_length(length, 1, self._engine.max_seq_len, is_lower_bound=isinstance(prompts[0], str))
-        _check_total(sum(lengths), budget)
+            is_lower_bound = isinstance(prompts[0], str)
+            check_length(length, num_new, self._engine.max_seq_len, param=param, is_lower_bound=is_lower_bound)
+        _check_total(sum(lengths), budget, param)
         num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget, parse_special))
+        return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget, parse_special, param, num_new))
 
     async def dialog(
         self, messages: Sequence[ChatMessage], options: ChatOptions = NO_OPTIONS, *, n: int = 1
@@ -181,7 +190,13 @@ class PromptEncoder:
         return tokenizer.encode_special(text, bos=bos) if parse_special else tokenizer.encode(text, bos=bos, eos=False)
 
     def _encoded(
-        self, prompts: list[str] | list[list[int]], bos: bool, budget: int, parse_special: bool
+        self,
+        prompts: list[str] | list[list[int]],
+        bos: bool,
+        budget: int,
+        parse_special: bool,
+        param: str,
+        num_new: int,
     ) -> list[list[int]]:
         encoded: list[list[int]] = []
         num_tokens = 0
@@ -189,13 +204,13 @@ class PromptEncoder:
             if isinstance(prompt, str):
                 ids = self._ids(prompt, bos, parse_special)
                 if not ids:
-                    raise InvalidParameter("prompt: must not be empty when no BOS is added", param="prompt")
-                check_length(len(ids), 1, self._engine.max_seq_len)
+                    raise InvalidParameter(f"{param}: must not be empty when no BOS is added", param=param)
+                check_length(len(ids), num_new, self._engine.max_seq_len, param=param)
             else:
                 ids = prompt
-                self._check_ids(ids)
+                self._check_ids(ids, param)
             num_tokens += len(ids)
-            _check_total(num_tokens, budget)
+            _check_total(num_tokens, budget, param)
             encoded.append(ids)
         return encoded
 
@@ -203,10 +218,10 @@ class PromptEncoder:
         """The fewest tokens that a prompt can have; exact for a prompt of ids."""
         return self._engine.tokenizer.min_tokens(len(prompt)) if isinstance(prompt, str) else len(prompt)
 
-    def _check_ids(self, ids: list[int]) -> None:
+    def _check_ids(self, ids: list[int], param: str) -> None:
         vocab_size = self._engine.tokenizer.n_words
         if not (min(ids) >= 0 and max(ids) < vocab_size):
-            raise InvalidParameter(f"prompt: token ids must be from 0 to {vocab_size - 1}", param="prompt")
+            raise InvalidParameter(f"{param}: token ids must be from 0 to {vocab_size - 1}", param=param)
 
     def _budget(self, n: int) -> int:
         """Tokens that the prompts of one request may have together, when each is continued `n` times."""

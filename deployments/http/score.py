@@ -59,8 +59,8 @@ async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) ->
     texts, prompt = body.continuations, body.prompt[0]
     if isinstance(prompt, str) and isinstance(texts[0], str):
         return await _plan_texts(body, engine, encoder, prompt, [str(text) for text in texts], bos)
-    [before] = await encoder.prompts(body.prompt, bos=bos, n=1)
-    after = await encoder.prompts(body.continuations, bos=False, n=1)
+    [before] = await encoder.prompts(body.prompt, bos=bos, n=1, num_new=0)
+    after = await encoder.prompts(body.continuations, bos=False, n=1, param="continuations", num_new=0)
     return _plan(body, [[*before, *ids] for ids in after], [len(before)] * len(after))
 
 
@@ -77,7 +77,7 @@ async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncod
     else:
         options = ChatOptions(True, False, body.chat_template_kwargs)
         before = await encoder.dialog(body.messages, options)
-        after = await encoder.prompts(body.labels, bos=False, n=1)
+        after = await encoder.prompts(body.labels, bos=False, n=1, param="labels", num_new=0)
         plan = _plan(body, [[*before, *ids] for ids in after], [len(before)] * len(after))
     return replace(plan, labels=tuple(body.labels), normalizes=bool(body.normalize))
 
@@ -86,10 +86,11 @@ async def _plan_texts(
     body: ScoringBody, engine: Engine, encoder: PromptEncoder, prompt: str, texts: Sequence[str], bos: bool
 ) -> Plan:
     """Prompt and continuation are encoded together, as one text: a token may begin in neither of them alone."""
-    [before] = await encoder.prompts([prompt], bos=bos, n=1)
-    whole = await encoder.prompts([prompt + text for text in texts], bos=bos, n=1)
-    # As lm-eval counts: the tokens behind as many as the prompt alone has.
-    return _plan(body, whole, [min(len(before), len(ids) - 1) for ids in whole])
+    [before] = await encoder.prompts([prompt], bos=bos, n=1, num_new=0)
+    whole = await encoder.prompts([prompt + text for text in texts], bos=bos, n=1, num_new=0)
+    # As lm-eval counts: the tokens behind as many as the prompt alone has. An empty text has none.
+    begins = [min(len(before), len(ids) - 1) if text else len(ids) for text, ids in zip(texts, whole, strict=True)]
+    return _plan(body, whole, begins)
 
 
 def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Plan:

@@ -237,6 +237,8 @@ async def test_invalid_parameters_are_named(ingress: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         await ingress.score([1], [[]])
     assert refused.value.param == "continuations"
+    with pytest.raises(InvalidParameter, match="continuations: each must have a token"):
+        await ingress.score("hi", [""])
 
 
 async def test_a_grammar_in_lark_needs_no_builder(ingress: Any) -> None:

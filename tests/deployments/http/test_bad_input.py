@@ -14,6 +14,7 @@ from tests.support import http
 from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SCORE = "/v1/score"
 JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "hi"}
 BOTH: list[tuple[str, dict[str, Any]]] = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [USER]})]
@@ -119,6 +120,13 @@ def test_fields_that_contradict_each_other_or_the_vocabulary_are_400(
     served: Served, path: str, fields: dict[str, Any]
 ) -> None:
     assert_error(post(served, path, {"prompt": "x", "messages": [USER]} | fields), 400, "invalid_parameter")
+
+
+@pytest.mark.parametrize("body", [{"prompt": "The"}, {"prompt": ""}, {"prompt": [1, 5]}])
+def test_an_empty_continuation_has_no_score(served: Served, body: dict[str, Any]) -> None:
+    for empty in ([""], ["x", ""]):
+        error = assert_error(post(served, SCORE, body | {"continuations": empty}), 400, "invalid_parameter")
+        assert error["param"] == "continuations"
 
 
 def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:
