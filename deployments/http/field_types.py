@@ -82,7 +82,7 @@ def _prompts(value: object) -> TextPrompts | IdPrompts:
     if (ids := _ids(value)) is not None:
         return [ids]
     if len(value) > MAX_CHOICES:
-        raise InvalidParameter(f"must have at most {MAX_CHOICES} prompts")
+        raise InvalidParameter(f"must have at most {MAX_CHOICES} items")
     if all(isinstance(item, str) for item in value):
         return value
     prompts = [ids for item in value if isinstance(item, list) and (ids := _ids(item)) is not None]

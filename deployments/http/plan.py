@@ -20,7 +20,7 @@ from deployments.http.unsupported import (
     Neutral,
     refuse_unsupported,
 )
-from llama_core.errors import InvalidParameter
+from llama_core.errors import ContextLengthExceeded, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, params_of_choices
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
@@ -107,6 +107,7 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
         bos=body.add_special_tokens is not False,
         n=body.num_sampled,
         parse_special=bool(body.parse_special),
+        num_new=0 if body.token_limit == 0 else 1,
     )
     if body.echo and body.logprobs is not None:
         _check_prompt_logprobs(prompts, body.num_sampled, body.logprobs, "logprobs", "with echo, ")
@@ -211,6 +212,12 @@ def _max_tokens(prompt: list[int], body: GenerationBody, default: int, param: st
     limit = body.token_limit
     if limit is None or limit == NO_LIMIT:
         return min(default if limit is None else engine.max_seq_len, engine.max_seq_len - len(prompt))
+    if limit == 0 and len(prompt) == engine.max_seq_len:
+        raise ContextLengthExceeded(
+            f"{param}: Input tokens exceed the configured limit of {len(prompt) - 1} tokens, which is the context without the "
+            f"token that is sampled and left out of the answer; the prompt has {len(prompt)} tokens",
+            param=param,
+        )
     limit = max(limit, 1)
     check_length(len(prompt), limit, engine.max_seq_len, param=param, limit_param=body.name_of_limit)
     return limit

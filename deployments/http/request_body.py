@@ -54,6 +54,14 @@ REASONS = {
     "union": "must be {types}",
 }
 
+# By the beginning of jiter's message: what is wrong with a body whose syntax is right.
+JSON_FAULTS = {
+    "recursion limit exceeded": "is nested too deep",
+    "number out of range": "has a number with too many digits",
+    "lone leading surrogate": "has a lone surrogate",
+    "unexpected end of hex escape": "has a lone surrogate",
+}
+
 # pydantic's names of the types of a union, which end the place of each of its errors.
 OBJECT = "dict[str,any]"  # a part of each of our unions
 UNION_TYPES = {"str": "a string", "bool": "true or false", OBJECT: "an object"}
@@ -191,13 +199,19 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     except ValueError as error:
         if not raw.strip():
             raise InvalidJson("The body is empty; it must be a JSON object.") from None
-        at = re.search(r"at line \d+ column \d+$", str(error))  # jiter's message ends so and quotes no input
-        raise InvalidJson(f"The body is not valid JSON{' ' + at[0] if at else ''}.") from None
+        raise InvalidJson(f"The body {_json_fault(str(error))}.") from None
     if not isinstance(value, dict):
         raise InvalidJson("The body must be a JSON object.")
     if len(value) > MAX_FIELDS:
         raise InvalidJson(f"The body has more than {MAX_FIELDS} fields, the most this server reads.")
     return value
+
+
+def _json_fault(problem: str) -> str:
+    """What is wrong with the body, of jiter's message, which quotes no input and ends with the place."""
+    at = re.search(r" at line \d+ column \d+$", problem)
+    reason = next((words for beginning, words in JSON_FAULTS.items() if problem.startswith(beginning)), "")
+    return f"{reason or 'is not valid JSON'}{at[0] if at else ''}"
 
 
 def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
@@ -206,7 +220,7 @@ def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
     try:
         return kind.model_validate(present)
     except ValidationError as error:
-        details = _first(error.errors(include_url=False, include_input=False))
+        details = _first(error.errors(include_url=False))  # answers quote nothing of the inputs
     raise _explain(details, _other_route(kind, details, present))
 
 
@@ -244,6 +258,8 @@ def _explain(details: ErrorDetails, hint: str) -> InvalidRequest:
         place, _, rest = cause.message.partition(": ")
         in_field = place.startswith(("[", ".")) and bool(rest)  # a place within the field
         param, reason = (param + place, rest) if in_field else (param, cause.message)
+    elif details["type"] == "float_type" and type(details["input"]) is int:
+        reason = "must be a number of at most 308 digits"
     else:
         reason = (
             REASONS.get(details["type"], "is not valid")

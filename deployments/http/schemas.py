@@ -203,8 +203,8 @@ class ChatBody(DialogOptions, GenerationBody):
 
     def tool_use(self) -> ToolUse | None:
         """The tools that the answer may call; None for plain text. Raises InvalidParameter."""
-        if self.functions:
-            return tool_use(self.functions, self.function_call, parallel=False)
+        if self.functions or (self.function_call is not None and not self.tools and self.tool_choice is None):
+            return tool_use(self.functions, self.function_call, parallel=False, is_legacy=True)
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @model_validator(mode="after")

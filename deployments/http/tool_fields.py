@@ -35,11 +35,16 @@ class ChosenTools:
     names: tuple[str, ...] | None = None
 
 
-def tool_use(tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool | None) -> ToolUse | None:
-    """The tools that the answer may call, or None for plain text. Raises InvalidParameter where choice and tools disagree."""
+def tool_use(
+    tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool | None, *, is_legacy: bool = False
+) -> ToolUse | None:
+    """The tools that the answer may call, or None for plain text. Raises InvalidParameter where choice and tools disagree.
+
+    is_legacy: they are of the older fields `functions` and `function_call`, which errors name."""
+    param, offered = ("function_call", "functions") if is_legacy else ("tool_choice", "tools")
     if not tools:
         if choice is not None and (choice.mode == "required" or choice.names):
-            raise InvalidParameter("tool_choice: needs tools, of which the answer calls one", param="tool_choice")
+            raise InvalidParameter(f"{param}: needs {offered}, of which the answer calls one", param=param)
         return None
     choice = choice or ChosenTools("auto")
     if choice.mode == "none":
@@ -47,7 +52,7 @@ def tool_use(tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool
     if choice.names is not None:
         known = {tool.name: tool for tool in tools}
         if not all(name in known for name in choice.names):
-            raise InvalidParameter("tool_choice: must name a function that is among the tools", param="tool_choice")
+            raise InvalidParameter(f"{param}: must name a function that is among the {offered}", param=param)
         tools = tuple(known[name] for name in choice.names)
     return ToolUse(tools, choice.mode, parallel is not False)
 

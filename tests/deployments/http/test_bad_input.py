@@ -48,6 +48,26 @@ def test_a_body_that_is_not_json_is_400(served: Served, path: str, raw: bytes) -
 
 
 @pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}", "is nested too deep at line 1 column "),
+        (b'{"a": ' + b"9" * 5000 + b"}", "has a number with too many digits at line 1 column "),
+        (b'{"a": "\\ud800"}', "has a lone surrogate at line 1 column "),
+        (b'{"a": "\\udc00 x"}', "has a lone surrogate at line 1 column "),
+        (b'{"a": 1', "is not valid JSON at line 1 column "),
+    ],
+)
+def test_json_that_is_not_read_is_told_why(served: Served, raw: bytes, words: str) -> None:
+    error = assert_error(http.post(served.url + COMPLETIONS, content=raw, headers=JSON), 400, "invalid_json")
+    assert str(error["message"]).startswith(f"The body {words}")
+
+
+def test_an_integer_beyond_the_range_of_floats_is_told_so(served: Served) -> None:
+    error = assert_error(post(served, COMPLETIONS, {"prompt": "x", "temperature": 10**310}), 400, "invalid_parameter")
+    assert error["message"] == "temperature: must be a number of at most 308 digits"
+
+
+@pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
 )
 def test_a_content_type_that_is_not_json_is_415(served: Served, kind: str) -> None:
@@ -127,6 +147,29 @@ def test_an_empty_continuation_has_no_score(served: Served, body: dict[str, Any]
     for empty in ([""], ["x", ""]):
         error = assert_error(post(served, SCORE, body | {"continuations": empty}), 400, "invalid_parameter")
         assert error["param"] == "continuations"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "The", "continuations": [[640]]},
+        {"prompt": [1, 2], "continuations": [""]},
+        {"prompt": [1, 2], "continuations": [[5] * (MAX_SEQ_LEN + 1)]},
+        {"prompt": "The", "continuations": ["x"] * 129},
+    ],
+)
+def test_a_bad_continuation_is_named(served: Served, body: dict[str, Any]) -> None:
+    error = post(served, SCORE, body).json()["error"]
+    assert error["param"] == "continuations"
+    assert error["message"].startswith("continuations: ") and "prompts" not in error["message"]
+
+
+def test_an_echo_alone_over_the_context_is_told_which_token_is_left_out(served: Served) -> None:
+    body = {"prompt": [5] * MAX_SEQ_LEN, "echo": True, "max_tokens": 0}
+    error = assert_error(post(served, COMPLETIONS, body), 400, "context_length_exceeded")
+    assert f"limit of {MAX_SEQ_LEN - 1} tokens" in str(error["message"]) and "left out" in str(error["message"])
+    body |= {"prompt": [5] * (MAX_SEQ_LEN - 1)}
+    assert post(served, COMPLETIONS, body).status_code == 200
 
 
 def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:

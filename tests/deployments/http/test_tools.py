@@ -213,6 +213,8 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": {"name": "g"}}, "function_call"),
         ({"tools": OFFERED, "guided_regex": ".*"}, "guided_regex"),
         ({"tools": OFFERED, "guided_choice": ["a", "<b"]}, "guided_choice"),
         ({"tools": OFFERED, "guided_grammar": 'start: "<"? "a"'}, "guided_grammar"),
