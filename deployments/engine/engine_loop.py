@@ -28,6 +28,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
+from llama_core.text.grammar_cost import is_unbounded, may_take_long
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -318,9 +319,5 @@ class EngineLoop:
 
 def _slow_grammars(grammars: set[str]) -> tuple[set[str], set[str]]:
     """Those that may take long to compile, and those of these whose masks may take long too."""
-    if not grammars:
-        return grammars, grammars
-    from llama_core.text.grammar import is_unbounded, may_take_long  # which imports llguidance
-
     slow_to_begin = {grammar for grammar in grammars if may_take_long(grammar)}
     return slow_to_begin, {grammar for grammar in slow_to_begin if is_unbounded(grammar)}

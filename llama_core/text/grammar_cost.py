@@ -1,4 +1,4 @@
-"""Which grammars may take long to check, by their text alone: llguidance bounds the time of most of them."""
+"""Which grammars may take long to check and to compile, by their text alone: llguidance bounds the time of most of them."""
 
 import re
 from typing import Final
@@ -23,7 +23,7 @@ _FEW_COUNTED: Final = 150  # ranges of counts in Lark: 150 in one rule take 35 m
 
 
 def may_take_long(grammar: str) -> bool:
-    """Whether no limit of llguidance keeps a check of the grammar brief."""
+    """Whether no limit of llguidance keeps a check of the grammar brief, nor its compilation."""
     return len(grammar) > BRIEF_CHARS or _has_many_costly(grammar) or is_unbounded(grammar)
 
 

@@ -38,6 +38,7 @@ from llama_core.execution.grammars.process import GrammarProcess, SlowRow
 from llama_core.execution.grammars.rows import GrammarMasks, GrammarRow, GrammarSlot
 from llama_core.log_lines import where
 from llama_core.scheduling.step import Draft, Row, SlotInit
+from llama_core.text.grammar_cost import is_unbounded, may_take_long
 from llama_core.text.vocabulary_file import VocabularyFile
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ class SlotGrammars:
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
         slot = GrammarSlot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
         if slot is not None and self._process is not None:
-            from llama_core.text.grammar import is_unbounded  # which imports llguidance
-
             slot.is_slow = is_unbounded(grammar)
         self._set(init.slot, slot)
 
@@ -341,8 +340,6 @@ class SlotGrammars:
         return self._compiling[grammar]
 
     def _compiler_of(self, grammar: str) -> ThreadPoolExecutor:
-        from llama_core.text.grammar import may_take_long  # which imports llguidance
-
         return self._slow_compiler if may_take_long(grammar) else self._compiler
 
 
