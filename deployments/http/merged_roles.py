@@ -15,8 +15,22 @@ SEPARATOR = "\n\n"  # between the contents of merged messages
 _MERGEABLE = {"role", "content", "name"}
 
 
-def encode_merging(dialog: Sequence[Message], encode: Callable[[Sequence[Message]], list[int]]) -> list[int]:
-    """Ids of `dialog` by `encode`. Raises its errors, with indices of `dialog`."""
+def encode_merging(
+    dialog: Sequence[Message],
+    encode: Callable[[Sequence[Message]], list[int]],
+    sent: Sequence[int | None] | None = None,
+) -> list[int]:
+    """Ids of `dialog` by `encode`. Raises its errors, with indices of `dialog`, or of the messages as they were sent.
+
+    sent: the index of each message of `dialog` as it was sent; None for one that has the tools alone.
+    """
+    try:
+        return _encoded(dialog, encode)
+    except InvalidDialog as error:
+        raise error if sent is None else _at_origin(error, sent) from None
+
+
+def _encoded(dialog: Sequence[Message], encode: Callable[[Sequence[Message]], list[int]]) -> list[int]:
     try:
         return encode(dialog)
     except SpecialTags:
@@ -95,10 +109,11 @@ def _who(message: dict[str, Any]) -> tuple[object, object]:
     return message["role"], message.get("name")
 
 
-def _at_origin(error: InvalidDialog, origins: Sequence[int]) -> InvalidDialog:
-    """The error about merged messages, with the index of the message as it was sent."""
+def _at_origin(error: InvalidDialog, origins: Sequence[int | None]) -> InvalidDialog:
+    """The error about changed messages, with the index of the message as it was sent."""
     if error.index is None:
         return error
     sent = origins[error.index]
-    message = error.message.replace(f"messages[{error.index}]", f"messages[{sent}]", 1)
-    return type(error)(message, index=sent, param=f"messages[{sent}]")
+    place = "tools" if sent is None else f"messages[{sent}]"
+    message = error.message.replace(f"messages[{error.index}]", place, 1)
+    return type(error)(message, index=sent, param=place)

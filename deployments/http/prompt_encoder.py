@@ -92,9 +92,10 @@ class PromptEncoder:
         """Ids of a chat as the chat format writes it. Raises what `prompts` raises, InvalidDialog or SpecialTags."""
         chat_format, max_seq_len = self._engine.chat_format, self._engine.max_seq_len
         dialog: Sequence[Message] = [_message(message, chat_format.template is not None) for message in messages]
+        sent: Sequence[int | None] | None = None  # the index of each message as the client has it
         if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:
             tool_format = self._engine.answer_format.tool_format
-            dialog = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
+            dialog, sent = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
 
         if options.template_variables:
             may_reason = self._engine.answer_format.reasoning is not None
@@ -106,7 +107,7 @@ class PromptEncoder:
         admit(chat_format.min_tokens(dialog))
 
         def encode() -> list[int]:
-            ids = encode_merging(dialog, lambda messages: chat_format.encode(messages, options, admit))
+            ids = encode_merging(dialog, lambda messages: chat_format.encode(messages, options, admit), sent)
             if not ids:
                 raise InvalidDialog("messages: the chat template writes nothing for this dialog")
             check_length(len(ids), 1, max_seq_len, param="messages")

@@ -167,4 +167,5 @@ def _check_roles(dialog: Dialog, options: ChatOptions) -> None:
 
 def _special_tags(index: int) -> SpecialTags:
     tags = ", ".join(SPECIAL_TAGS)
-    return SpecialTags(f"messages[{index}]: content must not contain the chat template's tags ({tags})", index=index)
+    place = f"messages[{index}]"
+    return SpecialTags(f"{place}: content must not contain the chat template's tags ({tags})", index=index, param=place)

@@ -14,13 +14,20 @@ def has_tools(dialog: Dialog) -> bool:
     return any(message["role"] == "tool" or message.get("tool_calls") for message in dialog)
 
 
-def plain_dialog(dialog: Dialog, tools: Sequence[Tool], tool_format: ToolFormat, result_role: str) -> list[Message]:
-    """`dialog` in messages with text only. result_role: of the messages with results; neighbours of one role are joined where
-    one of them has a result, because most formats want roles in turn."""
+def plain_dialog(
+    dialog: Dialog, tools: Sequence[Tool], tool_format: ToolFormat, result_role: str
+) -> tuple[list[Message], list[int | None]]:
+    """`dialog` in messages with text only, and for each the index in `dialog` of the message that it comes from, the first of
+    several; None for a system message of the tools alone.
+
+    result_role: of the messages with results; neighbours of one role are joined where one of them has a result, because most
+    formats want roles in turn.
+    """
     names = {call["id"]: call["function"]["name"] for message in dialog for call in message.get("tool_calls") or ()}
     plain: list[dict[str, Any]] = []
+    origins: list[int | None] = []
     after_result = False
-    for message in dialog:
+    for index, message in enumerate(dialog):
         role: str = message["role"]
         content = message["content"]
         is_result = role == "tool"
@@ -35,8 +42,14 @@ def plain_dialog(dialog: Dialog, tools: Sequence[Tool], tool_format: ToolFormat,
         else:
             kept = {"name": message["name"]} if "name" in message and not is_result else {}
             plain.append({"role": role, "content": content, **kept})
+            origins.append(index)
         after_result = is_result
-    return cast(list[Message], _with_instructions(plain, tool_format.instructions(tools)) if tools else plain)
+    if tools:
+        with_tools = _with_instructions(plain, tool_format.instructions(tools))
+        if len(with_tools) > len(plain):
+            origins.insert(0, None)
+        plain = with_tools
+    return cast(list[Message], plain), origins
 
 
 def _with_instructions(plain: list[dict[str, Any]], instructions: str) -> list[dict[str, Any]]:

@@ -120,3 +120,52 @@ def test_calls_without_results_and_results_of_other_calls_stay() -> None:
     assert split == [user("a"), calling("", "f"), calling("", "g"), result("g"), result("h"), user("b")]
     assert places == [0, 1, 1, 2, 3, 4]
     assert split_calls(dialog[2:], [2, 3, 4]) == (dialog[2:], [2, 3, 4])
+
+
+FUNCTION: Any = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+TOOLS: Any = {"tools": [{"type": "function", "function": FUNCTION}]}
+FLAT: Any = {"tools": [{"type": "function", **FUNCTION}]}
+CLAUDES: Any = {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]}
+TAG = user("[INST]")
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (CHAT, {"messages": [TAG]}, "messages[0]"),
+        (CHAT, TOOLS | {"messages": [TAG]}, "messages[0]"),
+        ("/tokenize", TOOLS | {"messages": [TAG]}, "messages[0]"),
+        (CHAT, TOOLS | {"messages": [system("a"), TAG]}, "messages[1]"),
+        (CHAT, TOOLS | {"messages": [system("[INST]"), user("a")]}, "messages[0]"),
+        (CHAT, TOOLS | {"messages": [user("a"), assistant("b")]}, "messages[1]"),
+        (CHAT, TOOLS | {"messages": [user("a"), assistant("b"), user("c"), user("d"), system("e")]}, "messages[4]"),
+        (
+            CHAT,
+            TOOLS | {"messages": [user("a"), calling("", "f"), result("f"), user("b"), assistant("c")]},
+            "messages[4]",
+        ),
+        (MESSAGES, CLAUDES | {"messages": [TAG]}, "messages[0]"),
+        (MESSAGES, {"system": "a", "messages": [TAG]}, "messages[0]"),
+        (MESSAGES, {"system": "[INST]", "messages": [user("a")]}, "system"),
+        (f"{MESSAGES}/count_tokens", {"system": "a", "messages": [TAG]}, "messages[0]"),
+        (RESPONSES, {"input": "[INST]"}, "input[0]"),
+        (RESPONSES, {"input": "[INST]", "instructions": "a"}, "input[0]"),
+        (RESPONSES, FLAT | {"input": "[INST]"}, "input[0]"),
+        (RESPONSES, {"input": "a", "instructions": "[INST]"}, "instructions"),
+        (RESPONSES, FLAT | {"input": [user("a"), assistant("b")]}, "input[1]"),
+        (RESPONSES, {"input": [user("a"), assistant("b")], "instructions": "c"}, "input[1]"),
+    ],
+)
+async def test_errors_name_the_message_that_was_sent_beside_system_messages_of_the_server(
+    path: str, body: Any, place: str
+) -> None:
+    engine = FakeEngine()
+    engine.max_seq_len = 4096
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.post(path, json=body | ({"max_tokens": 3} if path == MESSAGES else {}))
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["message"].startswith(f"{place}: "), error
+    assert error.get("param", place) == place

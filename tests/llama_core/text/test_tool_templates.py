@@ -87,7 +87,7 @@ def test_texts_of_tools_and_results_never_become_control_tokens() -> None:
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_every_format_writes_a_conversation_in_plain_messages(name: str) -> None:
-    plain = plain_dialog(DIALOG, [TOOL], find_tool_format(name), "user")
+    plain, _ = plain_dialog(DIALOG, [TOOL], find_tool_format(name), "user")
     assert [message["role"] for message in plain] == ["system", "user", "assistant", "user"]
     assert "get_weather" in plain[0]["content"] and "The weather." in plain[0]["content"]
     assert "get_weather" in plain[2]["content"] and "Rome" in plain[2]["content"]
@@ -96,8 +96,9 @@ def test_every_format_writes_a_conversation_in_plain_messages(name: str) -> None
 
 def test_results_and_the_message_after_them_are_joined_for_formats_that_want_roles_in_turn() -> None:
     dialog = cast(Dialog, [*DIALOG, {**DIALOG[2], "content": "Cold"}, {"role": "user", "content": "And?"}])
-    plain = plain_dialog(dialog, [TOOL], find_tool_format("llama2"), "user")
+    plain, origins = plain_dialog(dialog, [TOOL], find_tool_format("llama2"), "user")
     assert [message["role"] for message in plain] == ["system", "user", "assistant", "user"]
+    assert origins == [None, 0, 1, 2]
     chat = find_chat_format("llama2", load_tokenizer(GOLDEN / "mp1" / "tokenizer.model"))
     assert chat.encode(plain)
 
@@ -111,7 +112,7 @@ def test_llama2_goes_on_after_calls_tools_and_results_with_its_own_tags(text: st
     schema = json.dumps({"type": "object", "properties": {"city": {"type": "string", "description": text}}})
     tool = Tool("get_weather", f"See {text}.", schema)
     dialog = cast(Dialog, [DIALOG[0], {**DIALOG[1], "tool_calls": [call]}, {**DIALOG[2], "content": text}])
-    plain = plain_dialog(dialog, [tool], find_tool_format("llama2"), "user")
+    plain, _ = plain_dialog(dialog, [tool], find_tool_format("llama2"), "user")
     own = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
     assert find_chat_format("llama2", own).encode(plain)
     offered = next(line for line in plain[0]["content"].splitlines() if line.startswith('{"type"'))
@@ -129,7 +130,7 @@ def test_built_in_llama3_writes_results_in_its_own_role(tmp_path: Path) -> None:
     vocabularies.write_folder(tmp_path, *vocabularies.llama3())
     own = load_tokenizer(tmp_path / "tokenizer.json")
     chat: ChatFormat = find_chat_format("llama3", own)
-    plain = plain_dialog(DIALOG, [TOOL], find_tool_format("llama3_json"), chat.result_role)
+    plain, _ = plain_dialog(DIALOG, [TOOL], find_tool_format("llama3_json"), chat.result_role)
     text = own.decode(chat.encode(plain), skip_special_tokens=False)
     assert "<|start_header_id|>ipython<|end_header_id|>\n\nSunny" in text
     assert '{"name": "get_weather", "parameters": {"city": "Rome"}}<|eot_id|>' in text
