@@ -91,6 +91,8 @@ def read_object(path: Path) -> dict[str, Any]:
         raise BadRequestFile(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise BadRequestFile(f"{path} is not JSON") from None
+    except RecursionError:
+        raise BadRequestFile(f"{path} is nested too deep") from None
     if not isinstance(found, dict):
         raise BadRequestFile(f"{path} is not a JSON object")
     return found
@@ -105,9 +107,12 @@ def route_of(body: Mapping[str, Any]) -> str:
 
 
 def captured(http: OpenAIHttp, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request, and fetch what the server stored of it. Raises ApiError."""
+    """Send a request, and fetch what the server stored of it. Raises ApiError, or BadRequestFile for a body nested too deep."""
     request_id = f"capture-{uuid.uuid4().hex}"
-    http.whole(route, body, **{"X-Capture": "1", "X-Request-ID": request_id})
+    try:
+        http.whole(route, body, **{"X-Capture": "1", "X-Request-ID": request_id})
+    except RecursionError:
+        raise BadRequestFile("the request's body is nested too deep") from None
     return http.json(f"/captures/{quote(request_id)}")
 
 

@@ -149,7 +149,7 @@ class OpenAIHttp:
 def _json(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ApiError("the server's answer is not a JSON object: is it an OpenAI-compatible server?")

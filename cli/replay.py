@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cli.capture import BadRequestFile, UnwritableFile, captured, read_object, write
+from cli.capture_file import place_of_fault, printable
 from cli.openai_http import ApiError, OpenAIHttp
 
 FACTS: Final = ("model", "versions", "settings", "cpu")
@@ -22,22 +23,23 @@ def run(file: Path, url: str, api_key: str | None, output: Path | None) -> int:
         if "model" in body:
             body["model"] = http.first_model()  # another server may serve the same files under another name
         new = captured(http, old["route"], body)
+        if (place := place_of_fault(new)) is not None:
+            raise ApiError(f"the server's capture is none that this version reads: {place} is missing or wrong")
         if output is not None:
             write(output, new)
     except (ApiError, BadRequestFile, UnwritableFile) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadRequestFile) else 1
     tokens, facts = list(token_differences(old, new)), list(fact_differences(old, new))
-    print("\n".join([*(tokens or [_same(new)]), *facts]))
+    print("\n".join(map(printable, [*(tokens or [_same(new)]), *facts])))
     return 1 if tokens else 0
 
 
 def read_capture(file: Path) -> dict[str, Any]:
     """Raises BadRequestFile for what is no capture."""
     found = read_object(file)
-    missing = {"capture", "route", "body", "seed", "prompts", "choices", "outcome", *FACTS} - set(found)
-    if missing or found["capture"] != 1:
-        raise BadRequestFile(f"{file} is no capture that this version reads")
+    if (place := place_of_fault(found)) is not None:
+        raise BadRequestFile(f"{file} is no capture that this version reads: {place} is missing or wrong")
     return found
 
 

@@ -1,6 +1,7 @@
 """`llama-ray capture` and `llama-ray replay` as a user runs them, against the HTTP application with a scripted engine."""
 
 import json
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli.capture import body_of
-from cli.replay import fact_differences, first_difference, token_differences
+from cli.capture import BadRequestFile, body_of
+from cli.replay import fact_differences, first_difference, read_capture, token_differences
 from deployments.http.capture.folder import CaptureFolder
 from tests.cli.conftest import llama_ray
 from tests.support.scripted_engine import FakeEngine, Served, serve
@@ -104,6 +105,55 @@ def test_wrong_arguments_are_named(words: list[str], says: str) -> None:
     done = llama_ray(*words, "--url", "http://127.0.0.1:9")
     assert done.returncode == 2 and done.stderr.startswith(f"{words[0]}: ") and says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_was_edited_is_refused_with_the_place(tmp_path: Path) -> None:
+    file = tmp_path / "edited.json"
+    whole = FACTS | CAPTURE
+    whole |= {"capture": 1, "route": "/v1/completions", "body": {"prompt": "a"}, "seed": 1, "outcome": "complete"}
+    edits: list[tuple[dict[str, Any], str]] = [
+        *(({name: value}, name) for name in ("route", "body", "choices", "model", "cpu") for value in (None, 5)),
+        *(({"route": value}, "route") for value in ("é", "v1/completions", "/a b", "/\u001b")),
+        *(({"choices": value}, place) for value, place in (
+            ("x", "choices"), ([5], "choices[0]"), ([{"text": "", "finish_reason": None}], "choices[0].tokens"),
+            ([CHOICE, CHOICE | {"tokens": ["5"]}], "choices[1].tokens[0]"), ([CHOICE | {"text": None}], "choices[0].text"),
+        )),
+        ({"body": [1]}, "body"), ({"settings": 5}, "settings"), ({"versions": []}, "versions"), ({"seed": "1"}, "seed"),
+        ({"seed": True}, "seed"), ({"prompts": [1]}, "prompts[0]"), ({"capture": 2}, "capture"), ({"capture": True}, "capture"),
+    ]  # fmt: skip
+    for edit, place in edits:
+        file.write_text(json.dumps(whole | edit))
+        with pytest.raises(BadRequestFile, match=rf": {re.escape(place)} is missing or wrong$"):
+            read_capture(file)
+    file.write_text(json.dumps(whole))
+    assert read_capture(file) == whole
+    file.write_text("[" * 100_000)
+    with pytest.raises(BadRequestFile, match=r"is nested too deep$"):
+        read_capture(file)
+    file.write_text(json.dumps(whole | {"route": None}))
+    done = llama_ray("replay", str(file), "--url", "http://127.0.0.1:9")
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_body_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    for levels in range(800, 1000, 20):
+        file.write_text('{"prompt": ' + "[" * levels + "]" * levels + "}")
+        done = llama_ray("capture", str(file), "--url", "http://127.0.0.1:9")
+        assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("capture: "), done.stderr
+        if "nested too deep" in done.stderr:
+            break
+    assert done.returncode == 2
+
+
+def test_control_characters_of_a_file_are_escaped(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "bug.json"
+    found = taken(served, file, "--prompt", "Once", "--set", "max_tokens=9")
+    found["model"]["id"], found["cpu"]["a\u001b[2J"] = "a\u001b[31m\nb\u202eé", "\ud800"
+    file.write_text(json.dumps(found))
+    lines = llama_ray("replay", str(file), "--url", served.url).stdout.splitlines()
+    assert f"model.id: a\\x1b[31m\\nb\\u202eé then, {served.engine.model_id} now" in lines
+    assert "cpu.a\\x1b[2J: \\ud800 then, absent now" in lines
 
 
 CHOICE = {"tokens": [5, 6, 7], "text": "abc", "finish_reason": "stop"}
