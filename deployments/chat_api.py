@@ -128,7 +128,7 @@ class ChatHandleApi(TypedHandleApi):
             [replace(params, grammar=await chat_grammar(grammar, param, encoder, parsing), bad_words=bad_words)],
             stop=tuple(body.stop),
             answer_ending=self.service.chat_format.answer_ending,
-            continues_message=body.chat_options.continue_final_message,
+            continues_prompt=body.chat_options.continue_final_message,
             parsing=parsing,
         )
 

@@ -73,7 +73,29 @@ class AnswerSerializer(WholeSerializer, Protocol):
         """The last event of a stream that fails."""
 
 
-def drops_space(tokenizer: Tokenizer, prompt: Sequence[int], token: int) -> bool:
-    """Whether the text of an answer that begins with `token` and goes on with the prompt's text lacks its leading space."""
-    drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(token)
-    return drops and not all(tokenizer.is_control(token_id) for token_id in prompt)
+class LeadingSpace:
+    """The space before one choice's text, where that goes on with the prompt's text: decoding alone drops the space of the
+    first token."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, continues_prompt: bool) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._space: str | None = None if continues_prompt else ""  # None: not known yet
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the texts of the next deltas stay as they are."""
+        return self._space == ""
+
+    def spaced(self, delta: Delta) -> str:
+        """The text of the choice's next delta."""
+        if delta.tokens and self._space is None:
+            self._space = " " if self._is_dropped(delta.tokens[0]) else ""
+        if not delta.text or not self._space:
+            return delta.text
+        self._space = ""
+        return " " + delta.text
+
+    def _is_dropped(self, token: int) -> bool:
+        drops = self._tokenizer.leading_space != "keep" and self._tokenizer.leads_with_space(token)
+        return drops and not all(self._tokenizer.is_control(token_id) for token_id in self._prompt)

@@ -10,10 +10,6 @@ from deployments.http.responses import Part, ResponseSerializer, encode
 class ChatSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    @property
-    def _continues_prompt(self) -> bool:
-        return self._plan.continues_message
-
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
         num_top, names_ids = self._plan.num_top, self._plan.names_ids
         return None if num_top is None else ChatLogprobs(self._tokenizer, num_top, names_ids=names_ids)
@@ -37,10 +33,6 @@ class ChatSerializer(ResponseSerializer):
 
 class CompletionSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
-
-    @property
-    def _continues_prompt(self) -> bool:
-        return True
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
         num_top, names_ids = self._plan.num_top, self._plan.names_ids

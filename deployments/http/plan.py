@@ -79,7 +79,7 @@ class Plan:
     names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
     only_prompt: bool = False  # the answer is the echoed prompt alone
     answer_ending: str = ""  # which the chat format writes behind each answer, and the answer leaves out
-    continues_message: bool = False  # the answer goes on with the last message of a chat
+    continues_prompt: bool = False  # the answer's text goes on where that of the prompt ends, within a word too
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
     labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
     normalizes: bool = False  # by the number of tokens
@@ -119,7 +119,9 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
     _check_logprobs(limits, body.num_sampled, {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
     grammar = await encoder.grammar(*grammar_of(body))
-    plan = _plan(body, prompts, limits, engine, logprobs=logprobs, echo=bool(body.echo), grammar=grammar)
+    plan = _plan(
+        body, prompts, limits, engine, logprobs=logprobs, echo=bool(body.echo), grammar=grammar, continues_prompt=True
+    )
     if not ranks_choices:
         return plan
     if body.logprobs is None and body.prompt_logprobs is None:
@@ -151,7 +153,7 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
         logprobs=logprobs,
         grammar=grammar,
         answer_ending=engine.chat_format.answer_ending,
-        continues_message=bool(body.continue_final_message),
+        continues_prompt=bool(body.continue_final_message),
         parsing=parsing,
     )
 
@@ -259,7 +261,7 @@ def _plan(
     echo: bool = False,
     grammar: str = "",
     answer_ending: str = "",
-    continues_message: bool = False,
+    continues_prompt: bool = False,
     parsing: AnswerParsing | None = None,
 ) -> Plan:
     echoes_logprobs = echo and logprobs is not None
@@ -302,7 +304,7 @@ def _plan(
         priority=body.priority or 0,
         skip_special_tokens=body.skip_special_tokens is not False,
         answer_ending=answer_ending,
-        continues_message=continues_message,
+        continues_prompt=continues_prompt,
         parsing=parsing,
     )
 

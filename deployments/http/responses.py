@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.answer import PING, CollectedChoice, drops_space
+from deployments.http.answer import PING, CollectedChoice, LeadingSpace
 from deployments.http.errors import error_object
 from deployments.http.logprobs import Fragments, Json, LogprobsWriter
 from deployments.http.plan import Plan
@@ -98,8 +98,10 @@ class ResponseSerializer(ABC):
             self._prompt_logprobs = [
                 PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top) for prompt in plan.prompts
             ]
-        # The space before each choice's text, where the text continues the prompt; None: not known yet.
-        self._space: list[str | None] = [None if self._continues_prompt else ""] * plan.num_choices
+        self._spaces = [
+            LeadingSpace(engine.tokenizer, prompt, continues_prompt=plan.continues_prompt)
+            for prompt, _ in plan.choices()
+        ]
         self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
         # By choice, once it has begun: the bytes before and after the text in every chunk but the last. The hot path.
         self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
@@ -268,23 +270,13 @@ class ResponseSerializer(ABC):
         """The `PromptShare` of this choice's prompt."""
         return self._prompts[index // self._plan.n]
 
-    @property
-    @abstractmethod
-    def _continues_prompt(self) -> bool:
-        """Whether the text goes on where the prompt's text ends."""
-
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
-        """A text that continues its prompt includes the first token's leading space, which decoding alone drops."""
-        prompt, text = self._streams[index].prompt_tokens, delta.text
-        if delta.tokens and self._space[index] is None:
-            self._space[index] = " " if drops_space(self._tokenizer, prompt, delta.tokens[0]) else ""
-        if text:
-            text, self._space[index] = (self._space[index] or "") + text, ""
+        text = self._spaces[index].spaced(delta)
         return self._prompt(index).text + text if is_first and self._plan.echo else text
 
     def _owes_nothing(self, index: int) -> bool:
         """Whether the text of the choice's next deltas is sent unchanged."""
-        return self._space[index] == ""
+        return self._spaces[index].is_written
 
     @abstractmethod
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None: ...

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.answer import drops_space
+from deployments.http.answer import LeadingSpace
 from deployments.http.plan import Plan
 from llama_core.scheduling.request import FinishReason
 from llama_core.text.reasoning import ReasoningCounter
@@ -20,8 +20,7 @@ class SingleAnswer:
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
         (self._stream,) = streams
-        self._tokenizer = engine.tokenizer
-        self._lacks_space: bool | None = None if plan.continues_message else False  # None: not known yet
+        self._space = LeadingSpace(engine.tokenizer, plan.prompts[0], continues_prompt=plan.continues_prompt)
         self._reader = self._counter = None
         if (parsing := plan.parsing) is not None:
             self._reader = parsing.reader()
@@ -38,7 +37,7 @@ class SingleAnswer:
         self.finish_reason = delta.finish_reason
         if self._counter is not None:
             self._counter.push(delta.tokens)
-        text = self._spaced(delta)
+        text = self._space.spaced(delta)
         if self._reader is None:
             return [Content(text)] if text else []
         pieces = self._reader.push(text) if text else []
@@ -58,15 +57,6 @@ class SingleAnswer:
     @property
     def matched_stop(self) -> str | None:
         return self._stream.matched_stop
-
-    def _spaced(self, delta: Delta) -> str:
-        """A text that continues its prompt includes the first token's leading space."""
-        if self._lacks_space is None and delta.tokens:
-            self._lacks_space = drops_space(self._tokenizer, self._stream.prompt_tokens, delta.tokens[0])
-        if self._lacks_space and delta.text:
-            self._lacks_space = False
-            return " " + delta.text
-        return delta.text
 
 
 def named_event(content: dict[str, object], encode: Callable[[object], bytes]) -> bytes:

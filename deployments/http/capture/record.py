@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 
 from deployments.engine.interface import Delta, Engine
+from deployments.http.answer import LeadingSpace
 from deployments.http.capture.environment import cpu, model_facts, settings, versions
 from deployments.http.capture.folder import CaptureFolder
 from deployments.http.choices import Choices
@@ -49,17 +50,22 @@ class Capture:
         self._engine: Engine | None = None
         self._plan: Plan | None = None
         self._choices: list[CapturedChoice] = []
+        self._spaces: list[LeadingSpace] = []  # by choice
 
     def submitted(self, engine: Engine, plan: Plan) -> None:
         self._engine, self._plan = engine, plan
         self._choices = [
             CapturedChoice(number // plan.n, params.seed) for number, (_, params) in enumerate(plan.choices())
         ]
+        self._spaces = [
+            LeadingSpace(engine.tokenizer, prompt, continues_prompt=plan.continues_prompt)
+            for prompt, _ in plan.choices()
+        ]
 
     def add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         choice.tokens += delta.tokens
-        choice.text += delta.text
+        choice.text += self._spaces[index].spaced(delta)
         choice.finish_reason = delta.finish_reason
         choice.logprobs += [entry.logprob for entry in delta.logprobs]
 

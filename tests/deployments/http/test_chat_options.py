@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.interface import SamplingDefaults
+from deployments.engine.interface import Delta, SamplingDefaults
 from deployments.engine.metrics import Metrics
-from deployments.http.answer import drops_space
+from deployments.http.answer import LeadingSpace
 from deployments.http.app import build_http_app
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.no_chat_format import NoChatFormat
@@ -277,7 +277,8 @@ def test_only_a_first_token_that_decoding_takes_a_space_from_gets_one(name: str,
     known = prompt + tokenizer.encode(" Hello", bos=False, eos=False)
     for token in set(known):
         alone, within = tokenizer.decode([token]), tokenizer.decode([*prompt, token]).removeprefix("Hello")
-        assert (" " if drops_space(tokenizer, prompt, token) else "") + alone == within
+        space = LeadingSpace(tokenizer, prompt, continues_prompt=True)
+        assert space.spaced(Delta(alone + "!", [token], [], None)) == within + "!"
 
 
 async def test_llama2_continues_a_final_message_and_writes_complete_dialogs() -> None:

@@ -68,6 +68,24 @@ async def test_a_capture_has_the_request_its_tokens_and_what_they_depend_on(tmp_
         assert (await stored(app)).json()["choices"] == found["choices"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_text_of_a_capture_has_the_leading_space_of_the_answer(tmp_path: Path, stream: bool) -> None:
+    app = app_of(FakeEngine("is late"), tmp_path)
+    dialog = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
+    chat = {"messages": dialog, "continue_final_message": True}
+    for path, body, text in (
+        ("/v1/completions", {"prompt": ["He", "It"], "n": 2}, " is late"),
+        ("/v1/chat/completions", chat, " is late"),
+        ("/v1/chat/completions", {"messages": dialog[:1]}, "is late"),
+    ):
+        answer = await post(app, body | {"stream": stream}, path)
+        if not stream:
+            (choice, *_) = answer.json()["choices"]
+            assert choice.get("text", choice.get("message", {}).get("content")) == text
+        found = (await stored(app)).json()["choices"]
+        assert [each["text"] for each in found] == [text] * (4 if "prompt" in body else 1)
+
+
 async def test_only_the_servers_user_can_read_the_files(tmp_path: Path) -> None:
     app = app_of(FakeEngine(), tmp_path / "captures")
     assert (await post(app, BODY)).status_code == 200
