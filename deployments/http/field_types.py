@@ -133,7 +133,10 @@ def _logit_bias(value: object) -> dict[int, float]:
         raise InvalidParameter("its keys must be token ids")
     if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
         raise InvalidParameter("its values must be numbers from -100 to 100")
-    return {int(key): float(bias) for key, bias in value.items()}
+    biases = {int(key): float(bias) for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise InvalidParameter("its keys must be different token ids; 1 and 01 are the same")
+    return biases
 
 
 def _bad_words(value: object) -> list[str]:

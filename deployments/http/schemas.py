@@ -24,7 +24,7 @@ from deployments.http.field_types import (
     Prompt,
 )
 from deployments.http.sampling_fields import SamplingFields
-from deployments.http.tool_fields import Choice, FunctionCall, Functions, Tools, tool_use
+from deployments.http.tool_fields import Choice, ChosenTools, FunctionCall, Functions, Tools, tool_use
 from deployments.http.unsupported import REASONS
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_ALLOWED_TOKENS, MAX_TOP_LOGPROBS
@@ -206,6 +206,20 @@ class ChatBody(DialogOptions, GenerationBody):
         if self.functions or (self.function_call is not None and not self.tools and self.tool_choice is None):
             return tool_use(self.functions, self.function_call, parallel=False, is_legacy=True)
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @model_validator(mode="after")
+    def _tools_have_one_form(self) -> Self:
+        """Of fields with an older form, the answer follows one alone."""
+        if self.functions and self.tools:
+            raise InvalidParameter("functions: is the older form of tools: send one of them", param="functions")
+        auto = ChosenTools("auto")
+        if self.functions and self.tool_choice is not None and self.tool_choice != (self.function_call or auto):
+            message = "tool_choice: belongs to tools: send function_call beside functions"
+            raise InvalidParameter(message, param="tool_choice")
+        if self.tools and self.function_call is not None and self.function_call != (self.tool_choice or auto):
+            message = "function_call: belongs to functions: send tool_choice beside tools"
+            raise InvalidParameter(message, param="function_call")
+        return self
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

@@ -19,7 +19,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.text import gbnf
 from llama_core.text.grammar_cost import BRIEF_CHARS, may_take_long
 from llama_core.text.grammar_words import is_beyond_limits, is_empty, lark_reason, regex_fault
-from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
+from llama_core.text.schema_faults import negative_multiple, schema_fault, schema_reason, unwritable_fault
 from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_forms.unique_lists import without_unique_lists
 from llama_core.text.schema_numbers import bounded_schema
@@ -75,7 +75,11 @@ def json_schema_grammar(schema: Mapping[str, Any] | bool) -> str:
         raise InvalidParameter("no value satisfies false", param="")
     schema = {} if schema is True else schema  # llguidance's options need an object
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+        written = json.dumps(schema)
+        grammar = LLMatcher.grammar_from_json_schema(written, overrides=_JSON_OPTIONS)
+        if '"multipleOf": -' not in written or (negative := negative_multiple(schema)) is None:
+            return grammar
+        fault = negative
     except (ValueError, RecursionError) as error:
         fault = unwritable_fault(schema, error)
     raise InvalidParameter(fault.reason, param=fault.place)

@@ -121,6 +121,15 @@ def unwritable_fault(schema: Any, error: Exception) -> Fault:
     return Fault("", "must be JSON, without lone surrogates and with finite numbers")
 
 
+def negative_multiple(schema: Any) -> Fault | None:
+    """The first negative `multipleOf` of a schema, if it has one: llguidance takes it for a positive one."""
+    for place, part in islice(SchemaTree(schema).reachable(), _MAX_PARTS):
+        value = part.get("multipleOf") if isinstance(part, dict) else None
+        if isinstance(value, int | float) and value < 0:
+            return Fault(f"{place}.multipleOf", _REASONS["multiple"].removeprefix("multipleOf "))
+    return None
+
+
 def _kind_of(problem: str) -> str:
     problem = problem[found.end() :] if (found := _PREFIX.match(problem)) else problem
     known = next((kind for kind, beginning in _KINDS if beginning.match(problem)), "")

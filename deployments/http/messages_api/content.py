@@ -6,10 +6,10 @@ are cached anyway.
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, WithJsonSchema, model_validator
 
 from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
+from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOKENS, Body, Flag, OptionalInteger, Stop
 from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
@@ -38,6 +38,13 @@ def _blocks(block: Any, *kinds: str, may_be_null: bool = False) -> BeforeValidat
 
     accepted = str | list[block]
     return BeforeValidator(check, json_schema_input_type=accepted | None if may_be_null else accepted)
+
+
+def _list(value: object) -> object:
+    """Refuses a text alone, which chats take as `stop`."""
+    if isinstance(value, str):
+        raise InvalidParameter("must be a list of strings")
+    return value
 
 
 class TextBlock(Body):
@@ -83,11 +90,23 @@ Block = Annotated[
 ]
 
 
+_ROLES = {"tool_use": "assistant", "tool_result": "user"}
+
+
 class InputMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: Annotated[list[Block], FailFast(), _blocks(Block, *_KINDS)] = Field(
         description="A string, or content blocks."
     )
+
+    @model_validator(mode="after")
+    def _has_blocks_of_its_role(self) -> Self:
+        for index, block in enumerate(self.content):
+            if (role := _ROLES.get(block.type, self.role)) != self.role:
+                raise InvalidParameter(
+                    f".content[{index}]: a block of type '{block.type}' belongs to a message of role '{role}'"
+                )
+        return self
 
 
 class InputTool(CheckedBody):
@@ -132,6 +151,9 @@ class Metadata(Body):
 class Thinking(Body):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: str | None = None
+    budget_tokens: OptionalInteger = Field(
+        None, ge=1, le=MAX_TOKENS, description="Not followed: max_tokens counts the reasoning too."
+    )
 
 
 class OutputFormat(Body):
@@ -148,5 +170,6 @@ class OutputConfig(CheckedBody):
 
 
 InputMessages = Annotated[list[InputMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+StopSequences = Annotated[Stop, BeforeValidator(_list), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 System = Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")]
 InputTools = Annotated[list[InputTool], FailFast(), Field(max_length=MAX_TOOLS)]

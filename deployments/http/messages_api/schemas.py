@@ -4,13 +4,14 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from deployments.http.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger, Stop, number
+from deployments.http.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger, number
 from deployments.http.messages_api.content import (
     InputMessages,
     InputTools,
     Metadata,
     OutputConfig,
     OutputFormat,
+    StopSequences,
     System,
     Thinking,
     ToolChoice,
@@ -94,7 +95,7 @@ class MessagesBody(CountTokensBody):
     max_tokens: Integer = Field(
         ge=1, le=MAX_TOKENS, description="New tokens at most; may be more than the context has room for."
     )
-    stop_sequences: Stop = Field(default_factory=list)
+    stop_sequences: StopSequences = Field(default_factory=list)
     stream: Flag = None
     temperature: float | None = number(0, 2, "0 is greedy.")
     top_p: float | None = number(0, 1, "0 is greedy.")

@@ -89,6 +89,7 @@ class ReasoningItem(Body):
 
     type: Literal["reasoning"]
     content: Text = ""
+    summary: Text = Field("", description="Not read.")
 
 
 _Item = Annotated[

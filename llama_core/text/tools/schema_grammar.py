@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.schema_faults import schema_fault
+from llama_core.text.schema_faults import negative_multiple, schema_fault
 from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import Spacing, schema_rules
@@ -36,6 +36,8 @@ def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -
     the schema.
     """
     given = _without_notes(json.loads(schema))
+    if "multipleOf" in schema and (negative := negative_multiple(given)) is not None:
+        raise InvalidParameter(negative.reason, param=negative.place)
     options: dict[str, Any] = {} if given.get("type") in _SCALARS else dict(_SPACING)
     body = _as_schema(given, options)
     problem = _problem_of(body)

@@ -137,7 +137,7 @@ def test_numbers_must_be_finite_numbers_in_their_range(field: str, value: object
         *(("stop", value) for value in any_of("", [""], ["a"] * 17, "x" * 257, ["x" * 2**20], 3, [3], {})),
         *(("prompt", value) for value in any_of([], [[]], [1, "a"], [[1], []], [[1.5]], [True], 3, {}, ["a"] * 129)),
         *(("prompt", value) for value in any_of([1.5], [1.0, True], [1.0, "a"])),
-        *(("logit_bias", value) for value in any_of([], {"a": 1}, {"1": 101}, {"1": True}, {"1" * 30: 1})),
+        *(("logit_bias", value) for value in any_of([], {"a": 1}, {"1": 101}, {"1": True}, {"1" * 30: 1}, {"1": 1, "01": 2})),
         ("stream", 1), ("echo", "yes"), ("model", 3), ("user", 3), ("stream_options", []), ("best_of", 0),
     ],
 )  # fmt: skip

@@ -194,6 +194,7 @@ async def test_the_stop_string_that_ended_an_answer_beside_tools_is_named() -> N
 DEEP: dict[str, Any] = {"type": "object"}
 for _ in range(MAX_SCHEMA_DEPTH):
     DEEP = {"properties": DEEP}
+NEGATIVE = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"n": {"multipleOf": -7}}}}}
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
 BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
@@ -209,12 +210,16 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": NOT_AN_OBJECT}]}, "tools[0].function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}]}, "tools[0].function.parameters"),
+        ({"tools": [NEGATIVE]}, "tools[0].function.parameters.properties[0].multipleOf"),
         ({"tools": [OFFERED[0], OFFERED[0]]}, "tools"),
         ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"function_call": {"name": "g"}}, "function_call"),
+        ({"tools": OFFERED, "functions": [OFFERED[0]["function"]]}, "functions"),
+        ({"tools": OFFERED, "tool_choice": "required", "function_call": "none"}, "function_call"),
+        ({"functions": [OFFERED[0]["function"]], "tool_choice": "none"}, "tool_choice"),
         ({"tools": OFFERED, "guided_regex": ".*"}, "guided_regex"),
         ({"tools": OFFERED, "guided_choice": ["a", "<b"]}, "guided_choice"),
         ({"tools": OFFERED, "guided_grammar": 'start: "<"? "a"'}, "guided_grammar"),

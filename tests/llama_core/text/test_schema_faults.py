@@ -161,6 +161,8 @@ def test_a_fault_of_the_whole_is_named(schema: Any, place: str, reason: str) -> 
     [
         ({"type": "number", "minimum": float("inf")}, ".minimum", "must be a finite number"),
         ({"items": {"const": float("nan")}}, ".items.const", "must be a finite number"),
+        ({"items": {"type": "integer", "multipleOf": -7}}, ".items.multipleOf", "must be greater than 0"),
+        ({"anyOf": [{"multipleOf": 7}, {"multipleOf": -0.5}]}, ".anyOf[1].multipleOf", "must be greater than 0"),
         ({"const": "\ud800"}, "", "must be JSON, without lone surrogates and with finite numbers"),
     ],
 )
@@ -168,6 +170,11 @@ def test_a_schema_that_is_no_json_is_refused_before_it_is_compiled(schema: Any, 
     with pytest.raises(InvalidParameter, match=reason) as refused:
         json_schema_grammar(schema)
     assert refused.value.param == place
+
+
+def test_what_looks_like_a_negative_multiple_is_none() -> None:
+    for schema in ({"const": {"multipleOf": -7}}, {"properties": {"multipleOf": {"const": -7}}}, {"multipleOf": 7}):
+        checked_grammar(json_schema_grammar(schema), "json")
 
 
 @pytest.mark.parametrize("levels", [124, 125, 128, 2000])

@@ -16,6 +16,7 @@ from tests.support.scripted_engine import MODEL_ID, FakeEngine
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": "get_weather", "description": "The weather.", "input_schema": CITY}]
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "sun"}
 CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "São Paulo"}}\n</tool_call>'
 
 
@@ -216,6 +217,12 @@ async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
          "output_config.format.schema.items.not: the keyword not"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice: name: "),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
+        ({"stop_sequences": "x"}, "stop_sequences: must be a list of strings"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens: "),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "a"}, RESULT]}, *HELLO]},
+         "messages[1].content[1]: a block of type 'tool_result' belongs to a message of role 'user'"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]},
+         "messages[0].content[0]: a block of type 'tool_use' belongs to a message of role 'assistant'"),
     ],
 )  # fmt: skip
 async def test_a_bad_request_names_the_field_that_the_client_sent(body: dict[str, Any], begins: str) -> None:

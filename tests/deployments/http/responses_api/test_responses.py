@@ -106,6 +106,7 @@ def test_text_format_becomes_the_grammar(served: Served) -> None:
         ({"conversation": "c"}, "conversation: this server stores no responses: send the whole input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: this server stores no items"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type: this model reads"),
+        ({"input": [{"type": "reasoning", "summary": 5}, {"role": "user", "content": "a"}]}, "input[0].summary: must be"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]: this server has no tools of its own"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name: "),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format: schema: is required"),
