@@ -17,6 +17,7 @@ from deployments.http.field_types import integer
 from deployments.http.lark_rules import LarkRules, Path, Paths, before, expression, literal
 from llama_core.errors import InvalidParameter
 from llama_core.text import grammar as grammars
+from llama_core.text.schema_faults import negative_multiple
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.tools.schema_grammar import compiled_schema
 
@@ -220,6 +221,8 @@ def _json_schema(part: _Part) -> Paths:
         raise _invalid(
             f"{part.place}.json_schema", "must be a JSON schema, for which there is a value: an object, or true"
         )
+    if (negative := negative_multiple(schema)) is not None:
+        raise _invalid(f"{part.place}.json_schema{negative.place}", negative.reason)
     body = json.dumps({**bounded_schema(schema), "x-guidance": _SPACING}, separators=(",", ":"))
     return _rule(part, "json", f"%json {body}", "json_schema")
 

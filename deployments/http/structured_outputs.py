@@ -17,6 +17,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text import grammar as grammars
 from llama_core.text.gbnf import is_gbnf
+from llama_core.text.schema_faults import negative_multiple
 from llama_core.text.schema_numbers import bounded_schema
 
 if TYPE_CHECKING:
@@ -248,14 +249,17 @@ def _structural_tags(value: Any, param: str) -> str:
             param=param,
         )
     tags = []
-    for structure in structures or ():
+    for index, structure in enumerate(structures or ()):
         begin, end = (structure.get(name) if isinstance(structure, dict) else None for name in ("begin", "end"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(structure.get("schema", {}), dict):
             raise InvalidParameter(f"{param}: each structure must have begin, schema and end", param=param)
         trigger = next((trigger for trigger in triggers or () if begin.startswith(trigger)), None)
         if trigger is None:
             raise InvalidParameter(f"{param}: each begin must begin with one of the triggers", param=param)
-        schema = bounded_schema(structure.get("schema", {}))
+        schema = bounded_schema(given := structure.get("schema", {}))
+        if (negative := negative_multiple(given)) is not None:
+            place = f"{param}.structures[{index}].schema{negative.place}"
+            raise InvalidParameter(f"{place}: {negative.reason}", param=place)
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return grammars.lark_grammar(StructTag.to_grammar(tags, assume_special=False))
 

@@ -152,6 +152,7 @@ def test_both_fields_take_a_format(field: str, as_text: bool) -> None:
     [
         (3, "format", "invalid_parameter"),
         ({"type": "poem"}, "format.type", "unsupported"),
+        ({"type": "json_schema", "json_schema": {"multipleOf": -7}}, "format.json_schema.multipleOf", "invalid_parameter"),
         ({"type": "qwen_xml_parameter", "json_schema": POINT}, "format.type", "unsupported"),
         (sequence(const("a"), {"type": "token", "token": 3}), "format.elements[1].type", "unsupported"),
         (INTEGER | {"style": "glm_xml"}, "format.style", "unsupported"),

@@ -140,6 +140,14 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
             "response_format.json_schema.schema",
             "124 levels",
         ),
+        (
+            {
+                "response_format": TAGS
+                | {"structures": [{"begin": "<", "schema": {"multipleOf": -7}, "end": ">"}], "triggers": ["<"]}
+            },
+            "response_format.structures[0].schema.multipleOf",
+            "greater than 0",
+        ),
         ({"response_format": TAGS}, "response_format.structures[1].schema.properties[0].type", "must be one of"),
         (
             {"structured_outputs": {"structural_tag": TAGS}},
