@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_a_misspelt_argument_stops_the_start_and_is_named() -> None:
     with served(args={"max_batchsize": 4}) as running:
-        assert running.process.wait(180) == 1
+        assert running.process.wait(180) == 2
         said = "max_batchsize: no such argument; did you mean max_batch_size?"
         assert running.output().splitlines() == [said], "nothing else was started"
         assert running.wait_gone() == {}
