@@ -117,7 +117,7 @@ class RowMasks:
 
 class CompiledGrammars:
     """The vocabulary, and the grammars that were used last: up to 16, which take up to 256 MB together or are one. An answer
-    keeps its own beside them. One thread compiles; others may call `find` and `drop`.
+    keeps its own beside them. Several threads may compile, each other grammars.
 
     `vocabulary` is called once, by `prepare` or for the first grammar; None: every grammar is refused."""
 
@@ -129,6 +129,7 @@ class CompiledGrammars:
         self._items: ItemTokens | None = None  # made by `prepare`, or for the first grammar with such lists
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()  # of `_kept`
+        self._loading = threading.Lock()  # of the vocabulary
 
     def prepare(self) -> None:
         if self._load is not None:
@@ -212,10 +213,11 @@ class CompiledGrammars:
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:
             raise GrammarRefused(_UNAVAILABLE)
-        if self._vocabulary is None or self._json is None:
-            self._vocabulary = self._load()
-            self._json = JsonVocabulary(self._vocabulary, self.num_words)
-        return self._vocabulary, self._json
+        with self._loading:
+            if self._vocabulary is None or self._json is None:
+                self._vocabulary = self._load()
+                self._json = JsonVocabulary(self._vocabulary, self.num_words)
+            return self._vocabulary, self._json
 
 
 class AnswerFollower:

@@ -1,8 +1,13 @@
 """What rank 0 keeps of grammars for later requests is bounded in bytes."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
+from llguidance import LLTokenizer
 
 from llama_core.execution.grammars import follower
 from llama_core.execution.grammars.follower import CompiledGrammars
@@ -63,3 +68,20 @@ def test_the_ids_of_forced_texts_take_bounded_memory(monkeypatch: pytest.MonkeyP
     assert text.encode() in vocabulary._cached and b"a" * 20 not in vocabulary._cached
     vocabulary("a" * 10_001)
     assert not vocabulary._cached
+
+
+def test_threads_that_compile_at_once_load_one_vocabulary() -> None:
+    load, both, num_loads = compiled_grammars()._load, threading.Barrier(2), count()
+    assert load is not None
+
+    def counted() -> LLTokenizer:
+        next(num_loads)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # for the other thread, if it loads too
+        return load()
+
+    compiled = CompiledGrammars(counted, TOKENIZER.n_words)
+    schemas = [grammars.json_schema_grammar({"type": kind}) for kind in ("integer", "string")]
+    with ThreadPoolExecutor(2) as threads:
+        assert len(list(threads.map(compiled.compiled, schemas))) == 2
+    assert next(num_loads) == 1
