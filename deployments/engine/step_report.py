@@ -29,10 +29,8 @@ class StepReports:
         """gained: the step's tokens by sequence."""
         scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
-        counts = (
-            *(scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted),
-            scheduler.num_deferred,
-        )
+        num_drafts, num_accepted = scheduler.num_drafts, scheduler.num_drafts_accepted
+        counts = (scheduler.num_prefix_hits, num_drafts, num_accepted, scheduler.num_deferred)
         prefix_hits, drafts, accepted, deferred = map(sub, counts, self._counts)
         self._counts = counts
         stats = StepStats(

@@ -134,11 +134,11 @@ class StepOutput:
     logprobs is empty when no row asked for them, else one entry for each sample (None where its row did not ask). non_finite
     lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined, as is that of each i in
     refused: no token was allowed there, for the reason that the pair gives. unavailable: each such i for which the server is at
-    fault, not the request. forced: the tokens that rows' grammars leave no
-    choice but to generate, where rank 0 has found some. shortened: each i where a token that the grammar allows was taken from
-    the mask, so that JSON or calls of tools end within max_tokens. deferred: each i whose mask of a grammar was not ready in
-    time, so that tokens[i] is undefined and a later step has to sample it. mask_wait_ms: of elapsed_ms, the time that sampling
-    waited for masks; None where the backend does not measure it.
+    fault, not the request. forced: the tokens that rows' grammars leave no choice but to generate, where rank 0 has found some.
+    shortened: each i where a token that the grammar allows was taken from the mask, so that JSON or calls of tools end within
+    max_tokens. deferred: each i whose mask of a grammar was not ready in time, so that tokens[i] is undefined and a later step
+    has to sample it. mask_wait_ms: of elapsed_ms, the time that sampling waited for masks; None where the backend does not
+    measure it.
     """
 
     epoch: int

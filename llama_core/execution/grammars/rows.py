@@ -78,9 +78,8 @@ class GrammarMasks:
     """The masks of one step. Implements `execution.backend.StepMasks`.
 
     After `wait`: reasons: why a sample has no token, by its index. unavailable: such samples for which the server is at fault.
-    forced: tokens that grammars leave no choice but to
-    generate. shortened: samples that lost a token so that the answer ends in time (`json_ending`). deferred: samples that are
-    left to a later step.
+    forced: tokens that grammars leave no choice but to generate. shortened: samples that lost a token so that the answer ends
+    in time (`json_ending`). deferred: samples that are left to a later step.
 
     is_watched: the watching thread may close the masks. closed: done once nothing changes any more; with the error of the step
     before, if that failed.
