@@ -21,7 +21,7 @@ import triton.language as tl
 
 from llama_core.execution.float8_kernels import from_float8
 from llama_core.execution.fused.attention_launches import MIN_DOT, launches, reading_float8
-from llama_core.execution.fused.kernel_functions import begin_early, early_launch
+from llama_core.execution.fused.kernel_functions import early_launch, let_next_start, wait_for_previous
 from llama_core.execution.fused.split_kernels import (
     combine_splits,
     first_seen_of,
@@ -157,7 +157,7 @@ def _attend(
     split s is at index s % n_splits. With joins too, a program computes all splits of its tile, and writes to `out` the result
     that `_combine_splits` would write.
     """
-    begin_early(is_early)
+    let_next_start(is_early)
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
     if is_split and not joins:
@@ -166,10 +166,11 @@ def _attend(
         # The last tiles of a prompt see the most positions, so they start first.
         tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
         about, kv_head = tiles + tile_index * tile_columns, tl.program_id(1)
-    count = tl.load(about + 1)
+    first_token, count, slot = tl.load(about), tl.load(about + 1), tl.load(about + 2)
+    first, decode_token = tl.load(about + 3), tl.load(about + 4)
+    wait_for_previous(is_early)
     if count > 0:
-        first_token, first = tl.load(about), tl.load(about + 3)
-        blocks = block_tables + tl.load(about + 2) * block_table_stride
+        blocks = block_tables + slot * block_table_stride
         row = tl.arange(0, rows)
         index = row // group
         head = kv_head * group + row % group
@@ -197,7 +198,7 @@ def _attend(
                 next_split = split_of(own + share - 1, split_unit, split_bits) + 1
                 begin = tl.maximum(split_begin(split, split_unit, split_bits), begin)
                 stop = tl.minimum(split_begin(next_split, split_unit, split_bits), end)
-                token = tl.load(about + 4) + index
+                token = decode_token + index
             split_end = split_begin(split + 1, split_unit, split_bits)
         mixed, total, best = _nothing_seen(rows, dim_block)
         # One loop reads all splits: with a loop for each split, the program would wait for the first positions of each.

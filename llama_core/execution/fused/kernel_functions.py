@@ -1,10 +1,14 @@
 """Functions that several kernels share: programmatic dependent launch, and operations on a row or tile, each of which rounds
 its result to the model's dtype.
 
-With programmatic dependent launch (CUDA, sm_90 and later) a kernel's programs start while the kernel before still runs, and
-wait for its results, so that the launch takes no time of its own. The kernels between a layer's matrix products are launched
-this way. Matrix products let the next kernel start early, but do not start early themselves: their programs would be spread
-unevenly over the multiprocessors, which costs more than the launch.
+With programmatic dependent launch (CUDA, sm_90 and later) a kernel's programs start while the kernel before still runs, so that
+the launch takes no time of its own. All kernels of a layer are launched this way, but for products in cuBLAS. Before a program
+waits for the kernel before, it loads only what no kernel of the layers writes: norms' weights, positions, the rotary table and
+tiles of attention.
+
+Each kernel says when the next one may start. A product's programs fill the GPU. Beside programs of another product they would
+be spread unevenly over the multiprocessors, which costs more than the launch. So the kernel before a product lets it start only
+after it has waited for the product before.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -33,27 +37,26 @@ def has_early_launch() -> bool:
 
 
 def early_launch() -> dict[str, bool]:
-    """Launch options of a kernel that calls `begin_early` first."""
+    """Launch options of a kernel that calls `wait_for_previous`."""
     return {"is_early": True, "launch_pdl": True} if has_early_launch() else {"is_early": False}
 
 
 @triton.jit
-def begin_early(is_early: tl.constexpr):
-    """Let the next kernel start, if it begins early, and wait until the kernel before has ended.
-
-    Each program of a kernel that begins early calls this before it reads or writes. So when such a kernel has
-    ended, all kernels before it have ended too.
-    """
+def let_next_start(is_early: tl.constexpr):
+    """Let the next kernel start once each program of this one has called this or has ended."""
     if is_early:
         gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit
-def let_next_begin(is_early: tl.constexpr):
-    """Let the next kernel start, if it begins early."""
+def wait_for_previous(is_early: tl.constexpr):
+    """Wait until the kernel before has ended.
+
+    Each program of a kernel with `early_launch` calls this. So when such a kernel has ended, all kernels before it have
+    ended too.
+    """
     if is_early:
-        gdc_launch_dependents()
+        gdc_wait()
 
 
 def norm_warps(dim: int) -> int:
@@ -69,16 +72,11 @@ def plus_bias(x, bias, inside):
 
 
 @triton.jit
-def _times(x, factor, inside):
-    return (x.to(tl.float32) * tl.load(factor, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
-
-
-@triton.jit
-def store_norm(out, x, weight, inside, dim, eps):
-    """Store the RMSNorm of one row to `out`."""
+def store_norm(out, x, factor, inside, dim, eps):
+    """Store the RMSNorm of one row to `out`. factor: the norm's weights."""
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
-    tl.store(out, _times(normed, weight, inside), mask=inside)
+    tl.store(out, (normed.to(tl.float32) * factor.to(tl.float32)).to(x.dtype), mask=inside)
 
 
 @triton.jit

@@ -11,12 +11,13 @@ from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend
 from llama_core.execution.fused.attention_launches import tile_sizes
 from llama_core.execution.fused.kernel_functions import (
-    begin_early,
     early_launch,
+    let_next_start,
     norm_warps,
     plus_bias,
     silu_times,
     store_norm,
+    wait_for_previous,
 )
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.product_choice import Fuses, never
@@ -47,10 +48,12 @@ def _add_norm(
 ):
     """num_splits: 0 for `delta` [T, dim]; else the number of splits of `delta`, float32 [num_splits, T, dim], added in
     order."""
-    begin_early(is_early)
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
+    factor = tl.load(weight + column, mask=inside, other=0.0)
+    wait_for_previous(is_early)
+    let_next_start(is_early)
     x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
     if has_delta:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
@@ -63,7 +66,7 @@ def _add_norm(
             added = plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
         tl.store(hidden_states + row + column, x, mask=inside)
-    store_norm(out + row + column, x, weight + column, inside, dim, eps)
+    store_norm(out + row + column, x, factor, inside, dim, eps)
 
 
 @triton.jit
@@ -98,10 +101,17 @@ def _rotate_and_store(
     is_early: tl.constexpr,
 ):
     """Rotate and store `heads` heads of one token. A head is read and written whole, and split into its pairs in registers."""
-    begin_early(is_early)
+    let_next_start(is_early)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     dim = tl.arange(0, dim_block)
+    slot = tl.load(slot_mapping + token)
+    angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=dim < head_dim, other=0.0)
+    if has_norms:
+        in_dim = dim < head_dim
+        q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
+        k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
+    wait_for_previous(is_early)
     total = n_heads + 2 * n_kv_heads
     inside = (head < total)[:, None] & (dim < head_dim)[None, :]
     at = head[:, None] * head_dim + dim[None, :]
@@ -114,17 +124,13 @@ def _rotate_and_store(
     if has_norms:
         wide = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / head_dim + eps)
-        in_dim = dim < head_dim
-        q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
-        k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
         factor = tl.where(is_query[:, None], q_factor[None, :], k_factor[None, :])
         turned = ((wide * scale[:, None]).to(x.dtype).to(tl.float32) * factor).to(x.dtype)
     even, odd = tl.split(tl.reshape(turned.to(tl.float32), (heads, dim_block // 2, 2)))
-    angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=dim < head_dim, other=0.0)
     cos, sin = tl.split(tl.reshape(angle, (dim_block // 2, 2)))
     pairs = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
     turned = tl.reshape(pairs, (heads, dim_block)).to(x.dtype)
-    place = tl.load(slot_mapping + token) * n_kv_heads * head_dim + at
+    place = slot * n_kv_heads * head_dim + at
     tl.store(source, turned, mask=inside & is_query[:, None])
     is_key = (head >= n_heads) & (head < n_heads + n_kv_heads)
     _store(keys + place - n_heads * head_dim, turned, inside & is_key[:, None])

@@ -16,7 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernel_functions import has_early_launch, let_next_begin, plus_bias, silu_times
+from llama_core.execution.fused.kernel_functions import (
+    early_launch,
+    let_next_start,
+    plus_bias,
+    silu_times,
+    wait_for_previous,
+)
 from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
@@ -31,13 +37,15 @@ _MOST_SPLITS: Final = 4
 
 
 class _Tiles(NamedTuple):
-    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads."""
+    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads. least_programs: as many
+    splits as make these programs, where a product may have splits."""
 
     rows: int
     outputs: int
     width: int
     num_stages: int
     num_warps: int = 4
+    least_programs: int = _PROGRAMS
 
     @property
     def constants(self) -> dict[str, int | None]:
@@ -51,7 +59,13 @@ class _Tiles(NamedTuple):
         }
 
 
-def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
+def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: bool = False) -> _Tiles:
+    is_plain = weights.scales is None
+    tiles = _sizes_of(weights, rows, dtype, is_gated=is_gated)
+    return tiles if is_plain else tiles._replace(least_programs=2 * _PROGRAMS)
+
+
+def _sizes_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: bool) -> _Tiles:
     is_plain, is_packed = weights.scales is None, weights.is_packed
     if dtype == torch.float32:  # no tensor cores, and both factors in registers
         return _Tiles(16, 32, 32 if is_plain or is_packed else 64, 2)
@@ -59,7 +73,9 @@ def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
         return _Tiles(1, 32, 128, 4)
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if has_much_shared_memory() and not is_packed:
-        return _large_tiles(weights, tile_rows)
+        if is_plain:
+            return _large_plain_tiles(weights, rows, is_gated=is_gated)
+        return _large_byte_tiles(weights, tile_rows)
     # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
     if rows > 32:
         # Each program reads the activations: more outputs of a program are fewer reads.
@@ -69,14 +85,27 @@ def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
     return _Tiles(tile_rows, 32, 128 if is_packed else 256, 4 if tile_rows == 16 else 3)
 
 
-def _large_tiles(weights: HeldWeights, rows: int) -> _Tiles:
-    """Chosen from those tried on an H100 with 1 and 64 rows; those of 32 rows by analogy."""
-    is_plain = weights.scales is None
+def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> _Tiles:
+    """Chosen from those tried on an H200 with 1 and 64 rows of Llama 2 7B; those of 17 to 32 rows from those on an H100."""
+    has_splits = not (is_gated or has_many_outputs(weights))
+    if rows == 1 and not is_gated:
+        return _Tiles(1, 16, 256, 6 if has_splits else 4, least_programs=2 * _PROGRAMS)
+    if rows <= 16:
+        if is_gated:
+            return _Tiles(16, 64, 128, 3)
+        return _Tiles(16, 32, 128, 5 if has_splits else 4, least_programs=2 * _PROGRAMS)
     if rows <= 32:
-        return _Tiles(rows, 64, 128, 4) if is_plain or rows == 16 else _Tiles(rows, 32, 256, 3)
-    if has_many_outputs(weights):
-        return _Tiles(rows, 32, 128, 3)
-    return _Tiles(rows, 64, 128, 4, num_warps=8) if is_plain else _Tiles(rows, 64, 128, 3)
+        return _Tiles(32, 64, 128, 4)
+    if is_gated:
+        return _Tiles(64, 64, 64, 4)
+    return _Tiles(64, 64, 128, 5, num_warps=8) if has_splits else _Tiles(64, 64, 128, 3)
+
+
+def _large_byte_tiles(weights: HeldWeights, rows: int) -> _Tiles:
+    """Of codes of 8 bits, chosen from those tried on an H100 with 1 and 64 rows; those of 32 rows by analogy."""
+    if rows <= 32:
+        return _Tiles(rows, 64, 128, 4) if rows == 16 else _Tiles(rows, 32, 256, 3)
+    return _Tiles(rows, 32, 128, 3) if has_many_outputs(weights) else _Tiles(rows, 64, 128, 3)
 
 
 def has_many_outputs(weights: HeldWeights) -> bool:
@@ -84,14 +113,10 @@ def has_many_outputs(weights: HeldWeights) -> bool:
     return len(weights.codes) >= _MANY_OUTPUTS
 
 
-def _programs_for(weights: HeldWeights) -> int:
-    return _PROGRAMS if weights.scales is None else 2 * _PROGRAMS
-
-
 def _split_of(weights: HeldWeights, tiles: _Tiles) -> int:
     """Codes of each split of an addition but the last."""
     outputs, width = weights.codes.shape
-    wanted = triton.cdiv(_programs_for(weights), triton.cdiv(outputs, tiles.outputs))
+    wanted = triton.cdiv(tiles.least_programs, triton.cdiv(outputs, tiles.outputs))
     inputs = width * (2 if weights.is_packed else 1)
     num_splits = max(1, min(wanted, inputs // _LEAST_SPLIT, _MOST_SPLITS))
     return int(triton.cdiv(triton.cdiv(width, num_splits), tiles.width) * tiles.width)
@@ -124,7 +149,7 @@ def _gated_product(
     is_early: tl.constexpr,
 ):
     """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
-    let_next_begin(is_early)
+    wait_for_previous(is_early)
     block_hidden: tl.constexpr = block_outputs // 2
     index = tl.arange(0, block_outputs)
     of_hidden = tl.program_id(0) * block_hidden + index // 2
@@ -160,6 +185,7 @@ def _gated_product(
         up = plus_bias(up, bias + hidden + column[None, :], (column < hidden)[None, :])
     target = out + row[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(target, silu_times(gate, up), mask=(row < rows)[:, None] & (column < hidden)[None, :])
+    let_next_start(is_early)  # not sooner: the next kernel is a product
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -192,7 +218,8 @@ def _product_of_rows(
 ):
     """out [rows, outputs] = the product, or, with is_added, += the product + bias. is_split: each program computes `split`
     codes of each output, and stores its sums to `out`, float32 [splits, rows, outputs]."""
-    let_next_begin(is_early)
+    wait_for_previous(is_early)
+    let_next_start(is_early)
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     begin = tl.program_id(2) * split
@@ -238,9 +265,9 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
     """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
     x = x.contiguous()
     (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
-    hidden, tiles = outputs // 2, _tiles_of(weights, len(x), x.dtype)
+    hidden, tiles = outputs // 2, _tiles_of(weights, len(x), x.dtype, is_gated=True)
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
-    if triton.cdiv(outputs, tiles.outputs) < _programs_for(weights):
+    if triton.cdiv(outputs, tiles.outputs) < tiles.least_programs:
         tiles = tiles._replace(outputs=tiles.outputs // 2)
     _gated_product[(triton.cdiv(hidden, tiles.outputs // 2), triton.cdiv(rows, tiles.rows))](
         x,
@@ -255,7 +282,7 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
         *Format.of(weights),
         has_bias=bias is not None,
         **tiles.constants,
-        is_early=has_early_launch(),
+        **early_launch(),
     )
     return out
 
@@ -317,7 +344,7 @@ def _launch_product(
         is_added=is_added,
         is_split=num_splits > 1,
         **tiles.constants,
-        is_early=has_early_launch(),
+        **early_launch(),
     )
 
 

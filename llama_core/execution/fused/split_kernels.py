@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from llama_core.execution.fused.attention_launches import MIN_DOT
-from llama_core.execution.fused.kernel_functions import begin_early, early_launch
+from llama_core.execution.fused.kernel_functions import early_launch, let_next_start, wait_for_previous
 from llama_core.execution.fused.step_plan import TILE_COLUMNS
 from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT
 
@@ -76,12 +76,13 @@ def _combine_splits(
     is_early: tl.constexpr,
 ):
     """The result of a tile's tokens for one head. The arguments are those of `_attend` with is_split."""
-    begin_early(is_early)
     about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
     first_token, count = tl.load(about), tl.load(about + 1)
     first, decode_token = tl.load(about + 3), tl.load(about + 4)
+    wait_for_previous(is_early)
+    let_next_start(is_early)
     for index in range(0, count):
         length = first + index + 1
         parts = ((decode_token + index) * n_heads + head) * n_splits
