@@ -11,7 +11,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,16 +68,34 @@ class Variant:
         return TARGETS[self.sm].occupancy(self.registers, self.shared, self.num_warps)
 
 
-# An access of global memory, or the end of a block that all threads execute.
+# What no thread may do before it waits: write global memory, copy from it, or leave a block that all threads execute.
 _NOT_BEFORE_A_WAIT: Final = re.compile(
-    r"^\s*(?:@!?%p\d+\s+)?(?:(?:ld|st|atom|red)\.(?!param|shared)|cp\.|multimem\.|bra\b|ret\b)", re.MULTILINE
+    r"^\s*(?:@!?%p\d+\s+)?(?:(?:st|atom|red)\.(?!shared)|cp\.|multimem\.|bra\b|ret\b)", re.MULTILINE
 )
+_INSTRUCTION: Final = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(.*?);")
+_REGISTER: Final = re.compile(r"%(?!tid|ctaid|ntid|nctaid)\w+")
+_PARAMETER: Final = re.compile(r"\w+_param_(\d+)")
 
 
-def waits_first(ptx: str) -> bool:
-    """Whether all threads of a kernel wait for the kernel before (programmatic dependent launch) before they access memory."""
+def waits_first(ptx: str, may_read: Set[int] = frozenset()) -> bool:
+    """Whether all threads of a kernel wait for the kernel before (programmatic dependent launch) before they access memory.
+    may_read: the parameters whose memory they may read sooner, by their numbers."""
     before, wait, _ = ptx.partition("\tgriddepcontrol.wait;")
-    return bool(wait) and _NOT_BEFORE_A_WAIT.search(before) is None
+    if not wait or _NOT_BEFORE_A_WAIT.search(before) is not None:
+        return False
+    sources: dict[str, frozenset[int]] = {}  # of each register, the parameters that its value comes from
+    for line in before.splitlines():
+        if (found := _INSTRUCTION.match(line)) is None:
+            continue
+        name, operands = found[1], found[2]
+        # A vector of registers is in braces.
+        written, _, read = operands.partition("}," if operands.startswith("{") else ",")
+        origin = frozenset(int(number) for number in _PARAMETER.findall(read))
+        origin = origin.union(*(sources.get(register, frozenset()) for register in _REGISTER.findall(read)))
+        if name.startswith("ld.global") and (not origin or not origin <= may_read):
+            return False
+        sources |= dict.fromkeys(_REGISTER.findall(written), origin)
+    return True
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ from llama_core.execution.weight_formats.tile_kernels import Format, product_of_
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 48 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
-_MANY_OUTPUTS: Final = 64 * _PROGRAMS
+_MANY_OUTPUTS: Final = 48 * _PROGRAMS
+_MANY_QUANTIZED_OUTPUTS: Final = 64 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
 
@@ -60,12 +61,15 @@ class _Tiles(NamedTuple):
 
 
 def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: bool = False) -> _Tiles:
+    """is_gated: for the product with SwiGLU."""
     is_plain = weights.scales is None
-    tiles = _sizes_of(weights, rows, dtype, is_gated=is_gated)
+    if has_much_shared_memory() and is_plain and dtype != torch.float32:
+        return _large_plain_tiles(weights, rows, is_gated=is_gated)
+    tiles = _tiles_by_format(weights, rows, dtype)
     return tiles if is_plain else tiles._replace(least_programs=2 * _PROGRAMS)
 
 
-def _sizes_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: bool) -> _Tiles:
+def _tiles_by_format(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
     is_plain, is_packed = weights.scales is None, weights.is_packed
     if dtype == torch.float32:  # no tensor cores, and both factors in registers
         return _Tiles(16, 32, 32 if is_plain or is_packed else 64, 2)
@@ -73,8 +77,6 @@ def _sizes_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: 
         return _Tiles(1, 32, 128, 4)
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if has_much_shared_memory() and not is_packed:
-        if is_plain:
-            return _large_plain_tiles(weights, rows, is_gated=is_gated)
         return _large_byte_tiles(weights, tile_rows)
     # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
     if rows > 32:
@@ -86,19 +88,23 @@ def _sizes_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: 
 
 
 def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> _Tiles:
-    """Chosen from those tried on an H200 with 1 and 64 rows of Llama 2 7B; those of 17 to 32 rows from those on an H100."""
-    has_splits = not (is_gated or has_many_outputs(weights))
-    if rows == 1 and not is_gated:
-        return _Tiles(1, 16, 256, 6 if has_splits else 4, least_programs=2 * _PROGRAMS)
-    if rows <= 16:
-        if is_gated:
-            return _Tiles(16, 64, 128, 3)
-        return _Tiles(16, 32, 128, 5 if has_splits else 4, least_programs=2 * _PROGRAMS)
-    if rows <= 32:
-        return _Tiles(32, 64, 128, 4)
+    """Chosen from those tried on an H200 in steps of 1, 8 and 64 rows of Llama 2 7B and Llama 3 8B; those of 32 rows by
+    analogy."""
     if is_gated:
-        return _Tiles(64, 64, 64, 4)
-    return _Tiles(64, 64, 128, 5, num_warps=8) if has_splits else _Tiles(64, 64, 128, 3)
+        if rows > 32:
+            return _Tiles(64, 128, 64, 4, num_warps=8)
+        return _Tiles(16, 64, 128, 3) if rows <= 16 else _Tiles(32, 64, 128, 4)
+    is_whole = has_many_outputs(weights)
+    if rows == 1:  # reads more at a time where no thread waits for tensor cores
+        return _Tiles(1, 16, 256, 4 if is_whole else 6, least_programs=2 * _PROGRAMS)
+    if rows <= 16:
+        return _Tiles(16, 32, 128, 5 if is_whole else 6, least_programs=2 * _PROGRAMS)
+    outputs = 32 if is_whole and len(weights.codes) < 64 * _PROGRAMS else 64
+    if rows <= 32:
+        return _Tiles(32, outputs, 128, 4)
+    if not is_whole:
+        return _Tiles(64, 64, 128, 5, num_warps=8)
+    return _Tiles(64, outputs, 128, 4 if outputs == 32 else 3)
 
 
 def _large_byte_tiles(weights: HeldWeights, rows: int) -> _Tiles:
@@ -110,7 +116,7 @@ def _large_byte_tiles(weights: HeldWeights, rows: int) -> _Tiles:
 
 def has_many_outputs(weights: HeldWeights) -> bool:
     """Whether a product has enough programs without splits of its inputs."""
-    return len(weights.codes) >= _MANY_OUTPUTS
+    return len(weights.codes) >= (_MANY_OUTPUTS if weights.scales is None else _MANY_QUANTIZED_OUTPUTS)
 
 
 def _split_of(weights: HeldWeights, tiles: _Tiles) -> int:

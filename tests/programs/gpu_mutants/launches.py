@@ -11,9 +11,25 @@ LAUNCH_MUTANTS = (
     Mutant(
         "a kernel that begins early and does not wait",
         "kernels",
-        "    begin_early(is_early)\n    token = tl.program_id(0)",
-        "    token = tl.program_id(0)",
+        "    wait_for_previous(is_early)\n    total = n_heads",
+        "    total = n_heads",
         EARLY,
+    ),
+    Mutant(
+        "a norm that reads the hidden states before it waits",
+        "kernels",
+        "    wait_for_previous(is_early)\n    let_next_start(is_early)\n"
+        "    x = tl.load(hidden_states + row + column, mask=inside, other=0.0)\n",
+        "    x = tl.load(hidden_states + row + column, mask=inside, other=0.0)\n"
+        "    wait_for_previous(is_early)\n    let_next_start(is_early)\n",
+        EARLY,
+    ),
+    Mutant(
+        "a product that starts beside the product before",
+        "product_kernels",
+        "    let_next_start(is_early)  # not sooner: the next kernel is a product\n",
+        "",
+        (f"{TESTS}/test_early_launch.py", "product"),
     ),
     # Compilations while requests wait.
     Mutant("a step whose tiles are aligned to 8 bytes", "step_plan", "return count + count % 2", "return count", KEYS),
