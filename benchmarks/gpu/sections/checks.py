@@ -24,10 +24,10 @@ _COUNT = re.compile(r"(\d+) (failed|passed|skipped|errors?)")
 _MOST_AT_ONCE: Final = 14  # each has a context and tensors on the device
 # Into how many parts a module's tests are divided: those that take longest or show most. They begin first.
 _PARTS: Final = {
+    "test_fused_sampling.py": 1,
+    "test_fused_attention.py": 10,
     "test_gpu.py": 3,
     "test_fused_products.py": 12,
-    "test_fused_attention.py": 10,
-    "test_fused_sampling.py": 1,
 }
 
 
