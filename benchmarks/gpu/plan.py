@@ -21,15 +21,16 @@ SECTIONS: Final = (
     Section("limits", "What the device reaches", 60),
     Section("decode", "Decodes and prompts beside these limits", 300),
     Section("memory", "Memory taken beside the plan", 120),
-    Section("kernels", "Kernels of a decode step", 180),
+    Section("kernels", "Kernels of a decode step", 120),
     Section("products", "Products of few rows, fused and separate", 100),
+    Section("tiles", "Tiles of products inside a decode step", 100),
     Section("attention", "The attention kernel alone", 165),
     Section("mixed", "Host time of steps beside the device's", 120),
     Section("offline", "A batch of requests", 150),
     Section("transformers", "The same batch on transformers", 240),
     Section("vllm", "The same batch on vLLM", 240),
     Section("loading", "Weights from files to the device, both ways of reading", 40),
-    Section("recovery", "A killed process and the one after it", 180),
+    Section("recovery", "A killed process and the one after it", 140),
     Section("invariance", "The same text alone and in a batch", 90),
     Section("all_reduce", "Sums over the ranks of several GPUs", 120, min_gpus=2),
     Section("ranks", "Decodes on several GPUs beside one", 300, min_gpus=2),
@@ -38,14 +39,15 @@ SECTIONS: Final = (
 )
 NAMES: Final = tuple(section.name for section in SECTIONS)
 TOTAL_S: Final = 1800
-# For a device that is there for a quarter of an hour: what no device has answered first, in smaller sizes (`settings.SHORT`),
-# seconds. Decodes, mixed steps and kernels alone are known: `--only` measures them again.
+# For a device that is there for a quarter of an hour: what no device has answered with the present kernels first, in smaller
+# sizes (`settings.SHORT`), seconds. `--only` measures the others.
 SHORT: Final = {
+    "decode": 75,
+    "offline": 30,
+    "transformers": 125,
     "checks": 140,
     "invariance": 55,
     "memcheck": 110,
-    "offline": 30,
-    "transformers": 170,
     "attention": 55,
     "loading": 40,
     "memory": 35,

@@ -28,12 +28,13 @@ from llama_core.execution.fused.step_plan import (
     TOKEN_COLUMNS,
     AttentionTiles,
     StepArrays,
+    TileSizes,
     plan_of,
 )
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Row
 
-_BLOCK = 16
+BLOCK = 16
 _COLD_BYTES = 2**28  # of positions in turn, which no cache holds
 _MOST_COPIES = 32
 
@@ -168,13 +169,21 @@ def _attention(
     """One layer's attention of these rows, over blocks in random order. max_seq_len: of the block tables, at least."""
     device = clock.device
     longest = max(row.start + row.length for row in rows)
-    per_row = -(-longest // _BLOCK)
+    per_row = -(-longest // BLOCK)
     order = torch.randperm(len(rows) * per_row, device=device).view(len(rows), per_row)
-    shape = (order.numel(), _BLOCK, model.n_kv_heads, model.head_dim)
+    shape = (order.numel(), BLOCK, model.n_kv_heads, model.head_dim)
     keys, values = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
     tokens = sum(row.length for row in rows)
     q = torch.randn(tokens, model.n_heads, model.head_dim, device=device, dtype=dtype)
-    plan = plan_of(rows, ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, dtype))
+    tiles = attention_tiles(rows, ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, dtype), device)
+    tables = torch.zeros((len(rows), max(per_row, max_seq_len // BLOCK)), dtype=torch.int64, device=device)
+    tables[:, :per_row] = order
+    return partial(ops.attend, q, keys, values, tables, tiles)
+
+
+def attention_tiles(rows: list[Row], sizes: TileSizes, device: torch.device) -> AttentionTiles:
+    """The tiles of a step of these rows."""
+    plan = plan_of(rows, sizes)
     count, decodes, chunks = plan.shape
     arrays = StepArrays(
         np.zeros((SAMPLE_COLUMNS, len(plan.sampled_slots)), np.int64),
@@ -183,7 +192,4 @@ def _attention(
         np.zeros((chunks, TILE_COLUMNS), np.int64),
     )
     plan.write(arrays, 0)
-    tiles = AttentionTiles(torch.from_numpy(arrays.decodes).to(device), torch.from_numpy(arrays.chunks).to(device))
-    tables = torch.zeros((len(rows), max(per_row, max_seq_len // _BLOCK)), dtype=torch.int64, device=device)
-    tables[:, :per_row] = order
-    return partial(ops.attend, q, keys, values, tables, tiles)
+    return AttentionTiles(torch.from_numpy(arrays.decodes).to(device), torch.from_numpy(arrays.chunks).to(device))

@@ -21,7 +21,14 @@ from llama_core.execution.fused.kernel_functions import (
 )
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.product_choice import Fuses, never
-from llama_core.execution.fused.product_kernels import add_product, gated_product, has_many_outputs, product
+from llama_core.execution.fused.product_kernels import (
+    TileChoice,
+    add_product,
+    gated_product,
+    has_many_outputs,
+    product,
+    tiles_of,
+)
 from llama_core.execution.fused.sampler import Sampler, SamplingState
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.fused.triton_sampler import TritonSampler
@@ -162,11 +169,14 @@ class TritonOps:
     Kernels get some other tensor in place of one that is None; they do not read it.
     """
 
-    def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
+    def __init__(
+        self, *, batch_invariant: bool = False, fuses: Fuses = never, choose_tiles: TileChoice = tiles_of
+    ) -> None:
         """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
         chooses the products that run in kernels of our own, together with the operation that follows; with `batch_invariant`,
-        no product does."""
+        no product does. choose_tiles: of these products."""
         self._batch_invariant = batch_invariant
+        self._choose_tiles = choose_tiles
         self._fuses = never if batch_invariant else fuses
 
     def add_norm(
@@ -265,12 +275,12 @@ class TritonOps:
 
     def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
         if self._fuses(matrix.held, len(x)) and has_many_outputs(matrix.held):
-            return product(x, matrix.held)
+            return product(x, matrix.held, self._choose_tiles)
         return matrix.multiply(x)
 
     def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         if self._fuses(matrix.held, len(x)):
-            return gated_product(x, matrix.held, bias)
+            return gated_product(x, matrix.held, bias, self._choose_tiles)
         return self.gated_silu(matrix.multiply(x), bias)
 
     def add_product_norm(
@@ -284,7 +294,7 @@ class TritonOps:
     ) -> torch.Tensor:
         if not self._fuses(matrix.held, len(x)):
             return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
-        partial = add_product(hidden_states, x, matrix.held, bias)
+        partial = add_product(hidden_states, x, matrix.held, bias, self._choose_tiles)
         if partial is None:
             return self.add_norm(hidden_states, None, weight, eps)
         return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))

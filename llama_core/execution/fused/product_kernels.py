@@ -10,6 +10,7 @@ A row's bits depend on its values, the weights and the number of rows, not on ot
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -37,9 +38,9 @@ _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
 
 
-class _Tiles(NamedTuple):
-    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads. least_programs: as many
-    splits as make these programs, where a product may have splits."""
+class Tiles(NamedTuple):
+    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads. least_programs: a product
+    that may have splits has as many as make these programs."""
 
     rows: int
     outputs: int
@@ -60,8 +61,12 @@ class _Tiles(NamedTuple):
         }
 
 
-def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: bool = False) -> _Tiles:
-    """is_gated: for the product with SwiGLU."""
+# (weights, rows, dtype of the activations, whether it is the product with SwiGLU) -> the tiles of the product.
+TileChoice = Callable[[HeldWeights, int, torch.dtype, bool], Tiles]
+
+
+def tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, is_gated: bool) -> Tiles:
+    """The tiles of a product. is_gated: of the one with SwiGLU."""
     is_plain = weights.scales is None
     if has_much_shared_memory() and is_plain and dtype != torch.float32:
         return _large_plain_tiles(weights, rows, is_gated=is_gated)
@@ -69,49 +74,49 @@ def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, *, is_gated: 
     return tiles if is_plain else tiles._replace(least_programs=2 * _PROGRAMS)
 
 
-def _tiles_by_format(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
+def _tiles_by_format(weights: HeldWeights, rows: int, dtype: torch.dtype) -> Tiles:
     is_plain, is_packed = weights.scales is None, weights.is_packed
     if dtype == torch.float32:  # no tensor cores, and both factors in registers
-        return _Tiles(16, 32, 32 if is_plain or is_packed else 64, 2)
+        return Tiles(16, 32, 32 if is_plain or is_packed else 64, 2)
     if is_packed and rows == 1:  # tensor cores would wait for factors that other threads expand
-        return _Tiles(1, 32, 128, 4)
+        return Tiles(1, 32, 128, 4)
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if has_much_shared_memory() and not is_packed:
         return _large_byte_tiles(weights, tile_rows)
     # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
     if rows > 32:
         # Each program reads the activations: more outputs of a program are fewer reads.
-        return _Tiles(64, 64, 64, 4) if is_plain else _Tiles(64, 32, 64, 3) if is_packed else _Tiles(64, 64, 128, 3)
+        return Tiles(64, 64, 64, 4) if is_plain else Tiles(64, 32, 64, 3) if is_packed else Tiles(64, 64, 128, 3)
     if is_plain:
-        return _Tiles(tile_rows, 32, 128, 4)
-    return _Tiles(tile_rows, 32, 128 if is_packed else 256, 4 if tile_rows == 16 else 3)
+        return Tiles(tile_rows, 32, 128, 4)
+    return Tiles(tile_rows, 32, 128 if is_packed else 256, 4 if tile_rows == 16 else 3)
 
 
-def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> _Tiles:
+def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> Tiles:
     """Chosen from those tried on an H200 in steps of 1, 8 and 64 rows of Llama 2 7B and Llama 3 8B; those of 32 rows by
     analogy."""
     if is_gated:
         if rows > 32:
-            return _Tiles(64, 128, 64, 4, num_warps=8)
-        return _Tiles(16, 64, 128, 3) if rows <= 16 else _Tiles(32, 64, 128, 4)
+            return Tiles(64, 128, 64, 4, num_warps=8)
+        return Tiles(16, 64, 128, 3) if rows <= 16 else Tiles(32, 64, 128, 4)
     is_whole = has_many_outputs(weights)
     if rows == 1:  # reads more at a time where no thread waits for tensor cores
-        return _Tiles(1, 16, 256, 4 if is_whole else 6, least_programs=2 * _PROGRAMS)
+        return Tiles(1, 16, 256, 4 if is_whole else 6, least_programs=2 * _PROGRAMS)
     if rows <= 16:
-        return _Tiles(16, 32, 128, 5 if is_whole else 6, least_programs=2 * _PROGRAMS)
+        return Tiles(16, 32, 128, 5 if is_whole else 6, least_programs=2 * _PROGRAMS)
     outputs = 32 if is_whole and len(weights.codes) < 64 * _PROGRAMS else 64
     if rows <= 32:
-        return _Tiles(32, outputs, 128, 4)
+        return Tiles(32, outputs, 128, 4)
     if not is_whole:
-        return _Tiles(64, 64, 128, 5, num_warps=8)
-    return _Tiles(64, outputs, 128, 4 if outputs == 32 else 3)
+        return Tiles(64, 64, 128, 5, num_warps=8)
+    return Tiles(64, outputs, 128, 4 if outputs == 32 else 3)
 
 
-def _large_byte_tiles(weights: HeldWeights, rows: int) -> _Tiles:
+def _large_byte_tiles(weights: HeldWeights, rows: int) -> Tiles:
     """Of codes of 8 bits, chosen from those tried on an H100 with 1 and 64 rows; those of 32 rows by analogy."""
     if rows <= 32:
-        return _Tiles(rows, 64, 128, 4) if rows == 16 else _Tiles(rows, 32, 256, 3)
-    return _Tiles(rows, 32, 128, 3) if has_many_outputs(weights) else _Tiles(rows, 64, 128, 3)
+        return Tiles(rows, 64, 128, 4) if rows == 16 else Tiles(rows, 32, 256, 3)
+    return Tiles(rows, 32, 128, 3) if has_many_outputs(weights) else Tiles(rows, 64, 128, 3)
 
 
 def has_many_outputs(weights: HeldWeights) -> bool:
@@ -119,7 +124,7 @@ def has_many_outputs(weights: HeldWeights) -> bool:
     return len(weights.codes) >= (_MANY_OUTPUTS if weights.scales is None else _MANY_QUANTIZED_OUTPUTS)
 
 
-def _split_of(weights: HeldWeights, tiles: _Tiles) -> int:
+def _split_of(weights: HeldWeights, tiles: Tiles) -> int:
     """Codes of each split of an addition but the last."""
     outputs, width = weights.codes.shape
     wanted = triton.cdiv(tiles.least_programs, triton.cdiv(outputs, tiles.outputs))
@@ -267,11 +272,13 @@ def _product_of_rows(
         tl.store(out + target, (states.to(tl.float32) + added.to(tl.float32)).to(states.dtype), mask=inside)
 
 
-def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_product(
+    x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None, choose: TileChoice = tiles_of
+) -> torch.Tensor:
     """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
     x = x.contiguous()
     (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
-    hidden, tiles = outputs // 2, _tiles_of(weights, len(x), x.dtype, is_gated=True)
+    hidden, tiles = outputs // 2, choose(weights, len(x), x.dtype, True)
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if triton.cdiv(outputs, tiles.outputs) < tiles.least_programs:
         tiles = tiles._replace(outputs=tiles.outputs // 2)
@@ -294,14 +301,18 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
 
 
 def add_product(
-    hidden_states: torch.Tensor, x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None
+    hidden_states: torch.Tensor,
+    x: torch.Tensor,
+    weights: HeldWeights,
+    bias: torch.Tensor | None,
+    choose: TileChoice = tiles_of,
 ) -> torch.Tensor | None:
     """hidden_states [T, outputs] += x [T, inputs] times weights + bias, in place.
 
     Where the inputs are split, the hidden states stay as they are, and the result is the sums of the splits without the bias,
     float32 [splits, T, outputs].
     """
-    tiles = _tiles_of(weights, len(x), x.dtype)
+    tiles = choose(weights, len(x), x.dtype, False)
     split = _split_of(weights, tiles)
     num_splits = triton.cdiv(weights.codes.shape[1], split)
     if num_splits == 1:
@@ -312,11 +323,11 @@ def add_product(
     return partial
 
 
-def product(x: torch.Tensor, weights: HeldWeights) -> torch.Tensor:
+def product(x: torch.Tensor, weights: HeldWeights, choose: TileChoice = tiles_of) -> torch.Tensor:
     """x [T, inputs] times weights [outputs, inputs]: [T, outputs]."""
     outputs, width = weights.codes.shape
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    _launch_product(x, weights, out, _tiles_of(weights, len(x), x.dtype), width, None, is_added=False)
+    _launch_product(x, weights, out, choose(weights, len(x), x.dtype, False), width, None, is_added=False)
     return out
 
 
@@ -324,7 +335,7 @@ def _launch_product(
     x: torch.Tensor,
     weights: HeldWeights,
     out: torch.Tensor,
-    tiles: _Tiles,
+    tiles: Tiles,
     split: int,
     bias: torch.Tensor | None,
     *,

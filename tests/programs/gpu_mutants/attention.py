@@ -133,8 +133,8 @@ ATTENTION_MUTANTS = (
     Mutant(
         "parts of one tile over those of another",
         "attention_kernels",
-        "token = tl.load(about + 4) + index",
-        "token = tl.load(about + 4) + index // 2",
+        "token = decode_token + index",
+        "token = decode_token + index // 2",
         ATTENTION,
     ),
     Mutant(
