@@ -32,6 +32,7 @@ from llama_core.execution.weight_formats.tile_kernels import Format, product_of_
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 48 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
+_RESIDENT: Final = 3 * 132  # programs of 64 KB that an H100 or H200 holds at once
 _MANY_OUTPUTS: Final = 48 * _PROGRAMS
 _MANY_QUANTIZED_OUTPUTS: Final = 64 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
@@ -97,7 +98,9 @@ def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> Ti
     analogy."""
     if is_gated:
         if rows > 32:
-            return Tiles(64, 128, 64, 4, num_warps=8)
+            # A second wave of few programs would take as long as the first.
+            is_one_wave = triton.cdiv(len(weights.codes), 64) <= _RESIDENT
+            return Tiles(64, 64, 64, 4) if is_one_wave else Tiles(64, 128, 64, 4, num_warps=8)
         return Tiles(16, 64, 128, 3) if rows <= 16 else Tiles(32, 64, 128, 4)
     is_whole = has_many_outputs(weights)
     if rows == 1:  # reads more at a time where no thread waits for tensor cores
