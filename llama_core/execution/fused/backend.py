@@ -272,7 +272,7 @@ class FusedBackend:
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         self.queue_samples()
-        return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]))
+        return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]).float())
 
     def _compute(self, shape: LaunchShape) -> None:
         """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no

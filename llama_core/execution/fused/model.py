@@ -165,9 +165,9 @@ class FusedTransformer:
             return self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
+        """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""
         part = self._output.multiply(hidden_states)
-        return self.parallel.gather_columns(part, [len(share.vocab) for share in self._shares]).float()
+        return self.parallel.gather_columns(part, [len(share.vocab) for share in self._shares])
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.parallel.device)

@@ -67,14 +67,14 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     rows, largest = config.max_step_samples, config.max_step_tokens
     pool = max(
         _body_bytes(config, model, parallel, dtype, max(largest, rows)),
-        _head_bytes(config, model, parallel, dtype, rows),
+        _head_bytes(model, parallel, dtype, rows),
     )
     if parallel.device.type == "cpu":  # captures nothing
         return pool
     without_graph = int(largest / LARGEST_PADDING)
     # Of prompt logprobs: logits, and then their logarithms beside them.
     logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
-    eager = max(logprobs, _head_bytes(config, model, parallel, dtype, LOGITS_AT_A_TIME))
+    eager = max(logprobs, _head_bytes(model, parallel, dtype, LOGITS_AT_A_TIME))
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
         eager = max(eager, _body_bytes(config, model, parallel, dtype, without_graph))
     return pool + eager + (LIBRARY_BYTES if parallel.device.type == "cuda" else 0)
@@ -117,13 +117,10 @@ def _sum_bytes(config: EngineConfig, parallel: Parallel, dim: int, dtype: torch.
     return dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32)
 
 
-def _head_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows: int) -> int:
-    """Bytes of the logits while they are gathered and converted to float32 (`FusedTransformer.logits`)."""
+def _head_bytes(model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows: int) -> int:
+    """Bytes of the logits while they are gathered (`FusedTransformer.logits`)."""
     shares = [RankShare.of(model, rank, parallel.world_size) for rank in range(parallel.world_size)]
-    vocab, widest = model.vocab_size, max(len(share.vocab) for share in shares)
-    kept = model.dim + len(shares[parallel.rank].vocab)
-    wide = vocab * _FLOAT32
-    if parallel.world_size == 1:
-        return rows * (kept * dtype.itemsize + wide)
-    gathered = (1 + parallel.world_size) * widest
-    return rows * (kept * dtype.itemsize + vocab * dtype.itemsize + max(gathered * dtype.itemsize, wide))
+    widest, values = max(len(share.vocab) for share in shares), model.dim + len(shares[parallel.rank].vocab)
+    if parallel.world_size > 1:
+        values += model.vocab_size + (1 + parallel.world_size) * widest
+    return rows * values * dtype.itemsize
