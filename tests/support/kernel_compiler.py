@@ -68,11 +68,13 @@ class Variant:
         return TARGETS[self.sm].occupancy(self.registers, self.shared, self.num_warps)
 
 
-# What no thread may do before it waits: write global memory, copy from it, or leave a block that all threads execute.
+# What no thread may do before it waits: write memory, copy from it, read it other than by `ld`, or leave the statements that
+# all threads execute.
 _NOT_BEFORE_A_WAIT: Final = re.compile(
-    r"^\s*(?:@!?%p\d+\s+)?(?:(?:st|atom|red)\.(?!shared)|cp\.|multimem\.|bra\b|ret\b)", re.MULTILINE
+    r"\b(?:(?:st|atom|red)\.(?!shared)|(?:cp|multimem|ldu|tex|suld|sust|tensormap)\.|(?:bra|brx|ret|exit|call)\b)"
 )
-_INSTRUCTION: Final = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(.*?);")
+_LOAD: Final = re.compile(r"ld\.(?!param|shared)")
+_INSTRUCTION: Final = re.compile(r"(@!?%?\w+\s+)?([a-z][\w.:]*)\s+(.*)", re.DOTALL)
 _REGISTER: Final = re.compile(r"%(?!tid|ctaid|ntid|nctaid)\w+")
 _PARAMETER: Final = re.compile(r"\w+_param_(\d+)")
 
@@ -80,21 +82,23 @@ _PARAMETER: Final = re.compile(r"\w+_param_(\d+)")
 def waits_first(ptx: str, may_read: Set[int] = frozenset()) -> bool:
     """Whether all threads of a kernel wait for the kernel before (programmatic dependent launch) before they access memory.
     may_read: the parameters whose memory they may read sooner, by their numbers."""
-    before, wait, _ = ptx.partition("\tgriddepcontrol.wait;")
+    before, wait, _ = re.sub(r"//.*", "", ptx).partition("\tgriddepcontrol.wait;")
     if not wait or _NOT_BEFORE_A_WAIT.search(before) is not None:
         return False
     sources: dict[str, frozenset[int]] = {}  # of each register, the parameters that its value comes from
-    for line in before.splitlines():
-        if (found := _INSTRUCTION.match(line)) is None:
+    # Braces begin a block of instructions, or stand around a vector of registers.
+    for statement in re.split(r"[;\n]|\{(?!\s*%)", before):
+        if (found := _INSTRUCTION.match(statement.strip())) is None:
             continue
-        name, operands = found[1], found[2]
-        # A vector of registers is in braces.
+        guard, name, operands = found.groups()
         written, _, read = operands.partition("}," if operands.startswith("{") else ",")
         origin = frozenset(int(number) for number in _PARAMETER.findall(read))
         origin = origin.union(*(sources.get(register, frozenset()) for register in _REGISTER.findall(read)))
-        if name.startswith("ld.global") and (not origin or not origin <= may_read):
+        if _LOAD.match(name) and (not origin or not origin <= may_read):
             return False
-        sources |= dict.fromkeys(_REGISTER.findall(written), origin)
+        for register in _REGISTER.findall(written):
+            # Without the guard's condition, the register keeps its value.
+            sources[register] = origin | sources.get(register, frozenset()) if guard else origin
     return True
 
 

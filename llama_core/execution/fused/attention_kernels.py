@@ -157,10 +157,13 @@ def _attend(
     split s is at index s % n_splits. With joins too, a program computes all splits of its tile, and writes to `out` the result
     that `_combine_splits` would write.
     """
-    let_next_start(is_early)
+    # Results of splits are combined next. Other results go to a product.
+    combines: tl.constexpr = is_split and not joins
+    if combines:
+        let_next_start(is_early)
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
-    if is_split and not joins:
+    if combines:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
     else:
         # The last tiles of a prompt see the most positions, so they start first.
@@ -169,6 +172,8 @@ def _attend(
     first_token, count, slot = tl.load(about), tl.load(about + 1), tl.load(about + 2)
     first, decode_token = tl.load(about + 3), tl.load(about + 4)
     wait_for_previous(is_early)
+    if not combines:
+        let_next_start(is_early)
     if count > 0:
         blocks = block_tables + slot * block_table_stride
         row = tl.arange(0, rows)

@@ -2,9 +2,10 @@
 its result to the model's dtype.
 
 With programmatic dependent launch (CUDA, sm_90 and later) a kernel's programs start while the kernel before still runs, so that
-the launch takes no time of its own. All kernels of a layer are launched this way, but for products in cuBLAS. Before a program
-waits for the kernel before, it loads only what no kernel of the layers writes: norms' weights, positions, the rotary table and
-tiles of attention.
+the launch takes no time of its own. Norms, the rotary embedding, attention and the products of few rows are launched this way.
+Before a program waits for the kernel before, it loads only what no kernel of the layers writes: norms' weights, positions,
+slots, the rotary table and tiles of attention. Kernels without programmatic dependent launch write these before the layers
+begin; the first norm waits for them, before it lets any other kernel of the layers start.
 
 Each kernel says when the next one may start. A product's programs fill the GPU. Beside programs of another product they would
 be spread unevenly over the multiprocessors, which costs more than the launch. So the kernel before a product lets it start only

@@ -1,7 +1,7 @@
 """Matrix products of few rows with an epilogue that saves a further kernel: SwiGLU, or the addition to hidden states.
 
 Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a
-program reads runs of 64 to 256 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU
+program reads runs of 64 to 512 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU
 a program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU, the
 inputs of an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
 
@@ -29,12 +29,13 @@ from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
 # The least programs for a product. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
-# to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 48 KB in the stages that it
+# to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 64 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
-_RESIDENT: Final = 3 * 132  # programs of 64 KB that an H100 or H200 holds at once
-_MANY_OUTPUTS: Final = 48 * _PROGRAMS
-_MANY_QUANTIZED_OUTPUTS: Final = 64 * _PROGRAMS
+_RESIDENT: Final = 3 * 132  # programs with 64 KB of shared memory that an H100 or H200 runs at once
+# Outputs that make enough programs without splits of the inputs: as tiles have 64, or fewer where these would be too few.
+_MANY_OUTPUTS: Final = 64 * _PROGRAMS
+_MANY_OUTPUTS_OF_LARGE_TILES: Final = 48 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
 
@@ -94,8 +95,8 @@ def _tiles_by_format(weights: HeldWeights, rows: int, dtype: torch.dtype) -> Til
 
 
 def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> Tiles:
-    """Chosen from those tried on an H200 in steps of 1, 8 and 64 rows of Llama 2 7B and Llama 3 8B; those of 32 rows by
-    analogy."""
+    """Chosen on an H200, from the times of single products and of the layers of Llama 2 7B (1, 8 and 64 rows) and Llama 3 8B (1
+    and 64 rows); the tiles of 32 rows by analogy."""
     if is_gated:
         if rows > 32:
             # A second wave of few programs would take as long as the first.
@@ -107,7 +108,7 @@ def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> Ti
         return Tiles(1, 16, 256, 4 if is_whole else 6, least_programs=2 * _PROGRAMS)
     if rows <= 16:
         return Tiles(16, 32, 128, 5 if is_whole else 6, least_programs=2 * _PROGRAMS)
-    outputs = 32 if is_whole and len(weights.codes) < 64 * _PROGRAMS else 64
+    outputs = 32 if is_whole and len(weights.codes) < _MANY_OUTPUTS else 64
     if rows <= 32:
         return Tiles(32, outputs, 128, 4)
     if not is_whole:
@@ -124,7 +125,8 @@ def _large_byte_tiles(weights: HeldWeights, rows: int) -> Tiles:
 
 def has_many_outputs(weights: HeldWeights) -> bool:
     """Whether a product has enough programs without splits of its inputs."""
-    return len(weights.codes) >= (_MANY_OUTPUTS if weights.scales is None else _MANY_QUANTIZED_OUTPUTS)
+    has_narrow_tiles = weights.scales is None and has_much_shared_memory()
+    return len(weights.codes) >= (_MANY_OUTPUTS_OF_LARGE_TILES if has_narrow_tiles else _MANY_OUTPUTS)
 
 
 def _split_of(weights: HeldWeights, tiles: Tiles) -> int:

@@ -27,8 +27,8 @@ LAUNCH_MUTANTS = (
     Mutant(
         "a product that starts beside the product before",
         "product_kernels",
-        "    let_next_start(is_early)  # not sooner: the next kernel is a product\n",
-        "",
+        "    wait_for_previous(is_early)\n    block_hidden",
+        "    wait_for_previous(is_early)\n    let_next_start(is_early)\n    block_hidden",
         (f"{TESTS}/test_early_launch.py", "product"),
     ),
     # Compilations while requests wait.
