@@ -27,7 +27,7 @@ SECTIONS: Final = (
     Section("attention", "The attention kernel alone", 165),
     Section("mixed", "Host time of steps beside the device's", 120),
     Section("offline", "A batch of requests", 150),
-    Section("transformers", "The same batch on transformers", 240),
+    Section("transformers", "The same batch on transformers", 100),
     Section("vllm", "The same batch on vLLM", 240),
     Section("loading", "Weights from files to the device, both ways of reading", 40),
     Section("recovery", "A killed process and the one after it", 140),
@@ -39,12 +39,12 @@ SECTIONS: Final = (
 )
 NAMES: Final = tuple(section.name for section in SECTIONS)
 TOTAL_S: Final = 1800
-# For a device that is there for a quarter of an hour: what no device has answered with the present kernels first, in smaller
-# sizes (`settings.SHORT`), seconds. `--only` measures the others.
+# For a device that is there for a quarter of an hour: the most important sections first, in smaller sizes (`settings.SHORT`),
+# in seconds. `--only` measures the others.
 SHORT: Final = {
     "decode": 75,
     "offline": 30,
-    "transformers": 125,
+    "transformers": 80,
     "checks": 140,
     "invariance": 55,
     "memcheck": 110,

@@ -55,22 +55,26 @@ class ContinuousBatching:
         """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit. Raises
         RuntimeError if it fails."""
         manager, begin, generated = self._manager, time.perf_counter(), 0
+
+        def is_late() -> bool:
+            return time.perf_counter() - begin > limit_s
+
         for request in requests:
             manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1)
-            if time.perf_counter() - begin > limit_s:
+            if is_late():
                 return None
         for _ in requests:
+            if is_late():
+                return None
             # Not every version counts a request that failed as finished.
             while (result := manager.get_result(timeout=1)) is None or not (result.error or result.is_finished()):
                 if not manager.is_running():
                     raise RuntimeError("transformers' generation thread has ended")
-                if time.perf_counter() - begin > limit_s:
+                if is_late():
                     return None
             if result.error is not None:
                 raise RuntimeError(f"transformers: {result.error}")
             generated += len(result.generated_tokens)
-            if time.perf_counter() - begin > limit_s:
-                return None
         seconds = time.perf_counter() - begin
         assert generated == sum(request.num_output for request in requests), "every request gets what it asked for"
         return seconds

@@ -1,8 +1,8 @@
 """Products of few rows in kernels of our own, which also do what a further kernel would do: they save a launch, and the traffic
 of a result that no further kernel reads.
 
-On an H100 they read weights in bfloat16 as fast as cuBLAS or faster: 1.1 times for gate and up of Llama 2 7B, 1.07 for down
-(docs/performance.md, "On a GPU"). A step's time is estimated as if both read alike.
+On an H100 their first tiles read weights in bfloat16 as fast as cuBLAS or faster: 1.1 times for gate and up of Llama 2 7B, 1.07
+for down (docs/performance.md, "On a GPU"). A step's time is estimated as if both read alike.
 """
 
 from typing import Final

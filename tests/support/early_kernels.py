@@ -7,7 +7,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2] / "llama_core"
 WAIT: Final = "wait_for_previous(is_early)"
-# What no kernel of the layers writes: of norms, of the rotary embedding, and of a step.
+# Parameters whose memory no kernel of the layers writes.
 CONSTANT: Final = frozenset(("weight", "q_norm", "k_norm", "table", "positions", "slot_mapping", "tiles"))
 
 

@@ -80,8 +80,8 @@ _PARAMETER: Final = re.compile(r"\w+_param_(\d+)")
 
 
 def waits_first(ptx: str, may_read: Set[int] = frozenset()) -> bool:
-    """Whether all threads of a kernel wait for the kernel before (programmatic dependent launch) before they access memory.
-    may_read: the parameters whose memory they may read sooner, by their numbers."""
+    """Whether all threads of a kernel wait for the kernel before (programmatic dependent launch) before they access memory,
+    but for that of the parameters `may_read`, by their numbers."""
     before, wait, _ = re.sub(r"//.*", "", ptx).partition("\tgriddepcontrol.wait;")
     if not wait or _NOT_BEFORE_A_WAIT.search(before) is not None:
         return False

@@ -92,7 +92,7 @@ def check_values(case: ProductCase) -> None:
         matrix, dense = case.matrix(outputs)
         bias = case.bias(outputs)
         plain = F.linear(x.double(), dense)
-        name = "_MANY_OUTPUTS_OF_LARGE_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
+        name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
         with patch(f"llama_core.execution.fused.product_kernels.{name}", 1):
             assert_near(ops.product(x, matrix), plain, plain.abs() + 1, case)
         total = plain if bias is None else plain + bias.double()

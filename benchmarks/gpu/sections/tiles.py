@@ -27,14 +27,15 @@ from llama_core.execution.parallel import Parallel
 from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixType, find_weight_format
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Row
+from llama_core.step_time.fused_products import MOST_ROWS
 
 if TYPE_CHECKING:
     from llama_core.execution.fused.product_kernels import Tiles
 
 _ROUNDS: Final = 7
 _REPLAYS: Final = 4
-# By the most rows, then the product, "few" and "many" by its outputs: outputs of a program, codes of an iteration, stages,
-# warps, and the least programs.
+# By the most rows of a step, then the product: gate and up; one with many outputs, such as qkv; one with few, such as out and
+# down. Each has the fields of `Tiles` in their order.
 CANDIDATES: Final = {
     1: {
         "gated": ["16 64 128 3 4 128", "16 64 128 4 4 128", "16 32 128 4 4 128", "1 32 128 4 4 128"],
@@ -54,29 +55,34 @@ CANDIDATES: Final = {
 }
 
 
-class Choice:
-    """The chosen tiles, but for one kind of products those that are tried."""
+class TriedTiles:
+    """A `TileChoice`: the chosen tiles, but for one kind of products those that are tried."""
 
-    kind = ""
-    tried: "Tiles | None" = None
+    def __init__(self) -> None:
+        self._kind = ""
+        self._tried: Tiles | None = None
 
     def __call__(self, weights: HeldWeights, rows: int, dtype: torch.dtype, is_gated: bool) -> "Tiles":
         from llama_core.execution.fused.product_kernels import has_many_outputs, tiles_of
 
         kind = "gated" if is_gated else "many" if has_many_outputs(weights) else "few"
-        return self.tried if self.tried and kind == self.kind else tiles_of(weights, rows, dtype, is_gated)
+        return self._tried if self._tried and kind == self._kind else tiles_of(weights, rows, dtype, is_gated)
 
     def try_tiles(self, kind: str, text: str) -> None:
         from llama_core.execution.fused.product_kernels import Tiles
 
-        self.kind, self.tried = kind, Tiles(*map(int, text.split()))
+        self._kind, self._tried = kind, Tiles(*map(int, text.split()))
+
+    def try_none(self) -> None:
+        self._tried = None
 
 
 def run(record: Recorder, settings: Settings) -> None:
     sizes, clock = settings.sizes, clock_of(settings.device)
+    assert max(sizes.rows) <= MOST_ROWS, "larger products are cuBLAS's"
     if record.has(*(f"{rows}_rows" for rows in sizes.rows)):
         return
-    choice, ops = Choice(), ops_for(clock.device)
+    choice, ops = TriedTiles(), ops_for(clock.device)
     if settings.device == "cuda":
         from llama_core.execution.fused.kernels import TritonOps
 
@@ -88,14 +94,14 @@ def run(record: Recorder, settings: Settings) -> None:
 
 
 def _compared(
-    clock: Clock, model: FusedTransformer, ops: Ops, choice: Choice, rows: int, settings: Settings
+    clock: Clock, model: FusedTransformer, ops: Ops, choice: TriedTiles, rows: int, settings: Settings
 ) -> dict[str, Any]:
     """chosen_ms: of all layers; of each candidate the ratio to that, the median of alternating rounds."""
     work = _layers(model, ops, rows, min(settings.sizes.prompt // 4, settings.sizes.context // 2))
-    choice.tried = None
+    choice.try_none()
     graphs = {"chosen_ms": clock.recorded(work)}
     if settings.device == "cuda":
-        for kind, texts in CANDIDATES[next(most for most in CANDIDATES if rows <= most)].items():
+        for kind, texts in next(kinds for most, kinds in CANDIDATES.items() if rows <= most).items():
             for text in texts:
                 choice.try_tiles(kind, text)
                 graphs[f"{kind} {text}"] = clock.recorded(work)

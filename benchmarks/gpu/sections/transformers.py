@@ -12,7 +12,8 @@ from benchmarks.gpu.sections.offline import batch, longest_of, warm_up
 from benchmarks.gpu.settings import Settings
 from benchmarks.peers.hf_continuous import ContinuousBatching
 
-# Of the batch, after which only a limit of its rate is known. On an H200 the section did not end within 121 s.
+# Longer batches are stopped, and an upper bound of their tokens per second is stored. A limit of 90 s did not end the section
+# within 121 s on an H200.
 _LIMIT_S: Final = 45.0
 
 

@@ -164,8 +164,8 @@ def _sum_add_norm(
     x = tl.load(hidden_states + row * dim + column, mask=inside, other=0.0)
     x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
     tl.store(hidden_states + row * dim + column, x, mask=inside)
-    factor = tl.load(weight + column, mask=inside, other=0.0)
-    store_norm(out + row * dim + column, x, factor, inside, dim, eps)
+    norm_weight = tl.load(weight + column, mask=inside, other=0.0)
+    store_norm(out + row * dim + column, x, norm_weight, inside, dim, eps)
 
 
 def sum_add_norm(

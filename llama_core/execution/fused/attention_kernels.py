@@ -157,13 +157,13 @@ def _attend(
     split s is at index s % n_splits. With joins too, a program computes all splits of its tile, and writes to `out` the result
     that `_combine_splits` would write.
     """
-    # Results of splits are combined next. Other results go to a product.
-    combines: tl.constexpr = is_split and not joins
-    if combines:
+    # `_combine_splits` follows, which may start at once, or a product, which may not.
+    is_combined: tl.constexpr = is_split and not joins
+    if is_combined:
         let_next_start(is_early)
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
-    if combines:
+    if is_combined:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
     else:
         # The last tiles of a prompt see the most positions, so they start first.
@@ -172,7 +172,7 @@ def _attend(
     first_token, count, slot = tl.load(about), tl.load(about + 1), tl.load(about + 2)
     first, decode_token = tl.load(about + 3), tl.load(about + 4)
     wait_for_previous(is_early)
-    if not combines:
+    if not is_combined:
         let_next_start(is_early)
     if count > 0:
         blocks = block_tables + slot * block_table_stride

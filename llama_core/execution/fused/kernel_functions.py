@@ -4,12 +4,12 @@ its result to the model's dtype.
 With programmatic dependent launch (CUDA, sm_90 and later) a kernel's programs start while the kernel before still runs, so that
 the launch takes no time of its own. Norms, the rotary embedding, attention and the products of few rows are launched this way.
 Before a program waits for the kernel before, it loads only what no kernel of the layers writes: norms' weights, positions,
-slots, the rotary table and tiles of attention. Kernels without programmatic dependent launch write these before the layers
-begin; the first norm waits for them, before it lets any other kernel of the layers start.
+the slot mapping, the rotary table and tiles of attention. Kernels without programmatic dependent launch write these before
+the layers begin; the first norm waits for them, before it lets any other kernel of the layers start.
 
-Each kernel says when the next one may start. A product's programs fill the GPU. Beside programs of another product they would
-be spread unevenly over the multiprocessors, which costs more than the launch. So the kernel before a product lets it start only
-after it has waited for the product before.
+Each kernel says when the next one may start. Products of 1 or 8 rows that start beside another product take longer than after
+it, probably because their programs are spread unevenly over the multiprocessors. So a kernel lets a following product start
+only after its own wait, which ends when all earlier kernels have ended. `_gated_product` does so at its end.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -73,11 +73,11 @@ def plus_bias(x, bias, inside):
 
 
 @triton.jit
-def store_norm(out, x, factor, inside, dim, eps):
-    """Store the RMSNorm of one row to `out`. factor: the norm's weights."""
+def store_norm(out, x, weight, inside, dim, eps):
+    """Store the RMSNorm of one row to `out`. weight: the norm's, loaded."""
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
-    tl.store(out, (normed.to(tl.float32) * factor.to(tl.float32)).to(x.dtype), mask=inside)
+    tl.store(out, (normed.to(tl.float32) * weight.to(tl.float32)).to(x.dtype), mask=inside)
 
 
 @triton.jit

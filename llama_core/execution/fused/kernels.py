@@ -58,7 +58,7 @@ def _add_norm(
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
-    factor = tl.load(weight + column, mask=inside, other=0.0)
+    norm_weight = tl.load(weight + column, mask=inside, other=0.0)
     wait_for_previous(is_early)
     let_next_start(is_early)
     x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
@@ -73,7 +73,7 @@ def _add_norm(
             added = plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
         tl.store(hidden_states + row + column, x, mask=inside)
-    store_norm(out + row + column, x, factor, inside, dim, eps)
+    store_norm(out + row + column, x, norm_weight, inside, dim, eps)
 
 
 @triton.jit
@@ -112,15 +112,15 @@ def _rotate_and_store(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     dim = tl.arange(0, dim_block)
-    slot = tl.load(slot_mapping + token)
-    angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=dim < head_dim, other=0.0)
+    in_dim = dim < head_dim
+    cache_slot = tl.load(slot_mapping + token)
+    angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=in_dim, other=0.0)
     if has_norms:
-        in_dim = dim < head_dim
         q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
         k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
     wait_for_previous(is_early)
     total = n_heads + 2 * n_kv_heads
-    inside = (head < total)[:, None] & (dim < head_dim)[None, :]
+    inside = (head < total)[:, None] & in_dim[None, :]
     at = head[:, None] * head_dim + dim[None, :]
     source = qkv + token * total * head_dim + at
     x = tl.load(source, mask=inside, other=0.0)
@@ -137,7 +137,7 @@ def _rotate_and_store(
     cos, sin = tl.split(tl.reshape(angle, (dim_block // 2, 2)))
     pairs = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
     turned = tl.reshape(pairs, (heads, dim_block)).to(x.dtype)
-    place = slot * n_kv_heads * head_dim + at
+    place = cache_slot * n_kv_heads * head_dim + at
     tl.store(source, turned, mask=inside & is_query[:, None])
     is_key = (head >= n_heads) & (head < n_heads + n_kv_heads)
     _store(keys + place - n_heads * head_dim, turned, inside & is_key[:, None])

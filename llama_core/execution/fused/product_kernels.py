@@ -1,4 +1,4 @@
-"""Matrix products of few rows with an epilogue that saves a further kernel: SwiGLU, or the addition to hidden states.
+"""Matrix products of few rows, most with an epilogue that saves a further kernel: SwiGLU, or the addition to hidden states.
 
 Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a
 program reads runs of 64 to 512 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU
@@ -32,17 +32,19 @@ from llama_core.execution.weight_formats.tile_kernels import Format, product_of_
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 64 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
-_RESIDENT: Final = 3 * 132  # programs with 64 KB of shared memory that an H100 or H200 runs at once
-# Outputs that make enough programs without splits of the inputs: as tiles have 64, or fewer where these would be too few.
+_RESIDENT: Final = (
+    3 * 132
+)  # programs with 64 KB of shared memory that an H100 or H200 runs at once; other GPUs were not tried
+# The least outputs of a product without splits: 64 a program, or 48 where there are tiles of 32 outputs for fewer.
 _MANY_OUTPUTS: Final = 64 * _PROGRAMS
-_MANY_OUTPUTS_OF_LARGE_TILES: Final = 48 * _PROGRAMS
+_MANY_OUTPUTS_WITH_NARROW_TILES: Final = 48 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
 
 
 class Tiles(NamedTuple):
-    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads. least_programs: a product
-    that may have splits has as many as make these programs."""
+    """Sizes and launch parameters of one program. width: codes of an output that one iteration reads. least_programs: with
+    fewer, an addition splits its inputs, and the product with SwiGLU halves the outputs of a program."""
 
     rows: int
     outputs: int
@@ -63,12 +65,12 @@ class Tiles(NamedTuple):
         }
 
 
-# (weights, rows, dtype of the activations, whether it is the product with SwiGLU) -> the tiles of the product.
+# (weights, rows, dtype of the activations, whether SwiGLU follows) -> the tiles of the product.
 TileChoice = Callable[[HeldWeights, int, torch.dtype, bool], Tiles]
 
 
 def tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, is_gated: bool) -> Tiles:
-    """The tiles of a product. is_gated: of the one with SwiGLU."""
+    """The tiles of a product. is_gated: whether SwiGLU follows."""
     is_plain = weights.scales is None
     if has_much_shared_memory() and is_plain and dtype != torch.float32:
         return _large_plain_tiles(weights, rows, is_gated=is_gated)
@@ -96,37 +98,38 @@ def _tiles_by_format(weights: HeldWeights, rows: int, dtype: torch.dtype) -> Til
 
 def _large_plain_tiles(weights: HeldWeights, rows: int, *, is_gated: bool) -> Tiles:
     """Chosen on an H200, from the times of single products and of the layers of Llama 2 7B (1, 8 and 64 rows) and Llama 3 8B (1
-    and 64 rows); the tiles of 32 rows by analogy."""
+    and 64 rows); those of other numbers of rows by analogy."""
     if is_gated:
         if rows > 32:
-            # A second wave of few programs would take as long as the first.
+            # Of the smaller programs, a second wave would have few: 52 of 448 for Llama 3 8B.
             is_one_wave = triton.cdiv(len(weights.codes), 64) <= _RESIDENT
             return Tiles(64, 64, 64, 4) if is_one_wave else Tiles(64, 128, 64, 4, num_warps=8)
         return Tiles(16, 64, 128, 3) if rows <= 16 else Tiles(32, 64, 128, 4)
-    is_whole = has_many_outputs(weights)
+    has_many = has_many_outputs(weights)
     if rows == 1:  # reads more at a time where no thread waits for tensor cores
-        return Tiles(1, 16, 256, 4 if is_whole else 6, least_programs=2 * _PROGRAMS)
+        return Tiles(1, 16, 256, 4 if has_many else 6, least_programs=2 * _PROGRAMS)
     if rows <= 16:
-        return Tiles(16, 32, 128, 5 if is_whole else 6, least_programs=2 * _PROGRAMS)
-    outputs = 32 if is_whole and len(weights.codes) < _MANY_OUTPUTS else 64
+        return Tiles(16, 32, 128, 5 if has_many else 6, least_programs=2 * _PROGRAMS)
+    is_narrow = has_many and len(weights.codes) < _MANY_OUTPUTS  # such as qkv of Llama 3 8B
+    outputs = 32 if is_narrow else 64
     if rows <= 32:
         return Tiles(32, outputs, 128, 4)
-    if not is_whole:
+    if not has_many:
         return Tiles(64, 64, 128, 5, num_warps=8)
-    return Tiles(64, outputs, 128, 4 if outputs == 32 else 3)
+    return Tiles(64, outputs, 128, 4 if is_narrow else 3)
 
 
 def _large_byte_tiles(weights: HeldWeights, rows: int) -> Tiles:
-    """Of codes of 8 bits, chosen from those tried on an H100 with 1 and 64 rows; those of 32 rows by analogy."""
+    """Tiles for codes of 8 bits, chosen from those tried on an H100 with 1 and 64 rows; those of 32 rows by analogy."""
     if rows <= 32:
         return Tiles(rows, 64, 128, 4) if rows == 16 else Tiles(rows, 32, 256, 3)
     return Tiles(rows, 32, 128, 3) if has_many_outputs(weights) else Tiles(rows, 64, 128, 3)
 
 
 def has_many_outputs(weights: HeldWeights) -> bool:
-    """Whether a product has enough programs without splits of its inputs."""
+    """Whether `product` computes a product that neither an addition nor SwiGLU follows. An addition may be split anyway."""
     has_narrow_tiles = weights.scales is None and has_much_shared_memory()
-    return len(weights.codes) >= (_MANY_OUTPUTS_OF_LARGE_TILES if has_narrow_tiles else _MANY_OUTPUTS)
+    return len(weights.codes) >= (_MANY_OUTPUTS_WITH_NARROW_TILES if has_narrow_tiles else _MANY_OUTPUTS)
 
 
 def _split_of(weights: HeldWeights, tiles: Tiles) -> int:

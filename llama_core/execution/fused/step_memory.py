@@ -72,7 +72,7 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     if parallel.device.type == "cpu":  # captures nothing
         return pool
     without_graph = int(largest / LARGEST_PADDING)
-    # Of prompt logprobs: logits, and then their logarithms beside them.
+    # Of prompt logprobs: logits in float32, and then their logarithms beside them.
     logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
     eager = max(logprobs, _head_bytes(model, parallel, dtype, LOGITS_AT_A_TIME))
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
@@ -118,7 +118,7 @@ def _sum_bytes(config: EngineConfig, parallel: Parallel, dim: int, dtype: torch.
 
 
 def _head_bytes(model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows: int) -> int:
-    """Bytes of the logits while they are gathered (`FusedTransformer.logits`)."""
+    """Bytes of the hidden states and logits of a head, until the logits are gathered (`FusedTransformer.logits`)."""
     shares = [RankShare.of(model, rank, parallel.world_size) for rank in range(parallel.world_size)]
     widest, values = max(len(share.vocab) for share in shares), model.dim + len(shares[parallel.rank].vocab)
     if parallel.world_size > 1:

@@ -124,7 +124,7 @@ def test_a_run_of_13_minutes_has_what_matters_most_first_in_shorter_forms() -> N
     assert next(section.budget_s for section in sections if section.name == "memcheck") >= 110
     assert DESCRIBE_S + sum(section.budget_s for section in sections) <= 13 * 60
     # As many as fit; the last one may be cut, and goes on in the next call.
-    assert [section.name for section in sections_within(5)] == ["decode", "offline", "transformers", "invariance"]
+    assert [section.name for section in sections_within(5)] == ["decode", "offline", "transformers", "checks"]
     for minutes in (1, 3, 7, 11):
         assert sum(section.budget_s for section in sections_within(minutes)) <= 60 * minutes
     assert sections_within(30) == SECTIONS

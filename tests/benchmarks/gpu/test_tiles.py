@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.gpu.sections.tiles import CANDIDATES, Choice
+from benchmarks.gpu.sections.tiles import CANDIDATES, TriedTiles
 from llama_core.execution.weight_formats.format import HeldWeights
 
 pytest.importorskip("triton")
@@ -18,7 +18,7 @@ def weights(kind: str) -> HeldWeights:
 
 @pytest.mark.parametrize(("rows", "kind"), CASES)
 def test_the_chosen_tiles_are_among_the_candidates(rows: int, kind: str) -> None:
-    choice, texts = Choice(), CANDIDATES[rows][kind]
+    choice, texts = TriedTiles(), CANDIDATES[rows][kind]
     chosen = choice(weights(kind), rows, torch.bfloat16, kind == "gated")
     tried = []
     for text in texts:
@@ -30,7 +30,7 @@ def test_the_chosen_tiles_are_among_the_candidates(rows: int, kind: str) -> None
 
 
 def test_only_one_kind_of_products_has_other_tiles() -> None:
-    choice = Choice()
+    choice = TriedTiles()
     before = {kind: choice(weights(kind), 64, torch.bfloat16, kind == "gated") for kind in OUTPUTS}
     choice.try_tiles("many", "64 16 32 2 4 128")
     after = {kind: choice(weights(kind), 64, torch.bfloat16, kind == "gated") for kind in OUTPUTS}

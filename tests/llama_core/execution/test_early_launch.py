@@ -23,7 +23,7 @@ LETS_START = "let_next_start(is_early)"
 PRODUCTS = {"_product_of_rows", "_gated_product"}
 
 
-def test_each_kernel_that_begins_early_waits_before_it_reads_what_others_write() -> None:
+def test_each_kernel_that_starts_early_waits_before_it_reads_what_others_write() -> None:
     kernels = early_kernels()
     assert {"_add_norm", "_rotate_and_store", "_attend", "_combine_splits", *PRODUCTS} == set(kernels)
     # A program that left before it waited would let a later kernel read what an earlier one still writes.
@@ -48,7 +48,7 @@ def test_no_product_starts_beside_another() -> None:
         assert texts.count(LETS_START) == 1 and texts.index(LETS_START) > texts.index(WAIT), name
     assert ast.unparse(kernels["_gated_product"].body[-1]) == LETS_START
     attend = list(map(ast.unparse, kernels["_attend"].body))
-    sooner, later = f"if combines:\n    {LETS_START}", f"if not combines:\n    {LETS_START}"
+    sooner, later = f"if is_combined:\n    {LETS_START}", f"if not is_combined:\n    {LETS_START}"
     assert attend.index(sooner) < attend.index(WAIT) < attend.index(later)
     assert sum(text.count(LETS_START) for text in attend) == 2
 
@@ -111,7 +111,7 @@ class NoDriver:
 
 
 @pytest.mark.parametrize(
-    ("target", "interprets", "begins_early"),
+    ("target", "interprets", "starts_early"),
     [
         (("cuda", 80), False, False),
         (("cuda", 90), False, True),
@@ -121,8 +121,8 @@ class NoDriver:
         (None, False, False),
     ],
 )
-def test_kernels_begin_early_on_gpus_from_sm_90_on(
-    target: tuple[str, Any] | None, interprets: bool, begins_early: bool, monkeypatch: pytest.MonkeyPatch
+def test_kernels_start_early_on_gpus_from_sm_90_on(
+    target: tuple[str, Any] | None, interprets: bool, starts_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in Triton's interpreter, which has no such instruction, beside such a GPU."""
     pytest.importorskip("triton")
@@ -137,5 +137,5 @@ def test_kernels_begin_early_on_gpus_from_sm_90_on(
     monkeypatch.setattr(kernel_functions, "driver", driver)
     monkeypatch.setattr(triton.knobs.runtime, "interpret", interprets)
     monkeypatch.setattr(kernel_functions, "has_early_launch", kernel_functions.has_early_launch.__wrapped__)
-    expected = {"is_early": True, "launch_pdl": True} if begins_early else {"is_early": False}
+    expected = {"is_early": True, "launch_pdl": True} if starts_early else {"is_early": False}
     assert kernel_functions.early_launch() == expected

@@ -1,4 +1,4 @@
-"""Faults of launches: kernels that begin early and do not wait, and compilations while requests wait."""
+"""Faults of launches: kernels that start early and do not wait, and compilations while requests wait."""
 
 from tests.programs.gpu_mutants.mutant import TESTS, Mutant
 
@@ -7,9 +7,9 @@ KEYS = (f"{TESTS}/test_compile_keys.py", "int8 or bfloat16")
 
 
 LAUNCH_MUTANTS = (
-    # Kernels that begin before the kernel before has ended.
+    # Kernels that start before the kernel before has ended.
     Mutant(
-        "a kernel that begins early and does not wait",
+        "a kernel that starts early and does not wait",
         "kernels",
         "    wait_for_previous(is_early)\n    total = n_heads",
         "    total = n_heads",
