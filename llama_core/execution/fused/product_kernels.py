@@ -32,9 +32,8 @@ from llama_core.execution.weight_formats.tile_kernels import Format, product_of_
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 64 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
-_RESIDENT: Final = (
-    3 * 132
-)  # programs with 64 KB of shared memory that an H100 or H200 runs at once; other GPUs were not tried
+# Programs with 64 KB of shared memory that an H100 or H200 runs at once. Other GPUs were not tried.
+_RESIDENT: Final = 3 * 132
 # The least outputs of a product without splits: 64 a program, or 48 where there are tiles of 32 outputs for fewer.
 _MANY_OUTPUTS: Final = 64 * _PROGRAMS
 _MANY_OUTPUTS_WITH_NARROW_TILES: Final = 48 * _PROGRAMS
