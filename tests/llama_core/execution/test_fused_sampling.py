@@ -76,13 +76,21 @@ def check_rules(ops: Ops, device: torch.device, examples: int) -> None:
     check()
 
 
+def case_of_bad_words() -> Case:
+    """Token 7 is banned after 5 where 5 was generated, not where it is the prompt's."""
+    case = plain_case(torch.zeros((2, 33)), bad_words=((5, 7),))
+    for i, tokens in enumerate(([4, 5], [4, 5, 5])):
+        case.inits[i] = replace(case.inits[i], tokens=tokens, prompt_length=2)
+    assert (case.edited() == -math.inf).nonzero().tolist() == [[1, 7]]
+    return case
+
+
 def check_edits(device: torch.device, examples: int) -> None:
     """Logits under rules have the reference's bits."""
     from llama_core.execution.fused import logit_kernels
     from llama_core.execution.fused.sampling_kernels import SamplingBuffers
 
-    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
-    def check(case: Case) -> None:
+    def compare(case: Case) -> None:
         state, samples, buffers = (
             case.state(device),
             case.samples(device),
@@ -97,6 +105,11 @@ def check_edits(device: torch.device, examples: int) -> None:
             logit_kernels.edit(logits, state.sampling, *places, state.mask_indices, state.masks, buffers)
         assert torch.equal(buffers.probs.cpu(), case.edited())
 
+    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
+    def check(case: Case) -> None:
+        compare(case)
+
+    compare(case_of_bad_words())
     check()
 
 
@@ -123,8 +136,8 @@ def check_logprobs(ops: Ops, device: torch.device) -> None:
         assert unpacked(alone.logprobs(logits[2:].to(device), tokens[2:].to(device)).cpu()) == found[2:]
 
 
-def plain_case(logits: torch.Tensor, **fields: float) -> Case:
-    params = [SamplingParams(**({"seed": 9 + i} | fields)) for i in range(len(logits))]  # type: ignore[arg-type]
+def plain_case(logits: torch.Tensor, **fields: Any) -> Case:
+    params = [SamplingParams(**({"seed": 9 + i} | fields)) for i in range(len(logits))]
     inits = [SlotInit(i, [1, 2], [], each) for i, each in enumerate(params)]
     return Case(logits, params, inits, [None] * len(params))
 
