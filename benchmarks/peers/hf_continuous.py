@@ -52,18 +52,23 @@ class ContinuousBatching:
         self._stack.close()
 
     def seconds(self, requests: Sequence[Request], limit_s: float = float("inf")) -> float | None:
-        """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit. Raises
-        RuntimeError if it fails."""
+        """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit: the
+        requests are cancelled then. Raises RuntimeError if it fails."""
         manager, begin, generated = self._manager, time.perf_counter(), 0
+        running: set[str] = set()
 
         def is_late() -> bool:
-            return time.perf_counter() - begin > limit_s
+            if time.perf_counter() - begin <= limit_s:
+                return False
+            for name in running:  # else the end of the context manager waits for them
+                manager.cancel_request(name)
+            return True
 
         for request in requests:
-            manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1)
+            running.add(manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1))
             if is_late():
                 return None
-        for _ in requests:
+        while running:
             if is_late():
                 return None
             # Not every version counts a request that failed as finished.
@@ -74,6 +79,7 @@ class ContinuousBatching:
                     return None
             if result.error is not None:
                 raise RuntimeError(f"transformers: {result.error}")
+            running.remove(result.request_id)
             generated += len(result.generated_tokens)
         seconds = time.perf_counter() - begin
         assert generated == sum(request.num_output for request in requests), "every request gets what it asked for"

@@ -1,6 +1,6 @@
 """The tables of GPUs: those that were measured, and what the compiler says of the kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.common import number
@@ -23,11 +23,16 @@ def gpu(results: Sequence[dict[str, Any]]) -> str:
     rows = [
         (
             f"{result['device']}, {result['settings']['shape']} {result['settings']['dtype']}",
-            *(result["summary"][name] for name in COLUMNS),
+            *(_cell(result["summary"], name) for name in COLUMNS),
         )
         for result in results
     ]
     return table(["device, model", *COLUMNS.values()], rows)
+
+
+def _cell(summary: Mapping[str, float | None], name: str) -> float | str | None:
+    at_least = summary.get(f"{name}_at_least")
+    return summary[name] if at_least is None else f"at least {number(at_least)}"
 
 
 # By a kernel's name: that of the kernel which did its work before.

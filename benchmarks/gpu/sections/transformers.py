@@ -12,8 +12,7 @@ from benchmarks.gpu.sections.offline import batch, longest_of, warm_up
 from benchmarks.gpu.settings import Settings
 from benchmarks.peers.hf_continuous import ContinuousBatching
 
-# Longer batches are stopped, and an upper bound of their tokens per second is stored. A limit of 90 s did not end the section
-# within 121 s on an H200.
+# Longer batches are cancelled, and an upper bound of their tokens per second is stored.
 _LIMIT_S: Final = 45.0
 
 

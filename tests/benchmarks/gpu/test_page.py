@@ -58,7 +58,16 @@ def test_the_result_and_the_page_have_every_section(tmp_path: Path, capsys: pyte
     assert "Unavailable: vLLM is not installed." in text and "Not a GPU" in text
     assert "| decode_64 | 3 ±17% | 2 |" in text and page(result) == text
     row = gpu([result]).splitlines()[-1]
-    assert row.startswith("| NVIDIA H9, tiny float32 | 100 | 0.8 | 1.5 |") and row.endswith(" 1.62 |")
+    assert row.startswith("| NVIDIA H9, tiny float32 | 100 | 0.8 | 1.5 | 0.7 | 300 | 3 |") and row.endswith(" 1.62 |")
+
+
+def test_a_peer_that_did_not_end_gives_a_lower_bound_of_the_ratio() -> None:
+    sections: dict[str, dict[str, Any]] = {name: {"figures": {}} for name in NAMES}
+    sections["offline"] = {"figures": {"output_tok_s": 300.0}}
+    sections["transformers"] = {"figures": {"seconds": "more than 45", "output_tok_s_at_most": 50.0}}
+    result = {"device": "NVIDIA H9", "settings": {"shape": "tiny", "dtype": "float32"}, **summary(sections)}
+    assert result["summary"]["offline_ratio"] is None
+    assert "| 300 | at least 6 |" in gpu([result])
 
 
 def test_a_page_puts_figures_with_the_same_parts_into_one_table() -> None:

@@ -1,0 +1,68 @@
+"""How the peer of the offline batch counts its time, on a manager that stands for transformers'."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.workload import Request
+from benchmarks.peers.hf_continuous import ContinuousBatching
+
+
+class Manager:
+    """Ends a request each time it is asked for a result, unless it hangs. error: of the results."""
+
+    def __init__(self, *, hangs: bool = False, error: str | None = None) -> None:
+        self.waiting: list[tuple[str, int]] = []
+        self.cancelled: list[str] = []
+        self._hangs, self._error = hangs, error
+
+    def add_request(self, prompt: list[int], *, max_new_tokens: int, eos_token_id: int) -> str:
+        name = f"req_{len(self.waiting)}"
+        self.waiting.append((name, max_new_tokens))
+        return name
+
+    def get_result(self, timeout: float) -> Any:
+        if self._hangs:
+            return None
+        time.sleep(0.002)
+        name, count = self.waiting.pop()
+        is_finished = self._error is None
+        result = SimpleNamespace(request_id=name, error=self._error, generated_tokens=[0] * count)
+        return SimpleNamespace(**vars(result), is_finished=lambda: is_finished)
+
+    def cancel_request(self, name: str) -> None:
+        self.cancelled.append(name)
+
+    def is_running(self) -> bool:
+        return True
+
+
+REQUESTS = [Request([1, 2, 3], 4) for _ in range(20)]
+
+
+def peer_on(manager: Manager) -> ContinuousBatching:
+    peer = ContinuousBatching.__new__(ContinuousBatching)  # without a model
+    vars(peer)["_manager"] = manager
+    return peer
+
+
+def test_a_whole_batch_takes_the_time_of_its_last_result() -> None:
+    manager = Manager()
+    seconds = peer_on(manager).seconds(REQUESTS, 60.0)
+    assert seconds is not None and seconds >= 20 * 0.002
+    assert not manager.cancelled
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["results come often", "no result comes"])
+def test_the_limit_ends_a_batch_and_cancels_what_still_runs(hangs: bool) -> None:
+    manager = Manager(hangs=hangs)
+    assert peer_on(manager).seconds(REQUESTS, 0.01) is None
+    assert sorted(manager.cancelled) == sorted(name for name, _ in manager.waiting)
+    assert manager.cancelled
+
+
+def test_a_failed_request_fails_the_batch() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        peer_on(Manager(error="out of memory")).seconds(REQUESTS)
