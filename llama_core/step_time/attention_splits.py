@@ -8,6 +8,18 @@ from typing import Final
 
 SPLIT_UNIT: Final = 128  # a multiple of the positions that a program reads at a time
 SPLIT_BITS: Final = 5  # binary logarithm of the splits of each size
+_FULL_PROGRAMS: Final = 4 * 132  # four programs on each multiprocessor of an H100 or H200
+
+
+def joins_splits(decodes: int, n_kv_heads: int) -> bool:
+    """Whether a step has so many tokens of decodes that one program may compute all splits of a token and key head, and combine
+    them. The memory plan needs the same rule for every GPU."""
+    return decodes * n_kv_heads >= _FULL_PROGRAMS
+
+
+def most_apart(n_kv_heads: int) -> int:
+    """The most tokens of decodes whose splits are computed by several programs, or combined by a kernel of its own."""
+    return (_FULL_PROGRAMS - 1) // n_kv_heads
 
 
 def split_of(position: int) -> int:

@@ -1,9 +1,10 @@
 """Attention over the paged KV cache in Triton, for decodes, draft tokens to verify and prefill chunks.
 
 A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. It reads block
-tables, keys and values in place. The context of a decode is split over programs at fixed positions (`attention_splits`), and
-the splits' results are combined in order (`split_kernels`). So a row's result depends neither on the other rows nor on the
-configuration.
+tables, keys and values in place. The context of a decode is split at fixed positions (`attention_splits`), and the splits'
+results are combined in order: by a kernel of its own (`split_kernels`), because several programs share a decode's splits, or,
+in large batches, by the one program that computes them all. Both give the same bits. So a row's result depends neither on the
+other rows nor on the configuration.
 
 With `batch_invariant` a token's result is also the same in a decode and in a prefill chunk. Both have tiles of the same size;
 a chunk's program computes the same splits one after the other, and combines them in the same order.
@@ -33,7 +34,7 @@ from llama_core.execution.fused.split_kernels import (
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
-from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_count
+from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, joins_splits, split_count
 
 _WAVES: Final = 4  # at most so many programs per multiprocessor: more would only shorten each program's loop
 _LOG2_E: Final = math.log2(math.e)
@@ -144,6 +145,7 @@ def _attend(
     window: tl.constexpr,
     split_unit: tl.constexpr,
     split_bits: tl.constexpr,
+    of_decodes: tl.constexpr,
     is_split: tl.constexpr,
     joins: tl.constexpr,
     tile: tl.constexpr,
@@ -155,7 +157,7 @@ def _attend(
     Without is_split, `out` is the result, [T, H, head_dim]. With is_split, each split writes its normalized result to `out`,
     float32 [decode tokens, H, n_splits, head_dim], and the binary log of its sum to `log_sums` [decode tokens, H, n_splits];
     split s is at index s % n_splits. With joins too, a program computes all splits of its tile, and writes to `out` the result
-    that `_combine_splits` would write.
+    that `_combine_splits` would write. of_decodes: `tiles` are those of decodes.
     """
     # `_combine_splits` follows, which may start at once, or a product, which may not.
     is_combined: tl.constexpr = is_split and not joins
@@ -163,7 +165,7 @@ def _attend(
         let_next_start(is_early)
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
-    if is_combined:
+    if of_decodes:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
     else:
         # The last tiles of a prompt see the most positions, so they start first.
@@ -292,9 +294,12 @@ def attend(
         decode, chunk = reading_float8(decode, chunk, q.dtype)
     if count := len(tiles.decodes):
         num_splits = split_count(block_tables.shape[1] * block_size, window)
-        partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
-        log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
         programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
+        joins = programs == 1 and joins_splits(count, n_kv_heads)
+        partial = log_sums = out
+        if not joins:
+            partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+            log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
         _attend[(n_kv_heads, count, programs)](
             *cached,
             tiles.decodes,
@@ -305,10 +310,12 @@ def attend(
             n_kv_heads,
             **about,
             **decode.constants(group),
+            of_decodes=True,
             is_split=True,
-            joins=False,
+            joins=joins,
         )
-        combine_splits(partial, log_sums, tiles.decodes, out, window)
+        if not joins:
+            combine_splits(partial, log_sums, tiles.decodes, out, window)
     if count := len(tiles.chunks):
         _attend[(count, n_kv_heads)](
             *cached,
@@ -320,6 +327,7 @@ def attend(
             n_kv_heads,
             **about,
             **chunk.constants(group),
+            of_decodes=False,
             is_split=batch_invariant,
             joins=batch_invariant,
         )

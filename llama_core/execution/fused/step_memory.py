@@ -22,7 +22,7 @@ from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
-from llama_core.step_time.attention_splits import split_count
+from llama_core.step_time.attention_splits import joins_splits, most_apart, split_count
 
 # Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
 CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
@@ -65,8 +65,12 @@ def received_size(config: EngineConfig, largest: LaunchShape) -> int:
 def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
     """Bytes of tensors that live within a step, in the graphs' pool and, for steps without a graph, outside of it."""
     rows, largest = config.max_step_samples, config.max_step_tokens
+    about, share = (config, model, parallel, dtype), RankShare.of(model, parallel.rank, parallel.world_size)
+    # Fewer tokens of decodes may need more memory, for the results of their splits.
+    apart = min(rows, most_apart(len(share.kv_heads)))
     pool = max(
-        _body_bytes(config, model, parallel, dtype, max(largest, rows)),
+        _body_bytes(*about, max(largest, rows), rows),
+        _body_bytes(*about, apart, apart),
         _head_bytes(model, parallel, dtype, rows),
     )
     if parallel.device.type == "cpu":  # captures nothing
@@ -76,12 +80,14 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
     eager = max(logprobs, _head_bytes(model, parallel, dtype, LOGITS_AT_A_TIME))
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
-        eager = max(eager, _body_bytes(config, model, parallel, dtype, without_graph))
+        eager = max(eager, _body_bytes(*about, without_graph, apart))
     return pool + eager + (LIBRARY_BYTES if parallel.device.type == "cuda" else 0)
 
 
-def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes of the layers over `tokens` tokens at their peak (`FusedTransformer.hidden_states`).
+def _body_bytes(
+    config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int, decodes: int
+) -> int:
+    """Bytes of the layers over `tokens` tokens, `decodes` of them of decodes, at their peak (`FusedTransformer.hidden_states`).
 
     Throughout a layer: the residual, normed hidden states, queries, keys and values, and the gated product of the layer before.
     """
@@ -90,7 +96,7 @@ def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dt
     queries = len(share.heads) * model.head_dim
     projected = queries + 2 * len(share.kv_heads) * model.head_dim
     throughout = 2 * dim + projected + hidden
-    attention = queries * dtype.itemsize * tokens + _partial_bytes(config, model, len(share.heads), tokens)
+    attention = queries * dtype.itemsize * tokens + _partial_bytes(config, model, share, min(tokens, decodes))
     summed = tokens * _sum_bytes(config, parallel, dim, dtype)
     moments = (
         tokens * dtype.itemsize * projected,  # the next layer's
@@ -101,13 +107,15 @@ def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dt
     return tokens * (throughout * dtype.itemsize + 3 * _INT) + max(moments)
 
 
-def _partial_bytes(config: EngineConfig, model: ModelConfig, n_heads: int, tokens: int) -> int:
-    """Bytes of the partial results of decodes' attention, before they are combined, in the layer with the longest window."""
-    rows = min(tokens, config.max_step_samples)
+def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:
+    """Bytes of the splits' results in the attention of decodes, before they are combined, in the layer with the longest
+    window."""
+    if joins_splits(decodes, len(share.kv_heads)):
+        return 0
     positions = config.blocks_per_sequence * config.block_size
     windows = {model.window(layer) for layer in range(model.n_layers)}
     splits = max(split_count(positions, window) for window in windows)
-    return rows * n_heads * splits * (model.head_dim + 1) * _FLOAT32
+    return decodes * len(share.heads) * splits * (model.head_dim + 1) * _FLOAT32
 
 
 def _sum_bytes(config: EngineConfig, parallel: Parallel, dim: int, dtype: torch.dtype) -> int:

@@ -11,7 +11,15 @@ from benchmarks.gpu.varlen import varlen_attention
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.step_plan import TileSizes, plan_of
 from llama_core.scheduling.step import Row
-from llama_core.step_time.attention_splits import SPLIT_UNIT, longest_split, split_begin, split_count, split_of
+from llama_core.step_time.attention_splits import (
+    SPLIT_UNIT,
+    joins_splits,
+    longest_split,
+    most_apart,
+    split_begin,
+    split_count,
+    split_of,
+)
 from tests.support.attention_cases import (
     COMPILED_WINDOWS,
     LIMITS,
@@ -144,6 +152,49 @@ def test_queries_of_a_tile_see_other_splits_than_each_other_in_tritons_interpret
     """Windows of 33 positions: the first query sees splits 0 and 1, the next splits 1 and 2, whose results lie where those of 0
     did. Shares of programs end at borders of splits and beside them, and a chunk's tile of queries at one of positions."""
     interpret(BORDERS)
+
+
+JOINED = """
+import torch
+from llama_core.step_time import attention_splits as splits
+splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
+from llama_core.execution.fused import attention_kernels as kernels
+from llama_core.execution.fused.kernels import TritonOps
+from llama_core.scheduling.step import Row
+from tests.support.attention_cases import Case, check_step
+
+torch.use_deterministic_algorithms(True)  # fills memory with NaN first
+rows = [Row(0, 63, 9, True, 8), Row(1, 300, 1, True), Row(2, 0, 1, True), Row(3, 31, 2, True, 1), Row(4, 20, 5, False)]
+combine, separate = kernels.combine_splits, []
+
+def counted(*args):
+    separate.append(1)
+    combine(*args)
+
+kernels.combine_splits = counted
+for dtype, window, is_float8, batch_invariant in {}:
+    case = Case(0, (4, 2, 16, 8), dtype, torch.device("cpu"), is_float8=is_float8, rows=rows)
+    ops = TritonOps(batch_invariant=batch_invariant)
+    kernels._WAVES, kernels.joins_splits = 4, splits.joins_splits
+    apart = case.attend(ops, rows, case.q, window)
+    assert separate
+    kernels._WAVES, kernels.joins_splits = 1, lambda decodes, n_kv_heads: True
+    separate.clear()
+    assert torch.equal(case.attend(ops, rows, case.q, window), apart), (dtype, window, is_float8, batch_invariant)
+    check_step(ops, case, window)
+    assert not separate
+"""
+
+
+def test_a_program_that_computes_all_splits_of_a_decode_combines_them_to_the_same_bits() -> None:
+    f32, f16 = "torch.float32", "torch.float16"
+    cases = [(f32, 0, False, False), (f16, 33, False, False), (f16, 0, True, False), (f32, 40, False, True)]
+    interpret(JOINED.format("(" + ", ".join(f"({dtype}, {', '.join(map(str, rest))})" for dtype, *rest in cases) + ")"))
+
+
+def test_splits_are_joined_where_the_programs_of_one_split_each_fill_a_large_gpu() -> None:
+    assert [count for count in (16, 17) if joins_splits(count, 32)] == [17] and most_apart(32) == 16
+    assert [count for count in (65, 66) if joins_splits(count, 8)] == [66] and most_apart(8) == 65
 
 
 SHARED_OUT = """

@@ -29,6 +29,7 @@ from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
+from llama_core.step_time.attention_splits import most_apart
 from tests.support.counted_memory import META, CountingDevice, LiveBytes, without_kernels
 
 pytest.importorskip("triton")
@@ -54,6 +55,7 @@ CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "every bias, int8": (BIASED, 1, {"quantization": "int8"}),
     "fp8 weights and cache on 2 ranks": (LLAMA_3_8B, 2, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "int4": (LLAMA_2_7B, 1, {"quantization": "int4", "max_step_tokens": 8192}),
+    "many sequences in a long context": (LLAMA_3_8B, 1, {"max_seq_len": 131072, "max_batch_size": 256}),
     "windows in a long context": (WINDOWED, 1, {"max_seq_len": 131072, "max_batch_size": 16}),
     "small, in steps that are all captured": (SMALL, 1, {"max_step_tokens": 256, "max_batch_size": 128}),
 }
@@ -108,12 +110,14 @@ def counted(name: str) -> Counted:
 
 
 def run_without_graphs(backend: FusedBackend, slots: DeviceSlots, config: EngineConfig) -> None:
-    """Decodes, checked drafts and the chunk of a prompt, as many tokens as a step without a graph can have."""
+    """Decodes, checked drafts and the chunk of a prompt, as many tokens as a step without a graph can have. As many decodes as
+    have memory for the results of splits."""
     tokens = int(config.max_step_tokens / LARGEST_PADDING)
     if tokens <= CAPTURED_PROMPT_TOKENS[-1]:
         return
-    last = config.max_batch_size - 1
-    for slot in range(config.max_batch_size):
+    apart = most_apart(len(backend.model.share.kv_heads))
+    last = min(config.max_batch_size - 1, max(1, apart - config.max_drafts))
+    for slot in range(last + 1):
         slots.admit(SlotInit(slot, [1, 2, 3], [0], SamplingParams(0.7, seed=1)))
     drafts = [config.max_drafts, *[0] * (last - 1)]
     rows = [Row(slot, 5, 1 + count, True, count) for slot, count in enumerate(drafts)]
