@@ -102,6 +102,7 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     from llama_core.execution.fused.ops import HeadNorms
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
     from llama_core.execution.kv_cache import FLOAT8_BYTES
+    from llama_core.step_time.attention_splits import most_apart
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(sizes, dtype=of)
@@ -123,14 +124,26 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     )
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
     ops.add_time(new(2, of=torch.int64), 1, -shape.heads)
+    index = new(rows, of=torch.int64)
+    tokens = new(rows, 4096, of=torch.int64)
+    ops.embed(tokens, tokens, index, index, block_size, new(rows, shape.dim))
+    ops.store_samples(index, index, index, tokens, index)
     tiles = new(rows, TILE_COLUMNS, of=torch.int64)
     tables = new(8, 4096 // block_size, of=torch.int64)
     step = AttentionTiles(tiles, tiles), shape.window
     ops.attend(q, keys, values, tables, *step)
+    # So many decodes that one program computes all splits of each.
+    large = most_apart(shape.kv_heads) + 1
+    many = AttentionTiles(new(large, TILE_COLUMNS, of=torch.int64), tiles[:0]), shape.window
+    queries = new(large, total, shape.head_dim)[:, : shape.heads]
+    ops.attend(queries, keys, values, tables, *many)
     if in_all_modes:
-        TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
+        invariant = TritonOps(batch_invariant=True)
+        invariant.attend(q, keys, values, tables, *step)
+        invariant.attend(queries, keys, values, tables, *many)
         floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
         ops.attend(q, floats[0], floats[1], tables, *step)
+        ops.attend(queries, floats[0], floats[1], tables, *many)
         ops.rotate_and_store(
             new(rows, total, shape.head_dim), table, positions, positions, floats[0], floats[1], qkv_bias, norms
         )

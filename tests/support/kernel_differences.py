@@ -33,6 +33,23 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
 
     for n_heads, n_kv_heads, head_dim, block_size in SHAPES:
         count, dim = 5, n_heads * head_dim
+        slots, places = torch.tensor([[2, 0, 1, 2, 0], [3, 0, 95, 64, 47]], device=device)
+        tokens, tables = (
+            torch.randperm(3 * 96, generator=generator).view(3, 96).to(device),
+            torch.arange(72).view(3, 24),
+        )
+        inputs = tokens, tables.flip(0, 1).to(device), slots, places, block_size, random(3 * 96, dim)
+        for mine, theirs in zip(kernels.embed(*inputs), meaning.embed(*inputs), strict=True):
+            compare("embedding", mine, theirs)
+        for many in (1, 5, 300):
+            sampled = torch.randint(-2, 500, (many,), generator=generator).to(device)
+            at = torch.arange(many, device=device)
+            stored = [torch.zeros(many, 9 + many, dtype=torch.int64, device=device) for _ in range(2)]
+            results = [torch.zeros(many, dtype=torch.int64, device=device) for _ in range(2)]
+            kernels.store_samples(sampled, at, at + 7, stored[0], results[0])
+            meaning.store_samples(sampled, at, at + 7, stored[1], results[1])
+            compare("stored tokens", *stored)
+            compare("samples", *results)
         states, delta, weight = random(count, dim), random(count, dim), random(dim)
         mine, theirs = states.clone(), states.clone()
         compare("norm", kernels.add_norm(mine, delta, weight, 1e-5), meaning.add_norm(theirs, delta, weight, 1e-5))

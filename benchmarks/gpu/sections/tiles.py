@@ -22,6 +22,7 @@ from llama_core.execution.fused.ops import Ops
 from llama_core.execution.fused.ops_choice import ops_for
 from llama_core.execution.fused.product_choice import of_few_rows
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
+from llama_core.execution.fused.step_plan import StepTensors
 from llama_core.execution.kv_cache import CacheShape, KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixType, find_weight_format
@@ -135,7 +136,7 @@ def _weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> I
 
 
 def _layers(model: FusedTransformer, ops: Ops, rows: int, context: int) -> Callable[[], torch.Tensor]:
-    """All layers of a decode step of sequences with as many cached positions."""
+    """The embedding and all layers of a decode step of sequences with as many cached positions."""
     device, per_row = model.parallel.device, context // BLOCK + 1
     cache = KVCache(CacheShape.of(model.config, BLOCK, model.parallel, model.dtype), rows * per_row, device)
     for cached in (cache.keys, cache.values):
@@ -143,11 +144,12 @@ def _layers(model: FusedTransformer, ops: Ops, rows: int, context: int) -> Calla
     tables = torch.arange(rows * per_row, device=device).view(rows, per_row)
     sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
     tiles = attention_tiles([Row(slot, context, 1, True) for slot in range(rows)], sizes, device)
-    tokens, positions = torch.arange(rows, device=device), torch.full((rows,), context, device=device)
-    slot_mapping = tables[:, context // BLOCK] * BLOCK + context % BLOCK
+    slots, positions = torch.arange(rows, device=device), torch.full((rows,), context, device=device)
+    tokens = slots[:, None].repeat(1, context + 1)
+    step = StepTensors(slots, positions, tiles)
     clock = StepClock(ops, torch.zeros(NUM_SUMS, dtype=torch.int64, device=device))
 
     def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
         return ops.attend(q, cache.keys[layer], cache.values[layer], tables, tiles, model.config.window(layer))
 
-    return lambda: model.hidden_states(tokens, positions, slot_mapping, cache, attend, clock)
+    return lambda: model.hidden_states(step, tokens, tables, cache, attend, clock)

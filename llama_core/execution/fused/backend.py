@@ -278,19 +278,16 @@ class FusedBackend:
         """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
         shape or branch depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
-        cache, ops, block_size, block_tables = self._cache, self._ops, self._config.block_size, self._slots.block_tables
+        cache, ops, tokens, block_tables = self._cache, self._ops, self._slots.tokens, self._slots.block_tables
         step = self._buffers.tensors(shape)
-        blocks = block_tables[step.slots, step.positions // block_size]
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             window = self.model.config.window(layer)
             cached = cache.keys[layer], cache.values[layer]
             return ops.attend(q, *cached, block_tables, step.tiles, window)
 
-        tokens = self._slots.tokens[step.slots, step.positions]
-        slot_mapping = blocks * block_size + step.positions % block_size
         self._hidden_states[: shape.tokens] = self.model.hidden_states(
-            tokens, step.positions, slot_mapping, cache, attend, self._head.clock
+            step, tokens, block_tables, cache, attend, self._head.clock
         )
 
     def _capture(self, *, is_final: bool = True) -> None:

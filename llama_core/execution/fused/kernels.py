@@ -31,6 +31,7 @@ from llama_core.execution.fused.product_kernels import (
 )
 from llama_core.execution.fused.sampler import Sampler, SamplingState
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
+from llama_core.execution.fused.token_kernels import embed, store_samples
 from llama_core.execution.fused.triton_sampler import TritonSampler
 from llama_core.execution.weight_formats.format import TorchMatrix
 from llama_core.model_config import FULL_ATTENTION
@@ -179,6 +180,17 @@ class TritonOps:
         self._choose_tiles = choose_tiles
         self._fuses = never if batch_invariant else fuses
 
+    def embed(
+        self,
+        tokens: torch.Tensor,
+        block_tables: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        block_size: int,
+        embeddings: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return embed(tokens, block_tables, slots, positions, block_size, embeddings)
+
     def add_norm(
         self,
         hidden_states: torch.Tensor,
@@ -298,6 +310,16 @@ class TritonOps:
         if partial is None:
             return self.add_norm(hidden_states, None, weight, eps)
         return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))
+
+    def store_samples(
+        self,
+        sampled: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        results: torch.Tensor,
+    ) -> None:
+        store_samples(sampled, slots, positions, tokens, results)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TritonSampler(state, max_samples, vocab)

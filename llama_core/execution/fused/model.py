@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.execution.fused.all_reduce import AllReduce
 from llama_core.execution.fused.ops import HeadNorms, Ops
 from llama_core.execution.fused.step_clock import StepClock
+from llama_core.execution.fused.step_plan import StepTensors
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
@@ -111,39 +111,43 @@ class FusedTransformer:
 
     def hidden_states(
         self,
+        step: StepTensors,
         tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slot_mapping: torch.Tensor,
+        block_tables: torch.Tensor,
         cache: KVCache,
         attend: Attend,
         clock: StepClock,
     ) -> torch.Tensor:
-        """The last layer's normed hidden states [T, dim]. tokens, positions, slot_mapping (physical positions in the cache):
-        int64 [T].
+        """The last layer's normed hidden states [T, dim]. tokens, block_tables: as in `Ops.embed`.
 
         Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in two
         collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,
         which stand for all layers because each reading of the clock is a kernel.
         """
         ops, eps = self._ops, self.config.norm_eps
-        h = self._embed(tokens, clock)
+        h, slot_mapping = self._embed(step, tokens, block_tables, cache.keys[0].shape[1], clock)
         x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             biases, timed = layer.biases, clock if i == len(self._layers) // 2 else None
             qkv = ops.product(x, layer.qkv).view(len(x), -1, self.head_dim)
-            place = (positions, slot_mapping, cache.keys[i], cache.values[i])
-            q = ops.rotate_and_store(qkv, self._rotary, *place, biases.get("qkv"), layer.head_norms)
+            written = step.positions, slot_mapping, cache.keys[i], cache.values[i]
+            q = ops.rotate_and_store(qkv, self._rotary, *written, biases.get("qkv"), layer.head_norms)
             x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0, timed)
             gated = ops.gated_product(x, layer.gate_up, biases.get("gate_up"))
             x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), 1, timed)
         return x
 
-    def _embed(self, tokens: torch.Tensor, clock: StepClock) -> torch.Tensor:
+    def _embed(
+        self, step: StepTensors, tokens: torch.Tensor, block_tables: torch.Tensor, block_size: int, clock: StepClock
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The embeddings [T, dim] and the physical positions, int64 [T], of the step's tokens."""
         columns = [len(share.columns) for share in self._shares]
-        part = F.embedding(tokens, self._embeddings)
+        part, slot_mapping = self._ops.embed(
+            tokens, block_tables, step.slots, step.positions, block_size, self._embeddings
+        )
         with clock.waiting() if self.parallel.world_size > 1 else nullcontext():
-            return self.parallel.gather_columns(part, columns)
+            return self.parallel.gather_columns(part, columns), slot_mapping
 
     def _add_product(
         self,

@@ -43,6 +43,21 @@ class Ops(Protocol):
     The biases of matrix products are added here, because the kernels read the products anyway.
     """
 
+    def embed(
+        self,
+        tokens: torch.Tensor,
+        block_tables: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        block_size: int,
+        embeddings: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The embeddings [T, columns] of the tokens at `positions` of `slots`, int64 [T] each, and the physical positions of
+        these tokens in the cache, int64 [T].
+
+        tokens: int64 [all slots, max_seq_len]. block_tables: int64 [all slots, N] block numbers. embeddings: [vocab, columns].
+        """
+
     def add_norm(
         self,
         hidden_states: torch.Tensor,
@@ -110,6 +125,19 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """`add_norm` of x [T, inputs] times a matrix [dim, inputs] as its delta."""
 
+    def store_samples(
+        self,
+        sampled: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        results: torch.Tensor,
+    ) -> None:
+        """Write sampled tokens to `results`, and to `positions` of `slots` in `tokens`, there 0 for a sample that is no token.
+
+        All but `tokens`, int64 [all slots, max_seq_len], are int64 [S]. Padding samples may share a place in `tokens`.
+        """
+
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         """A sampler for at most `max_samples` rows of `vocab` logits."""
 
@@ -120,6 +148,18 @@ class Ops(Protocol):
 
 class TorchOps:
     """The operations in torch, which define the results of the Triton kernels."""
+
+    def embed(
+        self,
+        tokens: torch.Tensor,
+        block_tables: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        block_size: int,
+        embeddings: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks = block_tables[slots, positions // block_size]
+        return F.embedding(tokens[slots, positions], embeddings), blocks * block_size + positions % block_size
 
     def add_norm(
         self,
@@ -207,6 +247,17 @@ class TorchOps:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
+
+    def store_samples(
+        self,
+        sampled: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        results: torch.Tensor,
+    ) -> None:
+        tokens[slots, positions] = sampled.clamp(min=0)
+        results.copy_(sampled)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TorchSampler(state)

@@ -61,6 +61,7 @@ class SamplingHead:
         self._device = device
         self._buffers = buffers
         self._hidden_states = hidden_states
+        self._ops = ops
         rows, vocab = config.max_step_samples, config.vocab_size
         self._buckets = bucket_sizes(rows)
         self._graphs: dict[tuple[int, Part], Graph] = {}
@@ -150,8 +151,8 @@ class SamplingHead:
             tokens = self._sampler.sample(logits, samples, mode)
         # Ranks may differ in the last bit of a logit: rank 0 samples for all.
         self._parallel.broadcast(tokens)
-        self._slots.tokens[samples.slots, samples.positions] = tokens.clamp(min=0)
-        self._sampled[:bucket] = tokens
+        places = samples.slots, samples.positions
+        self._ops.store_samples(tokens, *places, self._slots.tokens, self._sampled[:bucket])
 
     def _report(self, bucket: int) -> None:
         self._logprobs[:bucket] = self._sampler.logprobs(self.logits[:bucket], self._sampled[:bucket])

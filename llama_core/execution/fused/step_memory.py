@@ -104,7 +104,7 @@ def _body_bytes(
         tokens * dtype.itemsize * 3 * hidden,  # gate and up, and their gated product
         tokens * dtype.itemsize * (queries + dim) + max(summed, tokens * dtype.itemsize * dim),  # the sum over ranks
     )
-    return tokens * (throughout * dtype.itemsize + 3 * _INT) + max(moments)
+    return tokens * (throughout * dtype.itemsize + _INT) + max(moments)
 
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:
