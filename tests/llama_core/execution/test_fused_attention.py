@@ -30,6 +30,7 @@ from tests.support.attention_cases import (
     WINDOWS,
     Case,
     check,
+    check_step,
     planned,
     random_rows,
 )
@@ -108,6 +109,19 @@ def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype, shap
         check(*to, range(4), shapes=[shape], windows=COMPILED_WINDOWS, is_float8=is_float8, rows=MANY_POSITIONS)
 
 
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_decode_has_the_same_bits_alone_as_in_a_large_batch_on_a_gpu(dtype: torch.dtype) -> None:
+    """In the batch one program computes all splits of a decode and combines them; alone several programs share them."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    rows, to = [Row(slot, 61 * slot % 700, 1, True) for slot in range(80)], (torch.device("cuda"), dtype)
+    assert joins_splits(len(rows), 8) and not joins_splits(1, 8)
+    check(TritonOps(), *to, range(2), shapes=[(32, 8, 128, 16)], windows=COMPILED_WINDOWS, rows=rows)
+    check_step(TritonOps(batch_invariant=True), Case(0, (32, 8, 128, 16), dtype, to[0], rows=rows), 0)
+
+
 GROWING = """
 import torch
 from llama_core.step_time import attention_splits as splits
@@ -178,7 +192,10 @@ for dtype, window, is_float8, batch_invariant in {}:
     kernels._WAVES, kernels.joins_splits = 4, splits.joins_splits
     apart = case.attend(ops, rows, case.q, window)
     assert separate
-    kernels._WAVES, kernels.joins_splits = 1, lambda decodes, n_kv_heads: True
+    kernels._WAVES, kernels.joins_splits = 44, lambda decodes, n_kv_heads: True
+    separate.clear()
+    assert torch.equal(case.attend(ops, rows, case.q, window), apart) and separate, "several programs share a decode"
+    kernels._WAVES = 1
     separate.clear()
     assert torch.equal(case.attend(ops, rows, case.q, window), apart), (dtype, window, is_float8, batch_invariant)
     check_step(ops, case, window)

@@ -6,6 +6,7 @@ ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 BORDERS = (f"{TESTS}/test_fused_attention.py", "see_other_splits")
 SHARES = (f"{TESTS}/test_fused_attention.py", "share_its_positions")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
+JOINED = (f"{TESTS}/test_fused_attention.py", "combines_them_to_the_same_bits")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 
 _SPLITS = "../../step_time/attention_splits"
@@ -143,6 +144,27 @@ ATTENTION_MUTANTS = (
         "head = kv_head * group + row % group",
         "head = kv_head + row % group",
         ATTENTION,
+    ),
+    Mutant(
+        "a split that joins those of a query outside its window",
+        "attention_kernels",
+        "joined = tl.where(sees[:, None], both, joined)",
+        "joined = both",
+        JOINED,
+    ),
+    Mutant(
+        "joined splits whose sums keep their old factor",
+        "attention_kernels",
+        "joined_best = tl.where(sees, highest, joined_best)",
+        "joined_best = tl.where(sees, log_sum, joined_best)",
+        JOINED,
+    ),
+    Mutant(
+        "programs that share a decode and each combine all of it",
+        "attention_kernels",
+        "joins = programs == 1 and joins_splits",
+        "joins = joins_splits",
+        JOINED,
     ),
     Mutant(
         "a tile at the wrong positions",

@@ -4,6 +4,7 @@ from tests.programs.gpu_mutants.mutant import TESTS, Mutant
 
 UPLOADS = ("tests/llama_core/checkpoint/test_uploads.py", "late or waits")
 MEMORY = (f"{TESTS}/test_step_memory.py", "three_percent")
+KERNELS = (f"{TESTS}/test_fused.py", "what_torch_does_in_tritons_interpreter")
 DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 
 _COPIES = """\
@@ -38,6 +39,37 @@ STEP_MUTANTS = (
     # The memory plan.
     Mutant("a plan without steps that have no graph", "step_memory", "return pool + eager", "return pool", MEMORY),
     Mutant("a plan without the gated product of a layer", "step_memory", "projected + hidden\n", "projected\n", MEMORY),
+    Mutant(
+        "a plan without the splits of fewer decodes",
+        "step_memory",
+        "        _body_bytes(*about, apart, apart),\n",
+        "",
+        MEMORY,
+    ),
+    # The tokens of a step.
+    Mutant(
+        "a token of another position",
+        "token_kernels",
+        "tokens + slot * token_stride + position)\n    if",
+        "tokens + slot * token_stride + row)\n    if",
+        KERNELS,
+    ),
+    Mutant(
+        "a block of another slot",
+        "token_kernels",
+        "block_tables + slot * table_stride",
+        "block_tables + row * table_stride",
+        KERNELS,
+    ),
+    Mutant("a position without its place in the block", "token_kernels", " + position % block_size", "", KERNELS),
+    Mutant("a failed sample as a token", "token_kernels", "tl.maximum(sample, 0)", "sample", KERNELS),
+    Mutant(
+        "samples beyond the first program",
+        "token_kernels",
+        "tl.program_id(0) * block + tl.arange",
+        "tl.arange",
+        KERNELS,
+    ),
     # Graphs.
     Mutant(
         "a graph whose output is not copied out of its memory",
@@ -49,8 +81,9 @@ STEP_MUTANTS = (
     Mutant(
         "samples in a graph's own memory",
         "sampling_head",
-        "self._sampled[:bucket] = tokens",
-        "self._results = torch.cat((self._results[:NUM_SUMS], tokens))",
+        "self._ops.store_samples(tokens, *places, self._slots.tokens, self._sampled[:bucket])",
+        "self._ops.store_samples(tokens, *places, self._slots.tokens, tokens.clone())\n"
+        "        self._results = torch.cat((self._results[:NUM_SUMS], tokens))",
         DEVICE,
     ),
     Mutant(
