@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ def launched_early() -> set[str]:
     return names
 
 
+@cache
 def early_kernels() -> dict[str, ast.FunctionDef]:
     """The kernels that wait for the kernel before, by name."""
     return {function.name: function for function in functions() if WAIT in map(ast.unparse, function.body)}
