@@ -61,7 +61,7 @@ audit:
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
 
-# Every Triton kernel for six GPUs that need not be here: 15 to 20 minutes on two cores.
+# Every Triton kernel for six GPUs that need not be here: about 15 minutes on two cores.
 gpu-check: setup
 	$(BIN)/python -m tests.programs.gpu_check
 

@@ -77,7 +77,7 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
     from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
     from llama_core.scheduling.step import Row
-    from llama_core.step_time.attention_splits import most_apart
+    from llama_core.step_time.attention_splits import max_split_decode_tokens
 
     n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
     rows = [Row(0, 150, 1, True), Row(1, 20, 5, True, 4), Row(2, 3, 37, True), Row(3, 0, 18, False)]
@@ -113,8 +113,8 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         ops.rotate_and_store(qkv, table, positions, mapping, floats[0], floats[1], bias, some)
         ops.attend(q, floats[0], floats[1], tables, tiles)
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
-    # So many decodes that one program computes all splits of each.
-    many = [Row(0, 150 if row < 4 else 3, 1, True) for row in range(most_apart(n_kv_heads) + 1)]
+    # Enough decodes that one program computes all splits of each.
+    many = [Row(0, 150 if row < 4 else 3, 1, True) for row in range(max_split_decode_tokens(n_kv_heads) + 1)]
     tiles = attention_tiles(many, ops.tile_sizes(n_heads, n_kv_heads, head_dim, dtype), device)
     ops.attend(new(len(many), n_heads, head_dim), cache[0], cache[1], tables, tiles)
     tokens = torch.zeros((len(rows), 160), dtype=torch.int64, device=device)

@@ -52,30 +52,32 @@ class ContinuousBatching:
         self._stack.close()
 
     def seconds(self, requests: Sequence[Request], limit_s: float = float("inf")) -> float | None:
-        """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit: the
-        requests are cancelled then. Raises RuntimeError if it fails."""
+        """Seconds from the first request's arrival to the last one's end. None if the limit passes first; the requests are then
+        cancelled. Raises RuntimeError if a request or transformers' thread fails."""
         manager, begin, generated = self._manager, time.perf_counter(), 0
         running: set[str] = set()
 
-        def is_late() -> bool:
+        def cancelled_at_limit() -> bool:
+            """Whether the limit has passed; then the running requests are cancelled, because leaving the context manager waits
+            for them."""
             if time.perf_counter() - begin <= limit_s:
                 return False
-            for name in running:  # else the end of the context manager waits for them
+            for name in running:
                 manager.cancel_request(name)
             return True
 
         for request in requests:
             running.add(manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1))
-            if is_late():
+            if cancelled_at_limit():
                 return None
         while running:
-            if is_late():
+            if cancelled_at_limit():
                 return None
             # Not every version counts a request that failed as finished.
             while (result := manager.get_result(timeout=1)) is None or not (result.error or result.is_finished()):
                 if not manager.is_running():
                     raise RuntimeError("transformers' generation thread has ended")
-                if is_late():
+                if cancelled_at_limit():
                     return None
             if result.error is not None:
                 raise RuntimeError(f"transformers: {result.error}")

@@ -1,24 +1,26 @@
-"""Where the attention of decodes is split over programs: at positions that neither max_seq_len nor other sequences change.
+"""Where the context of a decode is split: at positions that neither max_seq_len nor other sequences change.
 
 64 splits of SPLIT_UNIT positions end at 8,192, 32 of twice as many at 16,384, and so on. A short context then has many
-programs, and a long one few results of splits, which need memory.
+splits, and a long one few results of splits, which need memory.
 """
 
 from typing import Final
 
 SPLIT_UNIT: Final = 128  # a multiple of the positions that a program reads at a time
 SPLIT_BITS: Final = 5  # binary logarithm of the splits of each size
-_FULL_PROGRAMS: Final = 4 * 132  # four programs on each multiprocessor of an H100 or H200
+PROGRAMS_PER_MULTIPROCESSOR: Final = 4  # of decodes, at most: more would only shorten each program's loop
+# With so many programs, an H100 or H200 is full.
+_FULL_PROGRAMS: Final = PROGRAMS_PER_MULTIPROCESSOR * 132
 
 
-def joins_splits(decodes: int, n_kv_heads: int) -> bool:
-    """Whether a step has so many tokens of decodes that one program may compute all splits of a token and key head, and combine
-    them. The memory plan needs the same rule for every GPU."""
-    return decodes * n_kv_heads >= _FULL_PROGRAMS
+def combines_in_kernel(num_decode_tokens: int, n_kv_heads: int) -> bool:
+    """Whether the attention kernel combines the splits of decodes itself: it has enough programs with one for each decode token
+    and key head. Independent of the GPU, because the memory plan uses it too."""
+    return num_decode_tokens * n_kv_heads >= _FULL_PROGRAMS
 
 
-def most_apart(n_kv_heads: int) -> int:
-    """The most tokens of decodes whose splits are computed by several programs, or combined by a kernel of its own."""
+def max_split_decode_tokens(n_kv_heads: int) -> int:
+    """The largest number of decode tokens whose splits a kernel of its own combines."""
     return (_FULL_PROGRAMS - 1) // n_kv_heads
 
 

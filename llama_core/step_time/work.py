@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, is_linear, weight_specs
 from llama_core.model_config import ModelConfig
-from llama_core.step_time.attention_splits import joins_splits, longest_split, split_count
+from llama_core.step_time.attention_splits import combines_in_kernel, longest_split, split_count
 
-# Kernels of a layer: two norms, four products, rotation, attention in two parts, SwiGLU.
+# Kernels of a layer: two norms, four products, rotation, attention of decodes, combination of its splits, SwiGLU.
 LAUNCHES_A_LAYER = 10
-# Of a step beside its layers: inputs, embedding, the last norm, logits, sampling.
+# Of a step beside its layers: tokens with their embeddings, the last norm, logits, sampling.
 LAUNCHES_A_STEP = 16
 # Times that greedy sampling reads or writes float32 logits.
 LOGIT_PASSES = 6
@@ -122,8 +122,8 @@ class RankWork:
 
     def split_bytes(self, load: StepLoad) -> int:
         """That the splits of decodes write and read again, in all layers together: float32 values and a logarithm for each
-        query head. Nothing where one program combines all splits."""
-        if not load.decodes or not load.context or joins_splits(load.decodes, self.n_kv_heads):
+        query head. 0 where the attention kernel combines them."""
+        if not load.decodes or not load.context or combines_in_kernel(load.decodes, self.n_kv_heads):
             return 0
         model = self.model
         splits = sum(split_count(load.context, model.window(layer)) for layer in range(model.n_layers))
@@ -145,10 +145,10 @@ class RankWork:
         return sum(int(min(load.chunk_start + load.chunk, window + load.chunk)) for window in windows)
 
     def launches(self, load: StepLoad) -> int:
-        """Attention of decodes and of a chunk are launches of their own. Attention has one part in large batches and chunks."""
+        """Attention of a chunk is one kernel; attention of decodes two, or one in large batches."""
         both = load.decodes > 0 and load.chunk > 0
-        in_one_part = not load.decodes or joins_splits(load.decodes, self.n_kv_heads)
-        return self.model.n_layers * (LAUNCHES_A_LAYER + both - in_one_part) + LAUNCHES_A_STEP
+        no_combine_kernel = not load.decodes or combines_in_kernel(load.decodes, self.n_kv_heads)
+        return self.model.n_layers * (LAUNCHES_A_LAYER + both - no_combine_kernel) + LAUNCHES_A_STEP
 
 
 _KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "wo": "out", "w1": "gate_up", "w3": "gate_up", "w2": "down"}

@@ -89,7 +89,7 @@ OF_ALL_MODES: Final = OF_ALL_DTYPES | {"Llama 2 7B", "Llama 2 70B"}
 
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that. Whatever families are
 # named: both in bfloat16, the first in float16, and none in float32, where quantized weights serve comparisons alone. All
-# variants take 15 to 20 minutes on two cores.
+# variants take about 15 minutes on two cores.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
 ROWS: Final = (1, 2, 20, 64)  # one for each tile of the products
 NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float32: 0}
@@ -102,7 +102,7 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     from llama_core.execution.fused.ops import HeadNorms
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
     from llama_core.execution.kv_cache import FLOAT8_BYTES
-    from llama_core.step_time.attention_splits import most_apart
+    from llama_core.step_time.attention_splits import max_split_decode_tokens
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(sizes, dtype=of)
@@ -132,8 +132,8 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     tables = new(8, 4096 // block_size, of=torch.int64)
     step = AttentionTiles(tiles, tiles), shape.window
     ops.attend(q, keys, values, tables, *step)
-    # So many decodes that one program computes all splits of each.
-    large = most_apart(shape.kv_heads) + 1
+    # Enough decodes that one program computes all splits of each.
+    large = max_split_decode_tokens(shape.kv_heads) + 1
     many = AttentionTiles(new(large, TILE_COLUMNS, of=torch.int64), tiles[:0]), shape.window
     queries = new(large, total, shape.head_dim)[:, : shape.heads]
     ops.attend(queries, keys, values, tables, *many)

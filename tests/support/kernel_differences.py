@@ -39,8 +39,9 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
             torch.arange(72).view(3, 24),
         )
         inputs = tokens, tables.flip(0, 1).to(device), slots, places, block_size, random(3 * 96, dim)
-        for mine, theirs in zip(kernels.embed(*inputs), meaning.embed(*inputs), strict=True):
-            compare("embedding", mine, theirs)
+        (mine, my_mapping), (theirs, their_mapping) = kernels.embed(*inputs), meaning.embed(*inputs)
+        compare("embedding", mine, theirs)
+        compare("slot mapping", my_mapping, their_mapping)
         for many in (1, 5, 300):
             sampled = torch.randint(-2, 500, (many,), generator=generator).to(device)
             at = torch.arange(many, device=device)

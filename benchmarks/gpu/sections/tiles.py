@@ -136,7 +136,7 @@ def _weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> I
 
 
 def _layers(model: FusedTransformer, ops: Ops, rows: int, context: int) -> Callable[[], torch.Tensor]:
-    """The embedding and all layers of a decode step of sequences with as many cached positions."""
+    """The embedding and all layers of a decode step of `rows` sequences with `context` cached positions each."""
     device, per_row = model.parallel.device, context // BLOCK + 1
     cache = KVCache(CacheShape.of(model.config, BLOCK, model.parallel, model.dtype), rows * per_row, device)
     for cached in (cache.keys, cache.values):

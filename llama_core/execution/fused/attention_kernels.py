@@ -2,9 +2,9 @@
 
 A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. It reads block
 tables, keys and values in place. The context of a decode is split at fixed positions (`attention_splits`), and the splits'
-results are combined in order: by a kernel of its own (`split_kernels`), because several programs share a decode's splits, or,
-in large batches, by the one program that computes them all. Both give the same bits. So a row's result depends neither on the
-other rows nor on the configuration.
+results are combined in order: by `_combine_splits` where several programs share a decode's splits, or, in large batches, by the
+program that computes all of them. Both give the same bits. So a row's result depends neither on the other rows nor on the
+configuration.
 
 With `batch_invariant` a token's result is also the same in a decode and in a prefill chunk. Both have tiles of the same size;
 a chunk's program computes the same splits one after the other, and combines them in the same order.
@@ -25,8 +25,8 @@ from llama_core.execution.fused.attention_launches import MIN_DOT, launches, rea
 from llama_core.execution.fused.kernel_functions import early_launch, let_next_start, wait_for_previous
 from llama_core.execution.fused.split_kernels import (
     combine_splits,
+    combine_weights,
     first_seen_of,
-    joining_weights,
     split_begin,
     split_of,
     weighted_sum,
@@ -34,9 +34,14 @@ from llama_core.execution.fused.split_kernels import (
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
-from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, joins_splits, split_count
+from llama_core.step_time.attention_splits import (
+    PROGRAMS_PER_MULTIPROCESSOR,
+    SPLIT_BITS,
+    SPLIT_UNIT,
+    combines_in_kernel,
+    split_count,
+)
 
-_WAVES: Final = 4  # at most so many programs per multiprocessor: more would only shorten each program's loop
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -145,9 +150,9 @@ def _attend(
     window: tl.constexpr,
     split_unit: tl.constexpr,
     split_bits: tl.constexpr,
-    of_decodes: tl.constexpr,
+    is_decode: tl.constexpr,
     is_split: tl.constexpr,
-    joins: tl.constexpr,
+    combines: tl.constexpr,
     tile: tl.constexpr,
     tile_columns: tl.constexpr,
     is_early: tl.constexpr,
@@ -156,16 +161,17 @@ def _attend(
 
     Without is_split, `out` is the result, [T, H, head_dim]. With is_split, each split writes its normalized result to `out`,
     float32 [decode tokens, H, n_splits, head_dim], and the binary log of its sum to `log_sums` [decode tokens, H, n_splits];
-    split s is at index s % n_splits. With joins too, a program computes all splits of its tile, and writes to `out` the result
-    that `_combine_splits` would write. of_decodes: `tiles` are those of decodes.
+    split s is at index s % n_splits. With combines too, a program computes all splits of its tile, and writes to `out` the
+    result that `_combine_splits` would write. is_decode: the tiles are those of decodes, and the grid is [K, tiles, programs];
+    that of chunks is [tiles, K].
     """
-    # `_combine_splits` follows, which may start at once, or a product, which may not.
-    is_combined: tl.constexpr = is_split and not joins
-    if is_combined:
+    # The next kernel is `_combine_splits`, which may start at once, or a product, which may not.
+    combine_follows: tl.constexpr = is_split and not combines
+    if combine_follows:
         let_next_start(is_early)
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
-    if of_decodes:
+    if is_decode:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
     else:
         # The last tiles of a prompt see the most positions, so they start first.
@@ -174,7 +180,7 @@ def _attend(
     first_token, count, slot = tl.load(about), tl.load(about + 1), tl.load(about + 2)
     first, decode_token = tl.load(about + 3), tl.load(about + 4)
     wait_for_previous(is_early)
-    if not is_combined:
+    if not combine_follows:
         let_next_start(is_early)
     if count > 0:
         blocks = block_tables + slot * block_table_stride
@@ -193,8 +199,8 @@ def _attend(
         begin, stop = seen // tile * tile, end
         if is_split:
             split = split_of(seen, split_unit, split_bits)
-            if joins:
-                joined, joined_total, joined_best = _nothing_seen(rows, dim_block)
+            if combines:
+                combined, combined_total, combined_best = _nothing_seen(rows, dim_block)
             else:
                 # A program computes the splits that begin in its share of the positions. Equal numbers of splits would be
                 # unequal work, because later splits are longer.
@@ -238,12 +244,12 @@ def _attend(
                     part, log_sum = mixed / total[:, None], best + tl.log2(total)
                     # A split may lie outside the window of some of the tile's queries.
                     sees = is_query & (first_seen < split_end) & (length > split_begin(split, split_unit, split_bits))
-                    if joins:
-                        kept, weight, highest = joining_weights(joined_best, log_sum)
-                        both = weighted_sum(joined, kept[:, None], part, weight[:, None])
-                        joined = tl.where(sees[:, None], both, joined)
-                        joined_total = tl.where(sees, weighted_sum(joined_total, kept, weight, 1.0), joined_total)
-                        joined_best = tl.where(sees, highest, joined_best)
+                    if combines:
+                        kept, weight, highest = combine_weights(combined_best, log_sum)
+                        both = weighted_sum(combined, kept[:, None], part, weight[:, None])
+                        combined = tl.where(sees[:, None], both, combined)
+                        combined_total = tl.where(sees, weighted_sum(combined_total, kept, weight, 1.0), combined_total)
+                        combined_best = tl.where(sees, highest, combined_best)
                     else:
                         place = (token * n_heads + head) * n_splits + split % n_splits
                         target = out + place[:, None] * head_dim + dim[None, :]
@@ -252,9 +258,9 @@ def _attend(
                     mixed, total, best = _nothing_seen(rows, dim_block)
                     split += 1
                     split_end = split_begin(split + 1, split_unit, split_bits)
-        if joins:
-            mixed, total = joined, joined_total
-        if joins or not is_split:
+        if combines:
+            mixed, total = combined, combined_total
+        if combines or not is_split:
             result = (mixed / total[:, None]).to(out.dtype.element_ty)
             whole = ((first_token + index) * n_heads + head) * head_dim
             tl.store(out + whole[:, None] + dim[None, :], result, mask=is_value)
@@ -294,28 +300,29 @@ def attend(
         decode, chunk = reading_float8(decode, chunk, q.dtype)
     if count := len(tiles.decodes):
         num_splits = split_count(block_tables.shape[1] * block_size, window)
-        programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
-        joins = programs == 1 and joins_splits(count, n_kv_heads)
-        partial = log_sums = out
-        if not joins:
-            partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        combines, programs = combines_in_kernel(count, n_kv_heads), 1
+        results = log_sums = out  # the kernel writes no log_sums where it combines
+        if not combines:
+            most = PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(q.device)
+            programs = min(num_splits, triton.cdiv(most, count * n_kv_heads))
+            results = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
             log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
         _attend[(n_kv_heads, count, programs)](
             *cached,
             tiles.decodes,
-            partial,
+            results,
             log_sums,
             *sizes,
             num_splits,
             n_kv_heads,
             **about,
             **decode.constants(group),
-            of_decodes=True,
+            is_decode=True,
             is_split=True,
-            joins=joins,
+            combines=combines,
         )
-        if not joins:
-            combine_splits(partial, log_sums, tiles.decodes, out, window)
+        if not combines:
+            combine_splits(results, log_sums, tiles.decodes, out, window)
     if count := len(tiles.chunks):
         _attend[(count, n_kv_heads)](
             *cached,
@@ -327,9 +334,9 @@ def attend(
             n_kv_heads,
             **about,
             **chunk.constants(group),
-            of_decodes=False,
+            is_decode=False,
             is_split=batch_invariant,
-            joins=batch_invariant,
+            combines=batch_invariant,
         )
     return out
 

@@ -278,7 +278,7 @@ class FusedBackend:
         """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
         shape or branch depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
-        cache, ops, tokens, block_tables = self._cache, self._ops, self._slots.tokens, self._slots.block_tables
+        cache, ops, slots, block_tables = self._cache, self._ops, self._slots, self._slots.block_tables
         step = self._buffers.tensors(shape)
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -287,7 +287,7 @@ class FusedBackend:
             return ops.attend(q, *cached, block_tables, step.tiles, window)
 
         self._hidden_states[: shape.tokens] = self.model.hidden_states(
-            step, tokens, block_tables, cache, attend, self._head.clock
+            step, slots.tokens, block_tables, cache, attend, self._head.clock
         )
 
     def _capture(self, *, is_final: bool = True) -> None:

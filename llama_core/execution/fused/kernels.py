@@ -182,14 +182,14 @@ class TritonOps:
 
     def embed(
         self,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         block_tables: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
         block_size: int,
         embeddings: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return embed(tokens, block_tables, slots, positions, block_size, embeddings)
+        return embed(slot_tokens, block_tables, slots, positions, block_size, embeddings)
 
     def add_norm(
         self,
@@ -316,10 +316,10 @@ class TritonOps:
         sampled: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         results: torch.Tensor,
     ) -> None:
-        store_samples(sampled, slots, positions, tokens, results)
+        store_samples(sampled, slots, positions, slot_tokens, results)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TritonSampler(state, max_samples, vocab)

@@ -112,39 +112,44 @@ class FusedTransformer:
     def hidden_states(
         self,
         step: StepTensors,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         block_tables: torch.Tensor,
         cache: KVCache,
         attend: Attend,
         clock: StepClock,
     ) -> torch.Tensor:
-        """The last layer's normed hidden states [T, dim]. tokens, block_tables: as in `Ops.embed`.
+        """The last layer's normed hidden states [T, dim]. slot_tokens, block_tables: as in `Ops.embed`.
 
         Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in two
         collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,
         which stand for all layers because each reading of the clock is a kernel.
         """
         ops, eps = self._ops, self.config.norm_eps
-        h, slot_mapping = self._embed(step, tokens, block_tables, cache.keys[0].shape[1], clock)
+        h, slot_mapping = self._embed(step, slot_tokens, block_tables, cache.keys[0].shape[1], clock)
         x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             biases, timed = layer.biases, clock if i == len(self._layers) // 2 else None
             qkv = ops.product(x, layer.qkv).view(len(x), -1, self.head_dim)
-            written = step.positions, slot_mapping, cache.keys[i], cache.values[i]
-            q = ops.rotate_and_store(qkv, self._rotary, *written, biases.get("qkv"), layer.head_norms)
+            arguments = step.positions, slot_mapping, cache.keys[i], cache.values[i]
+            q = ops.rotate_and_store(qkv, self._rotary, *arguments, biases.get("qkv"), layer.head_norms)
             x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0, timed)
             gated = ops.gated_product(x, layer.gate_up, biases.get("gate_up"))
             x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), 1, timed)
         return x
 
     def _embed(
-        self, step: StepTensors, tokens: torch.Tensor, block_tables: torch.Tensor, block_size: int, clock: StepClock
+        self,
+        step: StepTensors,
+        slot_tokens: torch.Tensor,
+        block_tables: torch.Tensor,
+        block_size: int,
+        clock: StepClock,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The embeddings [T, dim] and the physical positions, int64 [T], of the step's tokens."""
+        """The embeddings [T, dim] and the slot mapping, int64 [T], of the step's tokens."""
         columns = [len(share.columns) for share in self._shares]
         part, slot_mapping = self._ops.embed(
-            tokens, block_tables, step.slots, step.positions, block_size, self._embeddings
+            slot_tokens, block_tables, step.slots, step.positions, block_size, self._embeddings
         )
         with clock.waiting() if self.parallel.world_size > 1 else nullcontext():
             return self.parallel.gather_columns(part, columns), slot_mapping

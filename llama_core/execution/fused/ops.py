@@ -1,4 +1,4 @@
-"""The operations of a layer between its matrix products, in torch for any device; `kernels.py` has them for CUDA."""
+"""The operations of a step beside its matrix products, in torch for any device; `kernels.py` has them for CUDA."""
 
 import time
 from typing import Any, Final, NamedTuple, Protocol
@@ -45,17 +45,18 @@ class Ops(Protocol):
 
     def embed(
         self,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         block_tables: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
         block_size: int,
         embeddings: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The embeddings [T, columns] of the tokens at `positions` of `slots`, int64 [T] each, and the physical positions of
-        these tokens in the cache, int64 [T].
+        """The embeddings [T, columns] of the tokens at `positions` of `slots`, int64 [T] each, and the slot mapping of these
+        tokens, int64 [T]: their physical positions in the cache.
 
-        tokens: int64 [all slots, max_seq_len]. block_tables: int64 [all slots, N] block numbers. embeddings: [vocab, columns].
+        slot_tokens: int64 [all slots, max_seq_len]. block_tables: int64 [all slots, N] block numbers. embeddings: [vocab,
+        columns].
         """
 
     def add_norm(
@@ -130,12 +131,14 @@ class Ops(Protocol):
         sampled: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         results: torch.Tensor,
     ) -> None:
-        """Write sampled tokens to `results`, and to `positions` of `slots` in `tokens`, there 0 for a sample that is no token.
+        """Write samples to `results`, and to `slot_tokens` at [slots, positions]. A negative sample (NOT_FINITE,
+        NOTHING_ALLOWED) is 0 in `slot_tokens`.
 
-        All but `tokens`, int64 [all slots, max_seq_len], are int64 [S]. Padding samples may share a place in `tokens`.
+        sampled, slots, positions, results: int64 [S]. slot_tokens: int64 [all slots, max_seq_len]. Samples of padding may have
+        the same slot and position.
         """
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
@@ -151,7 +154,7 @@ class TorchOps:
 
     def embed(
         self,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         block_tables: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
@@ -159,7 +162,7 @@ class TorchOps:
         embeddings: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         blocks = block_tables[slots, positions // block_size]
-        return F.embedding(tokens[slots, positions], embeddings), blocks * block_size + positions % block_size
+        return F.embedding(slot_tokens[slots, positions], embeddings), blocks * block_size + positions % block_size
 
     def add_norm(
         self,
@@ -253,10 +256,10 @@ class TorchOps:
         sampled: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
-        tokens: torch.Tensor,
+        slot_tokens: torch.Tensor,
         results: torch.Tensor,
     ) -> None:
-        tokens[slots, positions] = sampled.clamp(min=0)
+        slot_tokens[slots, positions] = sampled.clamp(min=0)
         results.copy_(sampled)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:

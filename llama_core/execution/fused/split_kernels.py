@@ -45,7 +45,7 @@ def split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
 
 
 @triton.jit
-def joining_weights(best, log_sum):
+def combine_weights(best, log_sum):
     """The factors of the splits combined so far and of a further split, and the binary log of their new common factor."""
     highest = tl.maximum(best, log_sum)
     return tl.exp2(best - highest), tl.exp2(log_sum - highest), highest
@@ -98,7 +98,7 @@ def _combine_splits(
                 at = parts + split % n_splits
                 log_sum = tl.load(log_sums + at, mask=split < end, other=float("-inf"))
                 part = tl.load(partial + at * head_dim + dim, mask=in_dim & (split < end), other=0.0)
-                kept, weight, best = joining_weights(best, log_sum)
+                kept, weight, best = combine_weights(best, log_sum)
                 mixed = weighted_sum(mixed, kept, part, weight)
                 total = weighted_sum(total, kept, weight, 1.0)
         place = out + ((first_token + index) * n_heads + head) * head_dim + dim

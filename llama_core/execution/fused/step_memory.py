@@ -22,7 +22,7 @@ from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
-from llama_core.step_time.attention_splits import joins_splits, most_apart, split_count
+from llama_core.step_time.attention_splits import combines_in_kernel, max_split_decode_tokens, split_count
 
 # Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
 CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
@@ -66,11 +66,11 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     """Bytes of tensors that live within a step, in the graphs' pool and, for steps without a graph, outside of it."""
     rows, largest = config.max_step_samples, config.max_step_tokens
     about, share = (config, model, parallel, dtype), RankShare.of(model, parallel.rank, parallel.world_size)
-    # Fewer tokens of decodes may need more memory, for the results of their splits.
-    apart = min(rows, most_apart(len(share.kv_heads)))
+    # A smaller batch may need more memory: its splits' results are stored.
+    split_decodes = min(rows, max_split_decode_tokens(len(share.kv_heads)))
     pool = max(
         _body_bytes(*about, max(largest, rows), rows),
-        _body_bytes(*about, apart, apart),
+        _body_bytes(*about, split_decodes, split_decodes),
         _head_bytes(model, parallel, dtype, rows),
     )
     if parallel.device.type == "cpu":  # captures nothing
@@ -80,14 +80,15 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
     eager = max(logprobs, _head_bytes(model, parallel, dtype, LOGITS_AT_A_TIME))
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
-        eager = max(eager, _body_bytes(*about, without_graph, apart))
+        eager = max(eager, _body_bytes(*about, without_graph, split_decodes))
     return pool + eager + (LIBRARY_BYTES if parallel.device.type == "cuda" else 0)
 
 
 def _body_bytes(
     config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int, decodes: int
 ) -> int:
-    """Bytes of the layers over `tokens` tokens, `decodes` of them of decodes, at their peak (`FusedTransformer.hidden_states`).
+    """Bytes of the layers over `tokens` tokens, of which `decodes` are decode tokens, at their peak
+    (`FusedTransformer.hidden_states`).
 
     Throughout a layer: the residual, normed hidden states, queries, keys and values, and the gated product of the layer before.
     """
@@ -110,7 +111,7 @@ def _body_bytes(
 def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:
     """Bytes of the splits' results in the attention of decodes, before they are combined, in the layer with the longest
     window."""
-    if joins_splits(decodes, len(share.kv_heads)):
+    if combines_in_kernel(decodes, len(share.kv_heads)):
         return 0
     positions = config.blocks_per_sequence * config.block_size
     windows = {model.window(layer) for layer in range(model.n_layers)}

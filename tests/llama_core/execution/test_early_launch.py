@@ -48,7 +48,7 @@ def test_no_product_starts_beside_another() -> None:
         assert texts.count(LETS_START) == 1 and texts.index(LETS_START) > texts.index(WAIT), name
     assert ast.unparse(kernels["_gated_product"].body[-1]) == LETS_START
     attend = list(map(ast.unparse, kernels["_attend"].body))
-    sooner, later = f"if is_combined:\n    {LETS_START}", f"if not is_combined:\n    {LETS_START}"
+    sooner, later = f"if combine_follows:\n    {LETS_START}", f"if not combine_follows:\n    {LETS_START}"
     assert attend.index(sooner) < attend.index(WAIT) < attend.index(later)
     assert sum(text.count(LETS_START) for text in attend) == 2
 

@@ -13,9 +13,9 @@ from llama_core.execution.fused.step_plan import TileSizes, plan_of
 from llama_core.scheduling.step import Row
 from llama_core.step_time.attention_splits import (
     SPLIT_UNIT,
-    joins_splits,
+    combines_in_kernel,
     longest_split,
-    most_apart,
+    max_split_decode_tokens,
     split_begin,
     split_count,
     split_of,
@@ -117,7 +117,7 @@ def test_a_decode_has_the_same_bits_alone_as_in_a_large_batch_on_a_gpu(dtype: to
     from llama_core.execution.fused.kernels import TritonOps
 
     rows, to = [Row(slot, 61 * slot % 700, 1, True) for slot in range(80)], (torch.device("cuda"), dtype)
-    assert joins_splits(len(rows), 8) and not joins_splits(1, 8)
+    assert combines_in_kernel(len(rows), 8) and not combines_in_kernel(1, 8)
     check(TritonOps(), *to, range(2), shapes=[(32, 8, 128, 16)], windows=COMPILED_WINDOWS, rows=rows)
     check_step(TritonOps(batch_invariant=True), Case(0, (32, 8, 128, 16), dtype, to[0], rows=rows), 0)
 
@@ -156,7 +156,7 @@ torch.use_deterministic_algorithms(True)  # fills the results of splits with NaN
 rows = [Row(0, 63, 9, True, 8), Row(1, 63, 9, False), Row(2, 48, 20, False), Row(3, 255, 1, True), Row(4, 0, 1, True)]
 for batch_invariant in (False, True):
     for window in (0, 33):
-        for kernels._WAVES in (1, 4, 44):
+        for kernels.PROGRAMS_PER_MULTIPROCESSOR in (1, 4, 44):
             case = Case(0, (1, 1, 16, 8), torch.float32, torch.device("cpu"), rows=rows)
             check_step(TritonOps(batch_invariant=batch_invariant), case, window)
 """
@@ -168,7 +168,7 @@ def test_queries_of_a_tile_see_other_splits_than_each_other_in_tritons_interpret
     interpret(BORDERS)
 
 
-JOINED = """
+COMBINED = """
 import torch
 from llama_core.step_time import attention_splits as splits
 splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
@@ -189,15 +189,12 @@ kernels.combine_splits = counted
 for dtype, window, is_float8, batch_invariant in {}:
     case = Case(0, (4, 2, 16, 8), dtype, torch.device("cpu"), is_float8=is_float8, rows=rows)
     ops = TritonOps(batch_invariant=batch_invariant)
-    kernels._WAVES, kernels.joins_splits = 4, splits.joins_splits
-    apart = case.attend(ops, rows, case.q, window)
+    kernels.combines_in_kernel = splits.combines_in_kernel
+    expected = case.attend(ops, rows, case.q, window)
     assert separate
-    kernels._WAVES, kernels.joins_splits = 44, lambda decodes, n_kv_heads: True
     separate.clear()
-    assert torch.equal(case.attend(ops, rows, case.q, window), apart) and separate, "several programs share a decode"
-    kernels._WAVES = 1
-    separate.clear()
-    assert torch.equal(case.attend(ops, rows, case.q, window), apart), (dtype, window, is_float8, batch_invariant)
+    kernels.combines_in_kernel = lambda num_decode_tokens, n_kv_heads: True
+    assert torch.equal(case.attend(ops, rows, case.q, window), expected), (dtype, window, is_float8, batch_invariant)
     check_step(ops, case, window)
     assert not separate
 """
@@ -206,12 +203,14 @@ for dtype, window, is_float8, batch_invariant in {}:
 def test_a_program_that_computes_all_splits_of_a_decode_combines_them_to_the_same_bits() -> None:
     f32, f16 = "torch.float32", "torch.float16"
     cases = [(f32, 0, False, False), (f16, 33, False, False), (f16, 0, True, False), (f32, 40, False, True)]
-    interpret(JOINED.format("(" + ", ".join(f"({dtype}, {', '.join(map(str, rest))})" for dtype, *rest in cases) + ")"))
+    interpret(
+        COMBINED.format("(" + ", ".join(f"({dtype}, {', '.join(map(str, rest))})" for dtype, *rest in cases) + ")")
+    )
 
 
-def test_splits_are_joined_where_the_programs_of_one_split_each_fill_a_large_gpu() -> None:
-    assert [count for count in (16, 17) if joins_splits(count, 32)] == [17] and most_apart(32) == 16
-    assert [count for count in (65, 66) if joins_splits(count, 8)] == [66] and most_apart(8) == 65
+def test_large_batches_combine_splits_in_the_attention_kernel() -> None:
+    assert [count for count in (16, 17) if combines_in_kernel(count, 32)] == [17] and max_split_decode_tokens(32) == 16
+    assert [count for count in (65, 66) if combines_in_kernel(count, 8)] == [66] and max_split_decode_tokens(8) == 65
 
 
 SHARED_OUT = """
@@ -234,10 +233,10 @@ def counted(*args):
 
 kernels._attend_tile = counted
 longest = splits.longest_split(2048) // 32
-for kernels._WAVES in (1, 2, 3, 5):  # a program each
+for kernels.PROGRAMS_PER_MULTIPROCESSOR in (1, 2, 3, 5):  # a program each
     tiles.clear()
     case.attend(TritonOps(), case.rows, case.q, 0)
-    assert sum(tiles.values()) == 64 and max(tiles.values()) < 64 / kernels._WAVES + longest, tiles
+    assert sum(tiles.values()) == 64 and max(tiles.values()) < 64 / kernels.PROGRAMS_PER_MULTIPROCESSOR + longest, tiles
 """
 
 

@@ -29,7 +29,7 @@ from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from llama_core.step_time.attention_splits import most_apart
+from llama_core.step_time.attention_splits import max_split_decode_tokens
 from tests.support.counted_memory import META, CountingDevice, LiveBytes, without_kernels
 
 pytest.importorskip("triton")
@@ -110,13 +110,13 @@ def counted(name: str) -> Counted:
 
 
 def run_without_graphs(backend: FusedBackend, slots: DeviceSlots, config: EngineConfig) -> None:
-    """Decodes, checked drafts and the chunk of a prompt, as many tokens as a step without a graph can have. As many decodes as
-    have memory for the results of splits."""
+    """Decodes, checked drafts and the chunk of a prompt, as many tokens as a step without a graph can have. The most
+    decodes whose splits' results are stored."""
     tokens = int(config.max_step_tokens / LARGEST_PADDING)
     if tokens <= CAPTURED_PROMPT_TOKENS[-1]:
         return
-    apart = most_apart(len(backend.model.share.kv_heads))
-    last = min(config.max_batch_size - 1, max(1, apart - config.max_drafts))
+    split_decodes = max_split_decode_tokens(len(backend.model.share.kv_heads))
+    last = min(config.max_batch_size - 1, max(1, split_decodes - config.max_drafts))
     for slot in range(last + 1):
         slots.admit(SlotInit(slot, [1, 2, 3], [0], SamplingParams(0.7, seed=1)))
     drafts = [config.max_drafts, *[0] * (last - 1)]

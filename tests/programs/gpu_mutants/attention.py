@@ -6,7 +6,7 @@ ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 BORDERS = (f"{TESTS}/test_fused_attention.py", "see_other_splits")
 SHARES = (f"{TESTS}/test_fused_attention.py", "share_its_positions")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
-JOINED = (f"{TESTS}/test_fused_attention.py", "combines_them_to_the_same_bits")
+COMBINED = (f"{TESTS}/test_fused_attention.py", "combines_them_to_the_same_bits")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 
 _SPLITS = "../../step_time/attention_splits"
@@ -146,25 +146,18 @@ ATTENTION_MUTANTS = (
         ATTENTION,
     ),
     Mutant(
-        "a split that joins those of a query outside its window",
+        "a split outside a query's window that is combined",
         "attention_kernels",
-        "joined = tl.where(sees[:, None], both, joined)",
-        "joined = both",
-        JOINED,
+        "combined = tl.where(sees[:, None], both, combined)",
+        "combined = both",
+        COMBINED,
     ),
     Mutant(
-        "joined splits whose sums keep their old factor",
+        "combined splits without their new common factor",
         "attention_kernels",
-        "joined_best = tl.where(sees, highest, joined_best)",
-        "joined_best = tl.where(sees, log_sum, joined_best)",
-        JOINED,
-    ),
-    Mutant(
-        "programs that share a decode and each combine all of it",
-        "attention_kernels",
-        "joins = programs == 1 and joins_splits",
-        "joins = joins_splits",
-        JOINED,
+        "combined_best = tl.where(sees, highest, combined_best)",
+        "combined_best = tl.where(sees, log_sum, combined_best)",
+        COMBINED,
     ),
     Mutant(
         "a tile at the wrong positions",

@@ -14,8 +14,8 @@ RANK_MUTANTS = (
     Mutant(
         "a broadcast that one rank leaves out",
         "sampling_head",
-        "self._parallel.broadcast(tokens)\n        self._slots",
-        "tokens if self._parallel.rank else self._parallel.broadcast(tokens)\n        self._slots",
+        "self._parallel.broadcast(tokens)\n        places",
+        "tokens if self._parallel.rank else self._parallel.broadcast(tokens)\n        places",
         RANKS,
     ),
     Mutant(

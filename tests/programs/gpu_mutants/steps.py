@@ -40,9 +40,9 @@ STEP_MUTANTS = (
     Mutant("a plan without steps that have no graph", "step_memory", "return pool + eager", "return pool", MEMORY),
     Mutant("a plan without the gated product of a layer", "step_memory", "projected + hidden\n", "projected\n", MEMORY),
     Mutant(
-        "a plan without the splits of fewer decodes",
+        "a plan without the splits' results of a smaller batch",
         "step_memory",
-        "        _body_bytes(*about, apart, apart),\n",
+        "        _body_bytes(*about, split_decodes, split_decodes),\n",
         "",
         MEMORY,
     ),
@@ -50,8 +50,8 @@ STEP_MUTANTS = (
     Mutant(
         "a token of another position",
         "token_kernels",
-        "tokens + slot * token_stride + position)\n    if",
-        "tokens + slot * token_stride + row)\n    if",
+        "slot_tokens + slot * token_stride + position)\n    if",
+        "slot_tokens + slot * token_stride + row)\n    if",
         KERNELS,
     ),
     Mutant(

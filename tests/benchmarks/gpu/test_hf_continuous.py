@@ -1,4 +1,4 @@
-"""How the peer of the offline batch counts its time, on a manager that stands for transformers'."""
+"""Times, limit and errors of the transformers peer, on a fake of its manager."""
 
 import time
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from benchmarks.harness.workload import Request
 from benchmarks.peers.hf_continuous import ContinuousBatching
 
 
-class Manager:
-    """Ends a request each time it is asked for a result, unless it hangs. error: of the results."""
+class FakeManager:
+    """Finishes one request a call of `get_result`, or none if it hangs. error: of every result."""
 
     def __init__(self, *, hangs: bool = False, error: str | None = None) -> None:
         self.waiting: list[tuple[str, int]] = []
@@ -42,14 +42,14 @@ class Manager:
 REQUESTS = [Request([1, 2, 3], 4) for _ in range(20)]
 
 
-def peer_on(manager: Manager) -> ContinuousBatching:
+def peer_on(manager: FakeManager) -> ContinuousBatching:
     peer = ContinuousBatching.__new__(ContinuousBatching)  # without a model
     vars(peer)["_manager"] = manager
     return peer
 
 
 def test_a_whole_batch_takes_the_time_of_its_last_result() -> None:
-    manager = Manager()
+    manager = FakeManager()
     seconds = peer_on(manager).seconds(REQUESTS, 60.0)
     assert seconds is not None and seconds >= 20 * 0.002
     assert not manager.cancelled
@@ -57,7 +57,7 @@ def test_a_whole_batch_takes_the_time_of_its_last_result() -> None:
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["results come often", "no result comes"])
 def test_the_limit_ends_a_batch_and_cancels_what_still_runs(hangs: bool) -> None:
-    manager = Manager(hangs=hangs)
+    manager = FakeManager(hangs=hangs)
     assert peer_on(manager).seconds(REQUESTS, 0.01) is None
     assert sorted(manager.cancelled) == sorted(name for name, _ in manager.waiting)
     assert manager.cancelled
@@ -65,4 +65,4 @@ def test_the_limit_ends_a_batch_and_cancels_what_still_runs(hangs: bool) -> None
 
 def test_a_failed_request_fails_the_batch() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
-        peer_on(Manager(error="out of memory")).seconds(REQUESTS)
+        peer_on(FakeManager(error="out of memory")).seconds(REQUESTS)
