@@ -37,6 +37,8 @@ class ContinuousBatching:
         self._model.set_attn_implementation("sdpa")
         self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
 
+    num_finished = 0  # requests of the latest batch
+
     def __enter__(self) -> "ContinuousBatching":
         """Start transformers' thread. One serves all batches: a second one that starts before the first has ended changes the
         model that both run."""
@@ -55,6 +57,7 @@ class ContinuousBatching:
         """Seconds from the first request's arrival to the last one's end. None if the limit passes first; the requests are then
         cancelled. Raises RuntimeError if a request or transformers' thread fails."""
         manager, begin, generated = self._manager, time.perf_counter(), 0
+        self.num_finished = 0
         running: set[str] = set()
 
         def cancelled_at_limit() -> bool:
@@ -83,6 +86,7 @@ class ContinuousBatching:
                 raise RuntimeError(f"transformers: {result.error}")
             running.remove(result.request_id)
             generated += len(result.generated_tokens)
+            self.num_finished += 1
         seconds = time.perf_counter() - begin
         assert generated == sum(request.num_output for request in requests), "every request gets what it asked for"
         return seconds

@@ -29,9 +29,12 @@ def run(record: Recorder, settings: Settings) -> None:
     except ImportError as error:
         raise Unavailable(f"transformers is not installed ({error})") from None
     record.put("load_s", time.perf_counter() - begin)
+    begin = time.perf_counter()
     with peer:
+        record.put("start_s", time.perf_counter() - begin)
         record.put("warm_up_s", peer.seconds(warm_up(requests)))
         seconds = peer.seconds(requests, _LIMIT_S)
+        record.put("finished", peer.num_finished)
         if seconds is None:
             record.put("seconds", f"more than {_LIMIT_S:g}")
             record.put("output_tok_s_at_most", sum(request.num_output for request in requests) / _LIMIT_S)

@@ -50,15 +50,17 @@ def peer_on(manager: FakeManager) -> ContinuousBatching:
 
 def test_a_whole_batch_takes_the_time_of_its_last_result() -> None:
     manager = FakeManager()
-    seconds = peer_on(manager).seconds(REQUESTS, 60.0)
+    peer = peer_on(manager)
+    seconds = peer.seconds(REQUESTS, 60.0)
     assert seconds is not None and seconds >= 20 * 0.002
-    assert not manager.cancelled
+    assert not manager.cancelled and peer.num_finished == len(REQUESTS)
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["results come often", "no result comes"])
 def test_the_limit_ends_a_batch_and_cancels_what_still_runs(hangs: bool) -> None:
     manager = FakeManager(hangs=hangs)
-    assert peer_on(manager).seconds(REQUESTS, 0.01) is None
+    peer = peer_on(manager)
+    assert peer.seconds(REQUESTS, 0.01) is None and peer.num_finished == len(REQUESTS) - len(manager.waiting)
     assert sorted(manager.cancelled) == sorted(name for name, _ in manager.waiting)
     assert manager.cancelled
 

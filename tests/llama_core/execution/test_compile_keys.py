@@ -39,6 +39,7 @@ BIASED = replace(LLAMA_3_8B, attention_bias=True, attention_out_bias=True, mlp_b
 CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "bfloat16": (LLAMA_3_8B, 1, {}),
     "an odd number of samples": (LLAMA_3_8B, 1, {"max_batch_size": 33, "speculation": False}),
+    "many sequences": (LLAMA_3_8B, 1, {"max_batch_size": 100}),
     "one sequence": (LLAMA_3_8B, 1, {"max_batch_size": 1}),
     "biases on 8 ranks": (BIASED, 8, {}),
     "9 heads, int8": (SMALL, 1, {"quantization": "int8"}),
