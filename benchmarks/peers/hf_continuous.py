@@ -11,7 +11,12 @@ from llama_core.model_config import ModelConfig
 
 
 class ContinuousBatching:
-    """A model that gets all requests of a batch at once and batches them by itself. Raises ImportError without transformers."""
+    """A model that gets all requests of a batch at once and batches them by itself. Raises ImportError without transformers.
+
+    num_finished: requests of the latest batch.
+    """
+
+    num_finished = 0
 
     def __init__(self, config: ModelConfig, max_seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -36,8 +41,6 @@ class ContinuousBatching:
             torch.set_default_dtype(before)
         self._model.set_attn_implementation("sdpa")
         self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
-
-    num_finished = 0  # requests of the latest batch
 
     def __enter__(self) -> "ContinuousBatching":
         """Start transformers' thread. One serves all batches: a second one that starts before the first has ended changes the
@@ -70,7 +73,10 @@ class ContinuousBatching:
             return True
 
         for request in requests:
-            running.add(manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1))
+            name = manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1)
+            if name is None:
+                raise RuntimeError("transformers takes no further requests")
+            running.add(name)
             if cancelled_at_limit():
                 return None
         while running:

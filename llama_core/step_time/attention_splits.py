@@ -8,7 +8,8 @@ from typing import Final
 
 SPLIT_UNIT: Final = 128  # a multiple of the positions that a program reads at a time
 SPLIT_BITS: Final = 5  # binary logarithm of the splits of each size
-PROGRAMS_PER_MULTIPROCESSOR: Final = 4  # of decodes, at most: more would only shorten each program's loop
+# Aimed at where programs share a decode's splits: more would only shorten each program's loop.
+PROGRAMS_PER_MULTIPROCESSOR: Final = 4
 # With so many programs, an H100 or H200 is full.
 _FULL_PROGRAMS: Final = PROGRAMS_PER_MULTIPROCESSOR * 132
 

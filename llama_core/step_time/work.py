@@ -145,7 +145,7 @@ class RankWork:
         return sum(int(min(load.chunk_start + load.chunk, window + load.chunk)) for window in windows)
 
     def launches(self, load: StepLoad) -> int:
-        """Attention of a chunk is one kernel; attention of decodes two, or one in large batches."""
+        """Attention of a chunk is one kernel; attention of decodes two, or one in large batches. Padding is not counted."""
         both = load.decodes > 0 and load.chunk > 0
         no_combine_kernel = not load.decodes or combines_in_kernel(load.decodes, self.n_kv_heads)
         return self.model.n_layers * (LAUNCHES_A_LAYER + both - no_combine_kernel) + LAUNCHES_A_STEP

@@ -13,7 +13,7 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.peers.hf_continuous import ContinuousBatching
 
 # Longer batches are cancelled, and an upper bound of their tokens per second is stored.
-_LIMIT_S: Final = 45.0
+_LIMIT_S: Final = 30.0
 
 
 def run(record: Recorder, settings: Settings) -> None:

@@ -2,8 +2,8 @@
 
 A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. It reads block
 tables, keys and values in place. The context of a decode is split at fixed positions (`attention_splits`), and the splits'
-results are combined in order: by `_combine_splits` where several programs share a decode's splits, or, in large batches, by the
-program that computes all of them. Both give the same bits. So a row's result depends neither on the other rows nor on the
+results are combined in order: by `_combine_splits`, or, in large batches (`combines_in_kernel`), by the program, which then
+computes all splits of a decode. Both give the same bits. So a row's result depends neither on the other rows nor on the
 configuration.
 
 With `batch_invariant` a token's result is also the same in a decode and in a prefill chunk. Both have tiles of the same size;

@@ -53,7 +53,7 @@ def combine_weights(best, log_sum):
 
 @triton.jit
 def weighted_sum(mixed, kept, part, weight):
-    """mixed * kept + part * weight: a split's result joins those combined so far."""
+    """mixed * kept + part * weight: a split's result is added to those combined so far."""
     # An explicit FMA: without it, the compiler chooses which product it rounds, and may choose differently in each kernel.
     return tl.fma(mixed, kept, part * weight)
 

@@ -13,13 +13,16 @@ from benchmarks.peers.hf_continuous import ContinuousBatching
 class FakeManager:
     """Finishes one request a call of `get_result`, or none if it hangs. error: of every result."""
 
-    def __init__(self, *, hangs: bool = False, error: str | None = None) -> None:
+    def __init__(self, *, hangs: bool = False, refuses: bool = False, error: str | None = None) -> None:
         self.waiting: list[tuple[str, int]] = []
         self.cancelled: list[str] = []
-        self._hangs, self._error = hangs, error
+        self.num_added = 0
+        self._hangs, self._refuses, self._error = hangs, refuses, error
 
-    def add_request(self, prompt: list[int], *, max_new_tokens: int, eos_token_id: int) -> str:
-        name = f"req_{len(self.waiting)}"
+    def add_request(self, prompt: list[int], *, max_new_tokens: int, eos_token_id: int) -> str | None:
+        if self._refuses:
+            return None
+        name, self.num_added = f"req_{self.num_added}", self.num_added + 1
         self.waiting.append((name, max_new_tokens))
         return name
 
@@ -60,9 +63,15 @@ def test_a_whole_batch_takes_the_time_of_its_last_result() -> None:
 def test_the_limit_ends_a_batch_and_cancels_what_still_runs(hangs: bool) -> None:
     manager = FakeManager(hangs=hangs)
     peer = peer_on(manager)
-    assert peer.seconds(REQUESTS, 0.01) is None and peer.num_finished == len(REQUESTS) - len(manager.waiting)
+    assert peer.seconds(REQUESTS, 0.01) is None and peer.num_finished == manager.num_added - len(manager.waiting)
     assert sorted(manager.cancelled) == sorted(name for name, _ in manager.waiting)
     assert manager.cancelled
+
+
+def test_a_refused_request_fails_the_batch() -> None:
+    """transformers refuses requests while its thread stops."""
+    with pytest.raises(RuntimeError, match="takes no further requests"):
+        peer_on(FakeManager(refuses=True)).seconds(REQUESTS)
 
 
 def test_a_failed_request_fails_the_batch() -> None:
