@@ -37,6 +37,11 @@ class Launch:
         }
 
 
+def _registers_for(programs: int, num_warps: int) -> int:
+    """The most registers per thread, a multiple of 8, with which so many programs run on a multiprocessor."""
+    return 65_536 // (programs * num_warps * 32) // 8 * 8
+
+
 def _decode_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
     rows = max(MIN_DOT, triton.next_power_of_2(group))
     if dtype == torch.float32:  # float32 products use no tensor cores, and hold both operands in registers
@@ -44,7 +49,7 @@ def _decode_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
     # With this limit a multiprocessor has registers for four programs. Targets with less shared memory have no room for four,
     # smaller heads need fewer registers anyway, and larger heads or groups would spill.
     is_limited = has_much_shared_memory() and 64 < head_dim <= 128 and rows <= 32
-    most_registers = 65_536 // (4 * 4 * 32) if is_limited else None
+    most_registers = _registers_for(4, num_warps=4) if is_limited else None
     return Launch(rows, 32, 4, _DOUBLE_BUFFERED, most_registers)
 
 
@@ -90,7 +95,9 @@ def launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant: 
 
 def reading_float8(decode: Launch, chunk: Launch, dtype: torch.dtype) -> tuple[Launch, Launch]:
     """The launches for a float8 cache, whose values are expanded in registers: a program reads fewer positions, or has more
-    registers or warps."""
+    registers or warps. Where a limit lets four programs run on a multiprocessor, three run here, unless they would spill."""
     if dtype == torch.float32:
         return replace(decode, positions=MIN_DOT), replace(chunk, positions=MIN_DOT)
-    return replace(decode, most_registers=None), replace(chunk, num_warps=8)
+    is_limited = decode.most_registers is not None and decode.rows == MIN_DOT
+    most_registers = _registers_for(3, decode.num_warps) if is_limited else None
+    return replace(decode, most_registers=most_registers), replace(chunk, num_warps=8)

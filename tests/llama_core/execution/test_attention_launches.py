@@ -48,5 +48,9 @@ def test_each_target_has_room_for_buffers_that_are_loaded_ahead(sm: int, monkeyp
                 programs = 65_536 // (launch.num_warps * 32 * launch.most_registers)
                 assert programs == 4 and programs * num_bytes <= target.sm_shared, (head_dim, launch)
         assert (decode.most_registers is not None) == (is_large and head_dim == 128)
+        float8, _ = attention_launches.reading_float8(decode, chunk, torch.bfloat16)
+        assert float8.most_registers == (168 if decode.most_registers is not None else None)
+        many_heads, chunk = attention_launches.launches(32, torch.bfloat16, head_dim, batch_invariant=False)
+        assert attention_launches.reading_float8(many_heads, chunk, torch.bfloat16)[0].most_registers is None
         # 64 heads that share a key head would spill up to 680 bytes of a thread with fewer registers.
         assert attention_launches._decode_launch(64, torch.bfloat16, head_dim).most_registers is None
