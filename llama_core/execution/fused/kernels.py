@@ -170,6 +170,9 @@ class TritonOps:
     Kernels get some other tensor in place of one that is None; they do not read it.
     """
 
+    embed = staticmethod(embed)
+    store_samples = staticmethod(store_samples)
+
     def __init__(
         self, *, batch_invariant: bool = False, fuses: Fuses = never, choose_tiles: TileChoice = tiles_of
     ) -> None:
@@ -179,17 +182,6 @@ class TritonOps:
         self._batch_invariant = batch_invariant
         self._choose_tiles = choose_tiles
         self._fuses = never if batch_invariant else fuses
-
-    def embed(
-        self,
-        slot_tokens: torch.Tensor,
-        block_tables: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        block_size: int,
-        embeddings: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return embed(slot_tokens, block_tables, slots, positions, block_size, embeddings)
 
     def add_norm(
         self,
@@ -310,16 +302,6 @@ class TritonOps:
         if partial is None:
             return self.add_norm(hidden_states, None, weight, eps)
         return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))
-
-    def store_samples(
-        self,
-        sampled: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        slot_tokens: torch.Tensor,
-        results: torch.Tensor,
-    ) -> None:
-        store_samples(sampled, slots, positions, slot_tokens, results)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TritonSampler(state, max_samples, vocab)

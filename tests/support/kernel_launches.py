@@ -1,0 +1,197 @@
+"""Launches every Triton kernel on CPU tensors of a family's shapes, for `kernel_compiler`, which compiles and runs nothing."""
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from llama_core.execution.weight_formats.format import HeldWeights
+
+
+class Shape(NamedTuple):
+    """What compile keys depend on."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dim: int
+    hidden: int
+    window: int = 0
+    has_biases: bool = False
+    has_norms: bool = False
+
+    def on(self, num_ranks: int) -> "Shape":
+        return self._replace(
+            heads=self.heads // num_ranks, kv_heads=max(1, self.kv_heads // num_ranks), hidden=self.hidden // num_ranks
+        )
+
+
+FAMILIES: Final = {
+    "Llama 2 7B": Shape(32, 32, 128, 4096, 11008),
+    "Llama 2 13B": Shape(40, 40, 128, 5120, 13824),
+    "Llama 2 70B": Shape(64, 8, 128, 8192, 28672),
+    "Code Llama 34B": Shape(64, 8, 128, 8192, 22016),
+    "Llama 3 8B": Shape(32, 8, 128, 4096, 14336),
+    "Llama 3.2 1B": Shape(32, 8, 64, 2048, 8192),
+    "Llama 3.2 3B": Shape(24, 8, 128, 3072, 8192),
+    "TinyLlama": Shape(32, 4, 64, 2048, 5632),
+    "SmolLM2 135M": Shape(9, 3, 64, 576, 1536),
+    "Mistral 7B": Shape(32, 8, 128, 4096, 14336, window=4096),
+    "Mistral Nemo": Shape(32, 8, 128, 5120, 14336),
+    "Qwen2.5 0.5B": Shape(14, 2, 64, 896, 4864, has_biases=True),
+    "Qwen2.5 7B": Shape(28, 4, 128, 3584, 18944, has_biases=True),
+    "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
+    "heads of 96": Shape(32, 32, 96, 3072, 8192),
+    "heads of 256": Shape(16, 8, 256, 2048, 8192),
+}
+
+
+def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_modes: bool) -> None:
+    """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.ops import HeadNorms
+    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
+    from llama_core.execution.kv_cache import FLOAT8_BYTES
+    from llama_core.step_time.attention_splits import max_split_decode_tokens
+
+    def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=of)
+
+    ops, rows, total = TritonOps(), 2, shape.heads + 2 * shape.kv_heads
+    keys, values = (new(2, block_size, shape.kv_heads, shape.head_dim) for _ in range(2))
+    positions, table = new(rows, of=torch.int64), new(64, shape.head_dim // 2, 2, of=torch.float32)
+    weight = new(shape.dim)
+    ops.add_norm(new(rows, shape.dim), None, weight, 1e-5)
+    ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), weight, 1e-5)
+    qkv_bias = gate_bias = norms = None
+    if shape.has_biases:
+        qkv_bias, gate_bias = new(total * shape.head_dim), new(2 * shape.hidden)
+        ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), weight, 1e-5, weight)
+    if shape.has_norms:
+        norms = HeadNorms(new(shape.head_dim), new(shape.head_dim), 1e-5)
+    q = ops.rotate_and_store(
+        new(rows, total, shape.head_dim), table, positions, positions, keys, values, qkv_bias, norms
+    )
+    ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
+    ops.add_time(new(2, of=torch.int64), 1, -shape.heads)
+    index = new(rows, of=torch.int64)
+    tokens = new(rows, 4096, of=torch.int64)
+    ops.embed(tokens, tokens, index, index, block_size, new(rows, shape.dim))
+    ops.store_samples(index, index, index, tokens, index)
+    tiles = new(rows, TILE_COLUMNS, of=torch.int64)
+    tables = new(8, 4096 // block_size, of=torch.int64)
+    step = AttentionTiles(tiles, tiles), shape.window
+    ops.attend(q, keys, values, tables, *step)
+    # Enough decodes that one program computes all splits of each.
+    large = max_split_decode_tokens(shape.kv_heads) + 1
+    many = AttentionTiles(new(large, TILE_COLUMNS, of=torch.int64), tiles[:0]), shape.window
+    queries = new(large, total, shape.head_dim)[:, : shape.heads]
+    ops.attend(queries, keys, values, tables, *many)
+    if in_all_modes:
+        invariant = TritonOps(batch_invariant=True)
+        invariant.attend(q, keys, values, tables, *step)
+        invariant.attend(queries, keys, values, tables, *many)
+        floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
+        ops.attend(q, floats[0], floats[1], tables, *step)
+        ops.attend(queries, floats[0], floats[1], tables, *many)
+        ops.rotate_and_store(
+            new(rows, total, shape.head_dim), table, positions, positions, floats[0], floats[1], qkv_bias, norms
+        )
+
+
+def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: bool, has_bias: bool) -> None:
+    """The one-shot all-reduce of a group, by reading and by NVLink's switch. has_bias: also with a bias."""
+    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
+    from llama_core.execution.fused.peer_memory import PeerMemory
+
+    device = torch.device("cpu")
+    rows, weight = torch.zeros((2, dim), dtype=dtype), torch.zeros(dim, dtype=dtype)
+    for multicast in (0, 1 << 20) if has_switch and dtype != torch.float16 else (0,):
+        memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [1 << 20] * num_ranks, device, None, multicast)
+        for bias in (None, weight) if has_bias else (None,):
+            sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
+
+
+def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
+    """The product of each quantized format, for each number of rows, and batch-invariant products."""
+    from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
+    from llama_core.execution.weight_formats.kernels import multiply
+
+    outputs = inputs = 256
+    codes = torch.zeros((outputs, inputs), dtype=torch.int8)
+    packed = torch.zeros((outputs, inputs // 2), dtype=torch.uint8)
+    scales = torch.zeros((outputs, inputs // 32), dtype=torch.float16)
+    for rows in row_counts:
+        x = torch.zeros((rows, inputs), dtype=dtype)
+        multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
+        multiply(x, codes, scales, None, is_packed=False)
+        multiply(x, codes.view(torch.uint8), torch.zeros(outputs), None, is_packed=False)  # float8
+        multiply(x, packed, scales, None, is_packed=True)
+        multiply(x, packed, scales, scales, is_packed=True)
+    # Two splits, and numbers of rows in one tile and in two.
+    weight = torch.zeros((outputs, 1024), dtype=dtype)
+    for rows in (16, 128):
+        multiply_in_order(torch.zeros((rows, 1024), dtype=dtype), weight)
+        # The tiles that `batch_invariant` takes for few rows are those of many.
+        multiply(torch.zeros((rows, inputs), dtype=dtype), packed, scales, None, is_packed=True, batch_invariant=True)
+
+
+def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], row_counts: Seq[int]) -> None:
+    """Products with SwiGLU and the addition to hidden states in their epilogues, for each number of rows."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.product_kernels import add_product, gated_product, product
+
+    norm = torch.zeros(shape.dim, dtype=dtype)
+    for rows in row_counts:
+        x, between = torch.zeros((rows, shape.dim), dtype=dtype), torch.zeros((rows, shape.hidden), dtype=dtype)
+        for name in formats:
+            up, down = held(name, 2 * shape.hidden, shape.dim, dtype), held(name, shape.dim, shape.hidden, dtype)
+            gated_product(x, up, None)
+            product(x, up)
+            partial = add_product(x, between, down, None)
+            if partial is not None:
+                TritonOps().add_norm(x, partial, norm, 1e-5, num_splits=len(partial))
+            if shape.has_biases and name == formats[0]:
+                gated_product(x, up, torch.zeros(2 * shape.hidden, dtype=dtype))
+                add_product(x, between, down, norm)
+
+
+def held(name: str, outputs: int, inputs: int, dtype: torch.dtype) -> "HeldWeights":
+    """Weights without values, in memory that is never touched."""
+    from llama_core.execution.weight_formats.format import HeldWeights
+
+    is_packed, groups = name in ("int4", "int4_min"), inputs // 32
+    if name == "plain":
+        return HeldWeights(torch.empty((outputs, inputs), dtype=dtype))
+    code_type = torch.uint8 if is_packed or name == "fp8" else torch.int8
+    codes = torch.empty((outputs, inputs // 2 if is_packed else inputs), dtype=code_type)
+    if name in ("int8", "fp8"):
+        return HeldWeights(codes, torch.empty(outputs))
+    scales = torch.empty((outputs, groups), dtype=torch.float16)
+    return HeldWeights(codes, scales, scales if name == "int4_min" else None, is_packed)
+
+
+def launch_sampling(vocab: int) -> None:
+    """Every kernel of a head behind the logits, with and without rules and masks."""
+    from typing import get_args
+
+    from llama_core.execution.fused import rule_table
+    from llama_core.execution.fused.sampler import Mode, SamplingState
+    from llama_core.execution.fused.step_plan import SampleTensors
+    from llama_core.execution.fused.triton_sampler import TritonSampler
+    from llama_core.execution.sampling_tensors import SlotSamplingArray
+
+    rows, slots = 2, 3
+    index, cpu = torch.zeros(rows, dtype=torch.int64), torch.device("cpu")
+    state = SamplingState(
+        torch.zeros((slots, 4096), dtype=torch.int64),
+        SlotSamplingArray(slots, cpu),
+        torch.zeros((slots, rule_table.table_words(vocab)), dtype=torch.int64),
+        index,
+        torch.zeros((rows, rule_table.bit_words(vocab)), dtype=torch.int64),
+    )
+    sampler, logits = TritonSampler(state, rows, vocab), torch.zeros((rows, vocab))
+    for mode in get_args(Mode):
+        sampler.sample(logits, SampleTensors(index, index, index), mode)
+    sampler.logprobs(logits, index)
