@@ -137,79 +137,48 @@ def estimate(
         Path,
         typer.Argument(
             metavar="CKPT",
-            help="A folder in Hugging Face's or Meta's format, or a GGUF file.",
+            help="A folder in Hugging Face's or Meta's format, a GGUF file, or Serve's configuration file (.yaml).",
             exists=True,
             envvar="LLAMA_CKPT_DIR",
         ),
     ],
     ranks: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="COUNT",
-            help="Ranks that share the model; the number of shards of Meta's files, else 1, if absent.",
-            envvar="LLAMA_MODEL_PARALLEL_SIZE",
-        ),
+        typer.Option(min=1, metavar="COUNT", help="Ranks that share the model: model_parallel_size."),
     ] = None,
     max_seq_len: Annotated[
         int | None,
-        size_option(
-            "--max-seq-len",
-            help="Prompt and generated tokens of one sequence; the model's own context if absent.",
-            envvar="LLAMA_MAX_SEQ_LEN",
-            metavar="TOKENS",
-        ),
+        size_option("--max-seq-len", help="Prompt and generated tokens of one sequence.", metavar="TOKENS"),
     ] = None,
     batch: Annotated[
-        int,
-        size_option(
-            "--batch",
-            "--max-batch-size",
-            help="Sequences that run at once.",
-            envvar="LLAMA_MAX_BATCH_SIZE",
-            metavar="COUNT",
-        ),
-    ] = 32,
-    dtype: Annotated[
-        DTypeName, typer.Option(help="Of weights and cache; auto: the checkpoint's own.", envvar="LLAMA_DTYPE")
-    ] = DTypeName.AUTO,
+        int | None,
+        size_option("--batch", "--max-batch-size", help="Sequences that run at once.", metavar="COUNT"),
+    ] = None,
+    dtype: Annotated[DTypeName | None, typer.Option(help="Of weights and cache; auto: the checkpoint's own.")] = None,
     quantization: Annotated[
-        Quantization,
-        typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.", envvar="LLAMA_QUANTIZATION"),
-    ] = Quantization.auto,
+        Quantization | None, typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.")
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH",
-            help="Tokenizer; what lies at CKPT if absent.",
-            envvar="LLAMA_TOKENIZER_PATH",
-            exists=True,
+            metavar="PATH", help="Tokenizer; what lies at CKPT if absent. Meta's files alone need it.", exists=True
         ),
     ] = None,
     device: Annotated[
-        DeviceName,
-        typer.Option(
-            help="Where the ranks compute; auto: cuda if a GPU is here. No GPU is needed for cuda.",
-            envvar="LLAMA_DEVICE",
-        ),
-    ] = DeviceName.auto,
-    backend: Annotated[
-        Backend, typer.Option(help="auto: as the server chooses on that device.", envvar="LLAMA_BACKEND")
-    ] = Backend.auto,
+        DeviceName | None,
+        typer.Option(help="Where the ranks compute; auto: cuda if a GPU is here. No GPU is needed for cuda."),
+    ] = None,
+    backend: Annotated[Backend | None, typer.Option(help="auto: as the server chooses on that device.")] = None,
     block_size: Annotated[
-        int, size_option("--block-size", help="Tokens of one cache block.", envvar="LLAMA_BLOCK_SIZE", metavar="TOKENS")
-    ] = 16,
+        int | None, size_option("--block-size", help="Tokens of one cache block.", metavar="TOKENS")
+    ] = None,
     kv_cache_bytes: Annotated[
         int | None,
         size_option(
-            "--kv-cache-bytes",
-            help="Cache of one rank at most, in bytes; a full batch of full length if absent.",
-            envvar="LLAMA_KV_CACHE_BYTES",
+            "--kv-cache-bytes", help="Cache of one rank at most, in bytes; a full batch of full length if absent."
         ),
     ] = None,
-    kv_cache_dtype: Annotated[
-        CacheDTypeName, typer.Option(help="Of the cache; auto: as --dtype.", envvar="LLAMA_KV_CACHE_DTYPE")
-    ] = CacheDTypeName.auto,
+    kv_cache_dtype: Annotated[CacheDTypeName | None, typer.Option(help="Of the cache; auto: as --dtype.")] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -230,34 +199,40 @@ def estimate(
 ) -> None:
     """Show the memory of each rank before anything is loaded.
 
-    Reads the header of the checkpoint and no weight. Counts weights, a cache with every block written, and the working memory
-    of the largest step; an empty rank process takes about 0.2 GB more. A second table has the memory of one rank by context and
-    number of sequences. The exit status is 1 if the checkpoint is refused.
+    Reads the header of the checkpoint and no weight; of a Hugging Face folder, config.json is enough. Counts weights, a cache
+    with every block written, and the working memory of the largest step; an empty rank process takes about 0.2 GB more. A
+    second table has the memory of one rank by context and number of sequences. The exit status is 1 if the checkpoint is
+    refused.
+
+    An option that is absent has the value of the configuration file, of the server's variable, such as LLAMA_MAX_BATCH_SIZE, or
+    the server's default.
 
     Lengths and sizes may have units: 8k is 8,000, 8Ki is 8,192, 512MB is 512,000,000, 4GiB is 4 x 2^30.
 
     \b
     Examples:
+      llama-ray estimate serve_config.yaml
       llama-ray estimate /models/Llama-3.1-8B-Instruct --ranks 2 --max-seq-len 8Ki
       llama-ray estimate model.gguf --batch 64 --kv-cache-bytes 4GiB --json
       llama-ray estimate /models/Llama-3.1-70B --ranks 8 --gpu h100
     """
-    from cli.estimate import Request, run
+    from cli.estimate import run
 
-    request = Request(
-        ckpt,
-        ranks,
-        max_seq_len,
-        batch,
-        dtype.value,
-        quantization.value,
-        tokenizer,
-        device.value,
-        backend.value,
-        block_size,
-        kv_cache_bytes,
-        kv_cache_dtype.value,
-        gpu,
-        context,
-    )
-    sys.exit(run(request, as_json=as_json))
+    options = {
+        "model_parallel_size": ranks,
+        "max_seq_len": max_seq_len,
+        "max_batch_size": batch,
+        "dtype": dtype,
+        "quantization": quantization,
+        "tokenizer_path": tokenizer,
+        "device": device,
+        "backend": backend,
+        "block_size": block_size,
+        "kv_cache_bytes": kv_cache_bytes,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    texts = (Path, StrEnum)
+    given = {
+        name: str(value) if isinstance(value, texts) else value for name, value in options.items() if value is not None
+    }
+    sys.exit(run(ckpt, given, gpu, context, as_json=as_json))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_URL, ApiKey, Model, Url, size_option
+from cli.options import DEFAULT_URL, ApiKey, Model, Server, Url, size_option
 
 
 class Endpoint(StrEnum):
@@ -18,6 +18,7 @@ class Endpoint(StrEnum):
 
 
 def chat(
+    server: Server = None,
     url: Url = DEFAULT_URL,
     question: Annotated[
         str | None,
@@ -83,13 +84,13 @@ def chat(
 
     \b
     Examples:
-      llama-ray chat --system "Answer in one sentence."
+      llama-ray chat http://10.0.0.5:8000 --system "Answer in one sentence."
       llama-ray chat -q "How many days are in a week?" --temperature 0
-      cat letter.txt | llama-ray chat -q - --url http://10.0.0.5:8000
+      cat letter.txt | llama-ray chat -q -
     """
     from cli.chat import Sampling, run
 
-    sys.exit(run(url, api_key, model, question, system, Sampling(temperature, top_p, max_tokens, seed)))
+    sys.exit(run(server or url, api_key, model, question, system, Sampling(temperature, top_p, max_tokens, seed)))
 
 
 def bench(

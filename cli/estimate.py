@@ -2,14 +2,14 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.gpu_estimate import gpu_estimate
-from llama_core.config import DEFAULT_STEP_TOKENS, UNKNOWN_CONTEXT, BackendName, CacheDType, Device, DType, EngineConfig
-from llama_core.errors import LlamaError
+from deployments.args import ServerArgs
+from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config
+from llama_core.errors import ConfigError, LlamaError
 from llama_core.sizes import format_bytes
 from llama_core.step_time.devices import find_gpu
 
@@ -20,33 +20,14 @@ CONTEXTS = (512, 2048, 4096, 8192, 16384, 32768, 131072)
 BATCHES = (1, 4, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to estimate. None: as the server would choose it."""
-
-    ckpt: Path
-    ranks: int | None = None
-    max_seq_len: int | None = None
-    batch: int = 32
-    dtype: DType = "auto"
-    quantization: str = "auto"
-    tokenizer: Path | None = None
-    device: Device = "auto"
-    backend: BackendName = "auto"
-    block_size: int = 16
-    kv_cache_bytes: int | None = None
-    kv_cache_dtype: CacheDType = "auto"
-    gpu: str | None = None
-    context: int = 1024
-
-
-def run(request: Request, *, as_json: bool) -> int:
-    """Print the estimate. Returns the exit status."""
+def run(ckpt: Path, given: Mapping[str, Any], gpu_name: str | None, context: int, *, as_json: bool) -> int:
+    """Print the estimate. Returns the exit status. ckpt: a checkpoint, or a configuration file, whose arguments count where
+    `given` has none. context: cached tokens of each decode on the GPU."""
     try:
-        gpu = find_gpu(request.gpu) if request.gpu is not None else None
-        estimate, context = make(request)
-        shown = as_data(estimate, _grid(estimate, context))
-        on_gpu = gpu_estimate(estimate, gpu, request.context) if gpu is not None else None
+        gpu = find_gpu(gpu_name) if gpu_name is not None else None
+        estimate, longest = make(server_args(ckpt, given), on_gpu=gpu is not None)
+        shown = as_data(estimate, _grid(estimate, longest))
+        on_gpu = gpu_estimate(estimate, gpu, context) if gpu is not None else None
         if as_json:
             print(json.dumps(shown if on_gpu is None else shown | {"gpu": on_gpu.as_data()}))
             return 0
@@ -59,30 +40,34 @@ def run(request: Request, *, as_json: bool) -> int:
     return 0
 
 
-def make(request: Request) -> tuple["MemoryEstimate", int | None]:
-    """The estimate, and the model's own context. Raises CheckpointError, ConfigError or TokenizerError."""
+def server_args(ckpt: Path, given: Mapping[str, Any]) -> ServerArgs:
+    """The server's arguments for a checkpoint, or those of a configuration file, overridden by `given`. Raises ConfigError."""
+    content: dict[str, Any] = {"applications": [{"import_path": IMPORT_PATH, "args": {"ckpt_dir": str(ckpt)}}]}
+    if ckpt.suffix in (".yaml", ".yml"):
+        content = read_config(ckpt, (), ckpt.parent).content
+    application = content["applications"][0]
+    application["args"] = {**(application.get("args") or {}), **given}
+    args = ConfigFile(ckpt, content).server_args
+    if args is None:
+        raise ConfigError(f"{ckpt}: its first application is not {IMPORT_PATH}")
+    return args
+
+
+def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", int | None]:
+    """The estimate, and the model's own context. Raises CheckpointError, ConfigError or TokenizerError.
+
+    on_gpu: for GPUs, which this machine need not have, whatever `args` say.
+    """
     import torch
 
     from llama_core.memory_estimate import describe_checkpoint, estimate_memory
 
-    path, model, num_shards = describe_checkpoint(request.ckpt, request.tokenizer)
-    config = EngineConfig(
-        str(path),
-        model.vocab_size,
-        request.max_seq_len or model.context_length or UNKNOWN_CONTEXT,
-        request.batch,
-        max_step_tokens=max(DEFAULT_STEP_TOKENS, request.batch),
-        dtype=request.dtype,
-        quantization=request.quantization,
-        device=request.device,
-        backend=request.backend,
-        block_size=request.block_size,
-        kv_cache_bytes=request.kv_cache_bytes,
-        kv_cache_dtype=request.kv_cache_dtype,
-    )
-    on_gpu = request.gpu is not None or request.device == "cuda"
-    device = torch.device("cuda") if on_gpu else None  # which this machine need not have
-    return estimate_memory(config, request.ranks or num_shards, device), model.context_length
+    _, model, num_shards = describe_checkpoint(args.checkpoint, args.tokenizer)
+    num_ranks = args.model_parallel_size or num_shards
+    args = args.model_copy(update={"model_parallel_size": num_ranks})
+    config = args.engine_config(model.vocab_size, context_length=model.context_length)
+    device = torch.device("cuda") if on_gpu or args.device == "cuda" else None
+    return estimate_memory(config, num_ranks, device), model.context_length
 
 
 def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[str, Any]:

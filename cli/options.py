@@ -101,11 +101,12 @@ def size_option(*names: str, help: str, metavar: str = "SIZE", least: int = 1, *
     return typer.Option(*names, parser=size, metavar=metavar, help=help, **more)
 
 
-def _checked_url(url: str) -> str:
+def _checked_url(url: str | None) -> str | None:
     from cli.openai_http import ApiError, api_base
 
     try:
-        api_base(url)
+        if url is not None:
+            api_base(url)
     except ApiError as error:
         raise typer.BadParameter(str(error)) from None
     return url
@@ -119,6 +120,9 @@ Url = Annotated[
         envvar="LLAMA_RAY_URL",
         callback=_checked_url,
     ),
+]
+Server = Annotated[
+    str | None, typer.Argument(metavar="URL", help="As --url.", show_default=False, callback=_checked_url)
 ]
 ApiKey = Annotated[
     str | None,

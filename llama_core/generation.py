@@ -123,7 +123,7 @@ class Llama:
         manifest = Manifest.find(ckpt_dir, sha256_manifest)
         if manifest is not None:
             manifest.verify_metadata(source, [*tokenizer_files(tokenizer_path), *template_files(ckpt_dir)])
-        tokenizer = load_tokenizer(tokenizer_path)
+        tokenizer = load_tokenizer(tokenizer_path, source.num_rows())
         chat = open_chat_format(chat_format, tokenizer, ckpt_dir, chat_template)  # before the load, which takes long
         model = source.model_config(tokenizer.n_words)
         check_vocabulary(tokenizer_path, tokenizer.n_words, ckpt_dir, model.vocab_size)
@@ -144,13 +144,14 @@ class Llama:
             backend=backend,
             quantization=quantization,
         )
-        stop_ids = tokenizer.stop_ids | chat.stop_ids | source.stop_ids
+        of_files = frozenset(token_id for token_id in source.stop_ids if token_id < model.vocab_size)
+        stop_ids = tokenizer.stop_ids | chat.stop_ids | of_files
         runner = _load_with_progress_bar(config, parallel, partial(grammar_vocabulary, tokenizer, stop_ids))
         num_blocks = groups.smallest(parallel, runner.max_num_blocks())
         runner.allocate_cache(num_blocks)
         runner.warm_up()
         log.info("rank %d of %d: built in %.2f s", parallel.rank, parallel.world_size, time.perf_counter() - begin)
-        return Llama(runner, tokenizer, num_blocks, seed, chat, source.stop_ids)
+        return Llama(runner, tokenizer, num_blocks, seed, chat, of_files)
 
     @property
     def max_seq_len(self) -> int:

@@ -1,5 +1,6 @@
 """The memory that each rank will need, from the headers of a checkpoint's files. Loads no weight."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -7,7 +8,11 @@ from typing import Final
 
 import torch
 
-from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
+from llama_core.checkpoint.hf_quantization import FORMATS, packed_bits
+from llama_core.checkpoint.json_fields import Fields, read_object
+from llama_core.checkpoint.registry import checkpoint_path, format_name, open_checkpoint
+from llama_core.checkpoint.source import DENSE, Slice, WeightReader
+from llama_core.checkpoint.weights import OUTPUT, Box, is_linear
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.backend_choice import BackendKind, choose, step_bytes_of
@@ -109,16 +114,20 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: EngineConfig, num_ranks: int, device: torch.device | None = None) -> MemoryEstimate:
-    """Read the headers of `config.ckpt_dir` and plan. Raises ConfigError or CheckpointError, as the start of a rank would.
+    """Read the headers of `config.ckpt_dir` and plan. Raises ConfigError or CheckpointError, as the start of a rank would, but
+    takes config.json's word for weights that a Hugging Face folder lacks.
 
     device: the configuration's if absent. It need not exist.
     """
     source = open_checkpoint(config.ckpt_dir)
     model = source.model_config(config.vocab_size)
     model.check_world_size(num_ranks)
+    path = Path(config.ckpt_dir)
+    has_weights = format_name(source) != "hugging_face" or next(path.glob("*.safetensors"), None) is not None
+    reader = source.open_weights(model) if has_weights else _NoWeights(path / "config.json")
     alone = Parallel(0, 1, device or resolve_device(config.device))
     group = replace(alone, world_size=num_ranks)
-    kind, dtype, plan = choose(config, model, source.open_weights(model), group, voters=alone)
+    kind, dtype, plan = choose(config, model, reader, group, voters=alone)
     return MemoryEstimate(config, model, num_ranks, alone.device, kind, dtype, plan)
 
 
@@ -130,17 +139,41 @@ def at_least_context(config: EngineConfig) -> EngineConfig:
 def describe_checkpoint(path: str | Path, tokenizer: str | Path | None = None) -> tuple[Path, ModelConfig, int]:
     """The checkpoint's file or folder, its architecture, and its number of shards.
 
-    tokenizer: a file or folder; what lies at `path` if absent. A Hugging Face folder or a GGUF file needs none.
-    Raises CheckpointError, ConfigError or TokenizerError.
+    tokenizer: a file or folder; what lies at `path` if absent. Only Meta's files need one. Raises CheckpointError, ConfigError
+    or TokenizerError: an unsupported family before anything else.
     """
     ckpt = checkpoint_path(path)
     source = open_checkpoint(ckpt)
+    if (num_rows := source.num_rows()) is not None:
+        return ckpt, source.model_config(num_rows), 1
     num_shards = source.num_shards()  # first: says what is wrong with a path of no known format
     found = find_tokenizer(tokenizer or ckpt)
-    if found.is_file():
-        return ckpt, source.model_config(load_tokenizer(found).n_words), num_shards
-    try:
-        return ckpt, source.model_config(1), num_shards
-    except ConfigError as error:
-        remedy = "the tokenizer says the size of this checkpoint's vocabulary: give --tokenizer"
-        raise ConfigError(f"{error.message}; {remedy}", param="tokenizer_path") from None
+    if not found.is_file():
+        raise ConfigError(
+            f"{found}: no such file: the tokenizer says the size of this checkpoint's vocabulary: give --tokenizer",
+            param="tokenizer_path",
+        )
+    return ckpt, source.model_config(load_tokenizer(found).n_words), num_shards
+
+
+class _NoWeights(WeightReader):
+    """Of a Hugging Face folder without weights: what config.json says of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._given = Fields(read_object(path), str(path))
+        self._bits = packed_bits(self._given)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """transformers 5 calls it `dtype`, transformers 4 `torch_dtype`; bfloat16 if neither is there."""
+        name = self._given.text("dtype", self._given.text("torch_dtype", "bfloat16"))
+        return {"float16": torch.float16, "float32": torch.float32}.get(name, torch.bfloat16)
+
+    def slices(self, name: str, box: Box) -> Iterator[Slice]:
+        raise LookupError(f"{name}: the folder has no weights")
+
+    def verify_checksums(self, index: int, count: int) -> None:
+        """Nothing."""
+
+    def stored_format(self, name: str) -> str:
+        return DENSE if self._bits is None or not is_linear(name) or name == OUTPUT else FORMATS[self._bits]

@@ -48,8 +48,9 @@ def check_checkpoint(args: ServerArgs) -> tuple[ModelConfig | None, Finding]:
     )
     try:
         source = open_checkpoint(args.checkpoint)
+        num_rows = source.num_rows()  # first: an unsupported family is named before other faults
         num_shards = source.num_shards()
-        num_tokens = _num_tokens(args)
+        num_tokens = _num_tokens(args, num_rows)
         if num_tokens is None:
             return None, skip("checkpoint", need, f"{num_shards} shards are complete; the rest needs the tokenizer")
         model = source.model_config(num_tokens)
@@ -63,10 +64,10 @@ def check_checkpoint(args: ServerArgs) -> tuple[ModelConfig | None, Finding]:
     return model, ok("checkpoint", need, f"{args.checkpoint}: {shards}, {model.n_layers} layers, dim {model.dim}")
 
 
-def _num_tokens(args: ServerArgs) -> int | None:
+def _num_tokens(args: ServerArgs, num_rows: int | None) -> int | None:
     """The tokenizer's size; None where it cannot be read, which `check_tokenizer` tells."""
     try:
-        return load_tokenizer(args.tokenizer).n_words
+        return load_tokenizer(args.tokenizer, num_rows).n_words
     except LlamaError:
         return None
 
@@ -75,7 +76,7 @@ def check_tokenizer(args: ServerArgs, model: ModelConfig | None) -> Finding:
     need = "readable, with the checkpoint's vocabulary"
     remedy = "put the model's tokenizer beside its weights, or set tokenizer_path"
     try:
-        tokenizer = load_tokenizer(args.tokenizer)
+        tokenizer = load_tokenizer(args.tokenizer, None if model is None else model.vocab_size)
         if model is None:
             return ok("tokenizer", "readable", f"{args.tokenizer}: {tokenizer.n_words:,} tokens")
         check_vocabulary(args.tokenizer, tokenizer.n_words, args.checkpoint, model.vocab_size)

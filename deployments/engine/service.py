@@ -52,7 +52,7 @@ class LlamaService:
         if (manifest := args.manifest()) is not None:
             manifest.check_complete(source)  # the ranks read the weights, each on its node
             manifest.verify_metadata(source, [*tokenizer_files(args.tokenizer), *template_files(args.checkpoint)])
-        tokenizer = load_tokenizer(args.tokenizer)
+        tokenizer = load_tokenizer(args.tokenizer, source.num_rows())
         self._model = source.model_config(tokenizer.n_words)
         check_vocabulary(args.tokenizer, tokenizer.n_words, args.checkpoint, self._model.vocab_size)
         self.tokenizer = tokenizer.padded(self._model.vocab_size)
@@ -64,7 +64,8 @@ class LlamaService:
         self._model.check_world_size(self.num_ranks)
         source.num_shards()
         self._checkpoint_format = format_name(source)
-        self._stop_ids = self.tokenizer.stop_ids | self.chat_format.stop_ids | source.stop_ids
+        stop_ids = self.tokenizer.stop_ids | self.chat_format.stop_ids | source.stop_ids
+        self._stop_ids = frozenset(token_id for token_id in stop_ids if token_id < self._model.vocab_size)
         context_length = self._model.context_length
         self.config = args.engine_config(
             self._model.vocab_size, manifest, context_length=context_length, stop_ids=self._stop_ids

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from deployments.args import ServerArgs
 from llama_core.errors import ConfigError
 
+IMPORT_PATH: Final = "deployments.app:build_app"  # of this server's application
 _REASONS: Final = {  # by pydantic's error types, in the words of the other errors
     "extra_forbidden": "no such argument",
     "greater_than": "must be more than {gt:g}",
@@ -87,7 +88,7 @@ class ConfigFile:
     @property
     def server_args(self) -> ServerArgs | None:
         """Of this server's application; None for another application. Raises ConfigError that names each wrong argument."""
-        if self.application.get("import_path") != "deployments.app:build_app":
+        if self.application.get("import_path") != IMPORT_PATH:
             return None
         try:
             return ServerArgs.model_validate(self.application.get("args") or {})

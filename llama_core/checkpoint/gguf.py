@@ -45,6 +45,9 @@ class GgufCheckpoint(CheckpointSource):
         _ = self._model.tensors
         return 1
 
+    def num_rows(self) -> int:
+        return self.model_config(1).vocab_size
+
     def model_config(self, vocab_size: int) -> ModelConfig:
         return gguf_config(self._model, vocab_size)
 

@@ -73,6 +73,14 @@ class GgufModel:
         _check_number(self._first, 0, len(self.files))
 
 
+def refuse_later_part(path: Path, param: str) -> None:
+    """Raises CheckpointError for a part of a split model that is not the first. Reads only the name."""
+    match = _PART.fullmatch(path.name)
+    if match is not None and int(match[2]) > 1:
+        first = f"{match[1]}-00001-of-{match[3]}{SUFFIX}"
+        raise CheckpointError(f"{path}: is a later part of a split model: set {param} to {first}", param=param)
+
+
 def find_models(folder: Path) -> list[Path]:
     """The GGUF models in a folder, of a split one its first part, by name. Reads only names."""
     files = sorted(folder.glob(f"*{SUFFIX}"))

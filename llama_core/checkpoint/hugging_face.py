@@ -53,6 +53,9 @@ class HuggingFaceCheckpoint(CheckpointSource):
         find_weights(self.path)
         return 1
 
+    def num_rows(self) -> int:
+        return self.model_config(1).vocab_size
+
     def model_config(self, vocab_size: int) -> ModelConfig:
         return read_config(self.path / _CONFIG, vocab_size=vocab_size)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol, cast
 
-from llama_core.checkpoint.gguf_model import find_models
+from llama_core.checkpoint.gguf_model import find_models, refuse_later_part
 from llama_core.checkpoint.source import CheckpointSource
 from llama_core.errors import CheckpointError
 
@@ -42,9 +42,10 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
 def checkpoint_path(path: str | Path) -> Path:
     """`path`; for a folder with one GGUF model and no model in another format, as downloads make it, that model's file.
 
-    Raises CheckpointError for such a folder with several GGUF models.
+    Raises CheckpointError for such a folder with several GGUF models, and for a later part of a split one.
     """
     path = Path(path)
+    refuse_later_part(path, "ckpt_dir")
     if not path.is_dir() or any(next(path.glob(each), None) for each in _OTHER_FORMATS):
         return path
     models = find_models(path)

@@ -98,6 +98,13 @@ class CheckpointSource(Protocol):
         """The number of shards, which is the default number of ranks. Raises CheckpointError if a shard is missing or damaged,
         as far as the files show that without their weights."""
 
+    def num_rows(self) -> int | None:
+        """Rows of the embedding, as the files without weights state them; None if only the tokenizer says their number.
+
+        Raises ConfigError for a model of another family.
+        """
+        return None
+
     def model_config(self, vocab_size: int) -> ModelConfig:
         """The architecture. `vocab_size` is the tokenizer's. Raises ConfigError."""
 

@@ -30,7 +30,7 @@ def read_bounded(path: Path, max_bytes: int, kind: str = "tokenizer file") -> by
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a file. Raises TokenizerError that names the file."""
     try:
-        content = json.loads(read_bounded(path, max_bytes).decode())
+        content = json.loads(read_bounded(path, max_bytes).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"tokenizer file {path} is not readable as JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):

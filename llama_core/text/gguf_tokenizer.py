@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from llama_core.checkpoint.gguf_file import GgufFile
+from llama_core.checkpoint.gguf_model import refuse_later_part
 from llama_core.errors import CheckpointError, TokenizerError
 from llama_core.text.byte_level import bytes_of, has_every_byte
 from llama_core.text.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -36,27 +37,28 @@ class GgufFormat:
         except OSError:
             return False
 
-    def __call__(self, path: Path) -> Tokenizer:
-        return load_gguf_tokenizer(path)
+    def __call__(self, path: Path, num_rows: int | None = None) -> Tokenizer:
+        return load_gguf_tokenizer(path, num_rows)
 
 
 GGUF: Final = GgufFormat()
 
 
-def load_gguf_tokenizer(path: Path) -> Tokenizer:
-    """The vocabulary in the file. Raises TokenizerError that names the file and the key."""
+def load_gguf_tokenizer(path: Path, num_rows: int | None = None) -> Tokenizer:
+    """The vocabulary in the file. Raises TokenizerError that names the file and the key. num_rows: as in `GgufVocabulary`."""
     try:
-        return _load(path, GgufFile(path).metadata)
+        refuse_later_part(path, "tokenizer_path")
+        return _load(path, GgufFile(path).metadata, num_rows)
     except CheckpointError as error:
         raise TokenizerError(error.message) from None
 
 
-def _load(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
+def _load(path: Path, metadata: Mapping[str, Any], num_rows: int | None) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in _KINDS:
         known = " and ".join(_KINDS)
         raise TokenizerError(f"{path}: tokenizer.ggml.model is {str(kind)[:40]!r}: only {known} are supported")
-    vocabulary = GgufVocabulary(path, metadata)
+    vocabulary = GgufVocabulary(path, metadata, num_rows)
     if kind == "llama":
         return GgufSentencePiece(vocabulary)
     return build_guarded(str(path), lambda: _byte_level(path, metadata, vocabulary))

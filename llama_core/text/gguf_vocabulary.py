@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llama_core.errors import TokenizerError
 from llama_core.text.hugging_face_structure import MAX_ADDED
-from llama_core.text.vocabulary_tokenizer import END_NAMES, is_control_name
+from llama_core.text.vocabulary_tokenizer import END_NAMES, is_control_name, warn_left_out
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 _PREFIX: Final = "tokenizer.ggml."
@@ -16,17 +16,25 @@ _PREFIX: Final = "tokenizer.ggml."
 class GgufVocabulary:
     """Raises TokenizerError that names the file and the key."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, Any], num_rows: int | None = None) -> None:
+        """num_rows: of the embedding, None if unknown. Added tokens past it are left out, unless one is BOS or EOS."""
         self.path = path
         self._metadata = metadata
         self.texts = self._strings("tokens")
         self.kinds = self._kinds()
+        self._num_ids = len(self.texts)
+        if num_rows is not None and not {NORMAL, BYTE}.intersection(self.kinds[num_rows:]):
+            warn_left_out(path, self.texts[num_rows:], num_rows)
+            del self.texts[num_rows:], self.kinds[num_rows:]
         self.bos_id = self._token_id("bos_token_id")
         eos_id = self._token_id("eos_token_id")
         ends = [self._token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-        self.stop_ids = frozenset(token_id for token_id in ends if token_id is not None)
+        self.stop_ids = frozenset(token_id for token_id in ends if token_id is not None and token_id < len(self.texts))
         if eos_id is None:
             raise self.error("eos_token_id", "is missing")
+        for name, token_id in (("bos", self.bos_id), ("eos", eos_id)):
+            if token_id is not None and token_id >= len(self.texts):
+                raise self.error(f"{name}_token_id", f"is {token_id}, but the model has only {num_rows} rows")
         self.eos_id = eos_id
         self.control_names = self._control_names()
         if len(self.control_names) + len(self.user_tokens) > MAX_ADDED:
@@ -58,11 +66,11 @@ class GgufVocabulary:
 
     def scores(self) -> list[float]:
         scores = self._metadata.get(f"{_PREFIX}scores")
-        if not isinstance(scores, list) or len(scores) != len(self.texts):
-            raise self.error("scores", f"must have {len(self.texts)} numbers")
+        if not isinstance(scores, list) or len(scores) != self._num_ids:
+            raise self.error("scores", f"must have {self._num_ids} numbers")
         if not all(isinstance(score, int | float) and abs(score) < 1e30 for score in scores):
             raise self.error("scores", "has a value that is no finite number")
-        return [float(score) for score in scores]
+        return [float(score) for score in scores[: len(self.texts)]]
 
     def error(self, key: str, problem: str) -> TokenizerError:
         return TokenizerError(f"{self.path}: {_PREFIX}{key} {problem}")
@@ -98,6 +106,6 @@ class GgufVocabulary:
         value = self._metadata.get(_PREFIX + key)
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(self.texts):
-            raise self.error(key, f"is {str(value)[:40]!r}, not an id of {len(self.texts)} tokens")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < self._num_ids:
+            raise self.error(key, f"is {str(value)[:40]!r}, not an id of {self._num_ids} tokens")
         return value

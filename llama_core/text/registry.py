@@ -37,8 +37,8 @@ class TokenizerClass(Protocol):
     def recognizes(self, path: Path) -> bool:
         """Whether the file is of this kind, by its name or its first bytes. False for a file that cannot be read."""
 
-    def __call__(self, path: Path) -> Tokenizer:
-        """Load and check the file. Raises TokenizerError that names it."""
+    def __call__(self, path: Path, num_rows: int | None = None) -> Tokenizer:
+        """Load and check the file. Raises TokenizerError that names it. num_rows: as in `load_tokenizer`."""
 
 
 class ChatFormatClass(Protocol):
@@ -47,8 +47,12 @@ class ChatFormatClass(Protocol):
     def __call__(self, tokenizer: Tokenizer) -> ChatFormat: ...
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer at `path`: a file, or a folder as in `find_tokenizer`. Raises TokenizerError that names the file."""
+def load_tokenizer(path: str | Path, num_rows: int | None = None) -> Tokenizer:
+    """The tokenizer at `path`: a file, or a folder as in `find_tokenizer`. Raises TokenizerError that names the file.
+
+    num_rows: of the model's embedding, None if unknown. Added tokens past it are left out, with a warning, unless one is BOS or
+    EOS. Where an ordinary token lies past it, all are kept: the tokenizer belongs to another model.
+    """
     file = find_tokenizer(path)
     if Path(path).is_dir() and not file.exists():
         raise TokenizerError(
@@ -60,16 +64,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if chosen.recognizes(file):
             break
     assert chosen is not None
-    return chosen(file)
+    return chosen(file, num_rows)
 
 
 def check_vocabulary(tokenizer: Path, num_tokens: int, checkpoint: str | Path, num_rows: int) -> None:
-    """Raises ConfigError for a tokenizer with far fewer tokens than the model has rows: it belongs to another model."""
-    if num_tokens < _LEAST_SHARE_OF_ROWS * num_rows:
+    """Raises ConfigError for a tokenizer that does not lie beside the weights and has far fewer tokens than the model has rows:
+    it belongs to another model."""
+    if num_tokens < _LEAST_SHARE_OF_ROWS * num_rows and tokenizer != find_tokenizer(checkpoint):
         raise ConfigError(
             f"{tokenizer}: has {num_tokens:,} tokens, but {checkpoint} has {num_rows:,} rows: tokenizer and checkpoint belong "
-            "to different models. Leave tokenizer_path out where the tokenizer lies beside the weights, or set it to that of "
-            "the model",
+            "to different models. Set tokenizer_path to the tokenizer of the model, or leave it out where that lies beside the "
+            "weights",
             param="tokenizer_path",
         )
 

@@ -44,8 +44,8 @@ class SentencePieceTokenizer(VocabularyTokenizer):
     byte_decoding: ByteDecoding = "sentencepiece"
     _user_tokens: Mapping[str, ControlToken] = {}
 
-    def __init__(self, path: str | Path) -> None:
-        """Load and check a SentencePiece file. Raises TokenizerError that names it."""
+    def __init__(self, path: str | Path, num_rows: int | None = None) -> None:
+        """Load and check a SentencePiece file. Raises TokenizerError that names it. num_rows: unused, no piece is added."""
         self.path = Path(path)
         self._load_model(read_bounded(self.path, MAX_MODEL_FILE_BYTES))
 

@@ -63,8 +63,8 @@ def special_names(num_special: int = _NUM_SPECIAL) -> list[str]:
 class TiktokenTokenizer(VocabularyTokenizer):
     """Llama 3's tokenizer. Immutable after construction; safe to share between threads."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Load and check the file. Raises TokenizerError that names it and the line."""
+    def __init__(self, path: str | Path, num_rows: int | None = None) -> None:
+        """Load and check the file. Raises TokenizerError that names it and the line. num_rows: unused, no token is added."""
         self.path = Path(path)
         tokens = _read_tokens(self.path)
         names = special_names()

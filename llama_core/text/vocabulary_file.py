@@ -22,4 +22,6 @@ class VocabularyFile:
         from llama_core.text.grammar_vocabulary import grammar_vocabulary
         from llama_core.text.registry import load_tokenizer
 
-        return grammar_vocabulary(load_tokenizer(Path(self.path)).padded(self.vocab_size), self.stop_ids)
+        return grammar_vocabulary(
+            load_tokenizer(Path(self.path), self.vocab_size).padded(self.vocab_size), self.stop_ids
+        )

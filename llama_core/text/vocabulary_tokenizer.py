@@ -3,15 +3,19 @@
 A subclass encodes plain text (`_encode_plain`). This module decides which part of a text becomes a control token.
 """
 
+import logging
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from llama_core.errors import InvalidParameter, InvalidRequest, SpecialTags
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.tokenizer import ByteDecoding, LeadingSpace, TextPart, Tokenizer, is_encodable, name_of_bytes
+
+log = logging.getLogger(__name__)
 
 # Control tokens of these names end a message or a text in every family that has them.
 END_NAMES: Final = frozenset(
@@ -26,6 +30,13 @@ _TURN_MARK: Final = re.compile(r"<\|[^<>]+\|>|<｜[^<>]+｜>")
 def is_control_name(name: str) -> bool:
     """Whether an added token of this name is a control token in every family, whatever the files say of it."""
     return name in END_NAMES or _TURN_MARK.fullmatch(name) is not None
+
+
+def warn_left_out(path: Path, names: Sequence[str], num_rows: int) -> None:
+    """Logs the added tokens that have no row in the model, so that no text becomes one of them."""
+    if names:
+        shown = ", ".join(repr(name[:40]) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+        log.warning("%s: %d added tokens past the model's %d rows are left out: %s", path, len(names), num_rows, shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,13 @@ def test_the_question_comes_from_stdin_and_the_url_from_the_environment(scripted
     assert scripted.next_request()["messages"][-1]["content"] == "What is this?"
 
 
+def test_the_url_may_be_an_argument_which_wins_over_the_option(scripted: ScriptedServer) -> None:
+    done = llama_ray("chat", scripted.url, "-q", "Hi", "--url", "http://127.0.0.1:1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello there.\n", "")
+    refused = llama_ray("chat", "Hello there")
+    assert refused.returncode == 2 and "the URL must be like http://127.0.0.1:8000" in refused.stderr
+
+
 def test_reasoning_goes_to_stderr_and_tool_calls_are_json(scripted: ScriptedServer) -> None:
     done = llama_ray("chat", "--url", scripted.url, "--model", "reasons", "-q", "3 + 4?")
     assert (done.stdout, done.stderr) == ("Seven.\n", "Let me think.\n")

@@ -23,17 +23,7 @@ RUNS = {
 SHARED = {
     "up": {"config": "LLAMA_RAY_CONFIG"},
     "doctor": {"config": "LLAMA_RAY_CONFIG", "--digests": "LLAMA_RAY_DIGESTS"},
-    "estimate": {
-        "ckpt": "LLAMA_CKPT_DIR",
-        "--ranks": "LLAMA_MODEL_PARALLEL_SIZE",
-        "--max-seq-len": "LLAMA_MAX_SEQ_LEN",
-        "--batch": "LLAMA_MAX_BATCH_SIZE",
-        "--tokenizer": "LLAMA_TOKENIZER_PATH",
-        **{
-            f"--{name}": f"LLAMA_{name.replace('-', '_').upper()}"
-            for name in ("dtype", "quantization", "device", "backend", "block-size", "kv-cache-bytes", "kv-cache-dtype")
-        },
-    },
+    "estimate": {"ckpt": "LLAMA_CKPT_DIR"},
     **{
         command: {f"--{name}": f"LLAMA_RAY_{name.replace('-', '_').upper()}" for name in names.split()}
         for command, names in {
@@ -115,10 +105,9 @@ def test_variables_that_several_commands_or_the_server_share_are_read_too() -> N
                 "LLAMA_RAY_ESTIMATE_GPU": "h100",
                 "LLAMA_RAY_ESTIMATE_CONTEXT": "8Ki",
                 "LLAMA_RAY_ESTIMATE_KV_CACHE_BYTES": "4GiB",
-                "LLAMA_BLOCK_SIZE": "32",
                 "LLAMA_RAY_ESTIMATE_JSON": "true",
             },
-            ["h100", 8192, 4 * 2**30, 32, ("as_json", True)],
+            ["h100", 8192, {"kv_cache_bytes": 4 * 2**30}, ("as_json", True)],
         ),
         ("chat", {"LLAMA_RAY_CHAT_QUESTION": "Hi?", "LLAMA_RAY_MAX_TOKENS": "1k"}, ["Hi?", 1000]),
         (

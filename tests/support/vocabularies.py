@@ -80,6 +80,15 @@ def smollm() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
 
+def prefix_space() -> tuple[Tokenizer, dict[str, Any]]:
+    """As RoBERTa's tokenizer.json: each text between added tokens begins with a space, which decoding keeps."""
+    tokenizer = byte_level(None)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.add_special_tokens(special("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return tokenizer, {"bos_token": None, "eos_token": "<|im_end|>"}
+
+
 def _sentencepiece_like() -> Tokenizer:
     """A BPE over characters with byte fallback, without normalizer and pre-tokenizer."""
     special_names = ["<unk>", "<s>", "</s>"]
@@ -160,6 +169,7 @@ FAMILIES: Final = {
     "llama3": llama3,
     "qwen": qwen,
     "smollm": smollm,
+    "prefix_space": prefix_space,
     "llama2_legacy": llama2_legacy,
     "metaspace": metaspace,
     "unigram": unigram,

@@ -136,6 +136,6 @@ def _is_gguf(path: Path) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return read_bounded(path, MAX_TEMPLATE_BYTES, "chat template").decode()
+        return read_bounded(path, MAX_TEMPLATE_BYTES, "chat template").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise TokenizerError(f"{path}: a chat template must be UTF-8 text") from None

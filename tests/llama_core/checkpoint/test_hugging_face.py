@@ -1,5 +1,6 @@
 """Hugging Face folders load on any number of ranks with Meta's values, and damaged ones are refused by name."""
 
+import codecs
 import json
 import os
 from collections.abc import Callable
@@ -17,9 +18,12 @@ from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.weights import weight_specs
 from llama_core.errors import CheckpointError, LlamaError
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.template.files import find_template
 from tests.support import hugging_face
 from tests.support.checkpoints import peak_ratio
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, in_hugging_faces_layout, random_weights, read, write
+from tests.support.vocabularies import make_family
 
 
 def load(directory: Path, rank: int = 0, world_size: int = 1) -> dict[str, torch.Tensor]:
@@ -71,6 +75,38 @@ def test_a_tied_model_may_store_its_output_layer_if_it_equals_the_embedding(tmp_
     del stored["model.embed_tokens.weight"]
     hugging_face.write_files(tmp_path, stored | {"lm_head.weight": embedding.clone()}, 1)
     assert torch.equal(load(tmp_path)["tok_embeddings.weight"], embedding)
+
+
+@pytest.mark.parametrize("half", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_an_index_may_list_a_half_of_a_tied_pair_that_no_file_has(tmp_path: Path, half: str) -> None:
+    for name in ("qwen2", "llama2"):
+        config = read(CONFIGS[name])
+        weights = random_weights(config)
+        stored = in_hugging_faces_layout(weights, config)
+        stored |= {"lm_head.weight": weights["output.weight"].clone()}
+        write(tmp_path / name, CONFIGS[name], weights)
+        del stored[half]
+        (tmp_path / name / "model.safetensors").unlink()
+        hugging_face.write_files(tmp_path / name, stored, 2)
+        change(tmp_path / name, lambda m: m.update({half: SHARDS[1]}), "model.safetensors.index.json")
+    assert torch.equal(load(tmp_path / "qwen2")["output.weight"], load(tmp_path / "qwen2")["tok_embeddings.weight"])
+    with pytest.raises(CheckpointError, match=f"{half} is missing"):
+        load(tmp_path / "llama2")
+
+
+def test_json_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["llama3.2"], random_weights(read(CONFIGS["llama3.2"])), 2)
+    make_family("llama3", tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    before = load(tmp_path), load_tokenizer(tmp_path).encode_special("a<|eot_id|>"), find_template(tmp_path)
+    files = [*tmp_path.glob("*.json"), tmp_path / "chat_template.jinja"]
+    assert len(files) == 6
+    for file in files:
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert open_checkpoint(tmp_path).stop_ids == {5}
+    after = load(tmp_path), load_tokenizer(tmp_path).encode_special("a<|eot_id|>"), find_template(tmp_path)
+    assert all(torch.equal(before[0][name], values) for name, values in after[0].items()) and after[1:] == before[1:]
 
 
 def test_values_are_converted_and_progress_counts_every_byte_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ MODEL = GOLDEN / "mp1" / "tokenizer.model"
 class ByteTokenizer(VocabularyTokenizer):
     """One id for each byte, as a byte-level BPE without merges; 256 and 257 are BOS and EOS, 258 ends a turn."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_rows: int | None = None) -> None:
         names = {"<bos>": 256, "<eos>": 257, "<|eot_id|>": 258}
         raws = [bytes([byte]) for byte in range(256)] + [b""] * 3
         super().__init__(Vocabulary(raws, names, bos_id=256, eos_id=257, adds_bos=True))
@@ -99,13 +99,14 @@ def test_names_of_control_tokens_are_shown_on_request(byte_tokenizer: Tokenizer)
     assert byte_tokenizer.decode([0xC3, 258, 0xA9], skip_special_tokens=False) == "\ufffd<|eot_id|>\ufffd"
 
 
-def test_a_tokenizer_with_far_fewer_tokens_than_the_model_has_rows_is_refused() -> None:
+def test_a_tokenizer_given_apart_with_far_fewer_tokens_than_rows_is_refused() -> None:
     check_vocabulary(MODEL, 115_500, "/models/llama-3", 128_256)
+    check_vocabulary(MODEL, 1280, MODEL.parent, 128_256)
     with pytest.raises(
         ConfigError, match=r"tokenizer\.model: has 1,280 tokens, but /models/llama-3 has 128,256 rows"
     ) as caught:
         check_vocabulary(MODEL, 1280, "/models/llama-3", 128_256)
-    assert caught.value.param == "tokenizer_path" and "Leave tokenizer_path out" in caught.value.message
+    assert caught.value.param == "tokenizer_path" and "leave it out where" in caught.value.message
 
 
 def test_a_folder_gives_the_tokenizer_of_its_format(tmp_path: Path) -> None:
