@@ -9,9 +9,17 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.http.errors import route_not_found
+from deployments.http.errors import RouteNotFound, route_not_found
 
 PREFIXES = ("v1", "api", "openai")  # of base URLs
+# APIs of OpenAI and others that clients ask for, by the first word of their paths.
+ABSENT = {
+    "audio": "reads and makes no audio",
+    "embeddings": "makes no embeddings",
+    "images": "makes no images",
+    "moderations": "makes no moderations",
+    "rerank": "reranks no documents",
+}
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_NAMED_CHARS = 100
 
@@ -92,6 +100,8 @@ class ApiRouter:
         if scope["type"] != "http":
             await self._router.not_found(scope, receive, send)
             return
+        if (first := next(iter(_words_of(scope)), "")) in ABSENT:
+            raise RouteNotFound(f"This server {ABSENT[first]}; GET /docs lists its routes.")
         suggested = self._suggested(scope)
         has_wrong_base = suggested != scope.get("root_path", "") + route_path(scope).rstrip("/")
         raise route_not_found(suggested, self._named(scope), has_wrong_base=has_wrong_base)
@@ -107,10 +117,16 @@ class ApiRouter:
 
         A wrong base URL lacks /v1, has it twice, or has a second slash.
         """
-        parts = [part for part in route_path(scope).split("/") if part]
-        while parts and parts[0] in PREFIXES:
-            parts.pop(0)
+        parts = _words_of(scope)
         paths = {path for _, path in self._exact}
         tails = ("/v1/" + "/".join(parts), "/" + "/".join(parts))
         found = next((path for path in tails if parts and path in paths), "")
         return scope.get("root_path", "") + found if found else ""
+
+
+def _words_of(scope: Scope) -> list[str]:
+    """The words of the path after those of a base URL."""
+    parts = [part for part in route_path(scope).split("/") if part]
+    while parts and parts[0] in PREFIXES:
+        parts.pop(0)
+    return parts

@@ -162,6 +162,23 @@ def test_a_slash_at_the_end_is_told_the_path_without_it(served: Served, path: st
         assert assert_error(answer, 404, "not_found")["message"] == message
 
 
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/embeddings", "makes no embeddings"),
+        ("/embeddings", "makes no embeddings"),
+        ("/v1/rerank", "reranks no documents"),
+        ("/v1/audio/transcriptions", "reads and makes no audio"),
+        ("/v1/audio/speech", "reads and makes no audio"),
+        ("/v1/images/generations", "makes no images"),
+        ("/v1/moderations", "makes no moderations"),
+    ],
+)
+def test_an_api_that_is_not_served_is_404_with_what_is_missing(served: Served, path: str, what: str) -> None:
+    error = assert_error(http.post(served.url + path, json={"input": "x"}), 404, "not_found")
+    assert error["message"] == f"This server {what}; GET /docs lists its routes."
+
+
 def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
     for path in ("/v2/secret", "/v1/secret", "/v1/" * 50, "/v1/chat%0Acompletions"):
         error = assert_error(http.get(served.url + path), 404, "not_found")
