@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from llama_core.checkpoint.hf_quantization import quantization_config
 from tests.cli.conftest import llama_ray, on_one_line
+from tests.support import hugging_face
 from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.hugging_face import CONFIGS
 from tests.support.programs import seen_by
 
 TOLERANCE = 0.05
@@ -62,6 +65,39 @@ def test_settings_come_from_the_servers_own_variables() -> None:
     env = {"LLAMA_MAX_SEQ_LEN": "1Ki", "LLAMA_MAX_BATCH_SIZE": "3", "LLAMA_MODEL_PARALLEL_SIZE": "1"}
     found = json.loads(llama_ray("estimate", "demo", "--json", env=env).stdout)
     assert (found["max_seq_len"], found["max_batch_size"], len(found["ranks"])) == (1024, 3, 1)
+
+
+def test_a_configuration_files_arguments_count_where_no_option_is_given(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    args = "{ckpt_dir: demo, model_parallel_size: 2, max_seq_len: 256, max_batch_size: 5}"
+    config.write_text(f"applications: [{{import_path: 'deployments.app:build_app', args: {args}}}]")
+    env = {"LLAMA_MAX_BATCH_SIZE": "3", "LLAMA_KV_CACHE_BYTES": "1MB"}
+    found = json.loads(llama_ray("estimate", str(config), "--json", "--max-seq-len", "512", env=env).stdout)
+    assert (found["max_seq_len"], found["max_batch_size"], len(found["ranks"])) == (512, 5, 2)
+    assert max(one["cache"] for one in found["ranks"]) <= 10**6
+    config.write_text("applications: [{import_path: other:app}]")
+    assert "its first application is not deployments.app:build_app" in llama_ray("estimate", str(config)).stderr
+
+
+@pytest.mark.parametrize("name", ["llama3.2", "qwen3"])
+def test_config_json_alone_gives_the_estimate_of_the_whole_folder(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name] | {"torch_dtype": "float32"}
+    hugging_face.write(tmp_path, config, hugging_face.random_weights(hugging_face.read(config)), 2)
+    whole = llama_ray("estimate", str(tmp_path), "--ranks", "2", "--json")
+    assert whole.returncode == 0, whole.stderr
+    for file in tmp_path.glob("*.safetensors*"):
+        file.unlink()
+    assert llama_ray("estimate", str(tmp_path), "--ranks", "2", "--json").stdout == whole.stdout
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization_config(4)}))
+    assert "int4" in json.loads(llama_ray("estimate", str(tmp_path), "--json").stdout)["format"]
+
+
+def test_an_unsupported_family_is_named_before_anything_else_fails(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "num_hidden_layers": 0}')
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "model.safetensors").write_text("")
+    done = llama_ray("estimate", str(tmp_path), "--ranks", "999")
+    assert done.returncode == 1 and "model_type 'mixtral' is not supported, only llama" in done.stderr
 
 
 @pytest.mark.parametrize(
