@@ -1,5 +1,6 @@
 """All routes but generation: models, tokenizer, health, metrics and state, and the two pages."""
 
+import secrets
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -218,6 +219,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
 
 def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
     """Load, version, metrics, and what is served."""
+    replica = {"X-Replica": secrets.token_hex(8)}  # by which a reader of several replicas' answers tells them apart
 
     async def load(_: Request) -> Response:
         state = engine.describe()
@@ -227,10 +229,10 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         return json_response({"version": versions()["llama-on-ray"]})
 
     async def prometheus(_: Request) -> Response:
-        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE, **replica})
 
     async def props(_: Request) -> Response:
-        return json_response(engine.describe())
+        return json_response(engine.describe(), headers=replica)
 
     return [
         ApiRoute(

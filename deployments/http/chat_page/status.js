@@ -1,9 +1,15 @@
-// The status view: plots of the last two minutes from this replica's metrics, the ranks' shares, and the model's facts.
+// The status view: plots of the last two minutes from one replica's metrics, the ranks' shares, and the model's facts.
 
-const KEPT = 120;       // samples of each plot
+const SHOWN_S = 120;     // of each plot
+const SILENT_S = 10;     // after which another replica's answers count
+// Of /props, and plotted from /metrics: values of two moments would differ.
+const PLOTTED = new Set(["requests_running", "requests_waiting", "blocks_used"]);
+
 const statusView = {
   timer: null,
-  samples: [],          // {at, metrics}
+  samples: [],           // {at, metrics} of one replica; each request may reach another one
+  replica: null,
+  props: null,
 
   async open() {
     $("status-view").showModal();
@@ -17,33 +23,40 @@ const statusView = {
     try {
       const [metrics, props] = await Promise.all([fetch(new URL("metrics", base)), fetch(new URL("props", base))]);
       if (!metrics.ok || !props.ok) return;
-      this.samples.push({ at: performance.now() / 1000, metrics: parseMetrics(await metrics.text()) });
-      if (this.samples.length > KEPT) this.samples.shift();
-      this.show(await props.json());
+      const at = performance.now() / 1000, isSilent = at - (this.samples.at(-1)?.at ?? -SILENT_S) >= SILENT_S;
+      if (isSilent) Object.assign(this, { replica: metrics.headers.get("x-replica"), samples: [], props: null });
+      if (props.headers.get("x-replica") === this.replica) this.props = await props.json();
+      if (metrics.headers.get("x-replica") !== this.replica) return;
+      this.samples = this.samples.filter(each => at - each.at < SHOWN_S);
+      this.samples.push({ at, metrics: parseMetrics(await metrics.text()) });
+      this.show();
     } catch { /* the next second tries again */ }
   },
 
-  show(props) {
+  show() {
     const gauge = name => [{ label: "", values: this.samples.map(({ metrics }) => sum(metrics["llama_" + name])) }];
-    const rate = (name, label = "") => ({ label, values: this.samples.map((sample, index) => this.rate(name, index)) });
+    const rate = (name, label) => ({ label, values: this.samples.map((sample, index) => this.rate(name, index)) });
     const ranks = Object.keys(this.samples.at(-1).metrics.llama_rank_step_seconds ?? {});
     const perRank = ranks.map(key => ({
       label: "rank " + (/rank="(\d+)"/.exec(key)?.[1] ?? ""),
       values: this.samples.map(({ metrics }) => 1000 * (metrics.llama_rank_step_seconds?.[key] ?? 0)),
     }));
+    const usage = gauge("kv_cache_usage_perc").map(each => ({ ...each, values: each.values.map(value => 100 * value) }));
+    const times = this.samples.map(({ at }) => at);
     $("plots").replaceChildren(
-      plot("Requests running", gauge("num_requests_running")),
-      plot("Requests waiting", gauge("num_requests_waiting")),
-      plot("Cache in use", gauge("kv_cache_usage_perc").map(each => ({ ...each, values: each.values.map(value => 100 * value) })), "%"),
-      plot("Tokens a second", [rate("generation_tokens_total", "new"), rate("prompt_tokens_total", "prompt")]),
-      plot("Step of a rank", perRank, "ms"),
-      plot("Restarts of the ranks", gauge("rank_restarts_total")),
+      plot("Sequences running", times, gauge("num_requests_running")),
+      plot("Sequences waiting", times, gauge("num_requests_waiting")),
+      plot("Cache in use", times, usage, "%"),
+      plot("Tokens a second", times, [rate("generation_tokens_total", "new"), rate("prompt_tokens_total", "prompt")]),
+      ...(ranks.length ? [plot("Step of a rank", times, perRank, "ms")] : []),  // measured once a step has run
+      plot("Restarts of the ranks", times, gauge("rank_restarts_total")),
     );
-    const { ranks: shares, sampling_defaults: sampling, ...facts } = props;
+    if (!this.props) return;
+    const { ranks: shares, sampling_defaults: sampling, ...facts } = this.props;
     rows("ranks", [["Rank", "Share", "Weights", "Type", "Device", "Node"], ...shares.map(each =>
       [each.rank, each.share, (each.weight_bytes / 1e6).toFixed(1) + " MB", each.dtype, each.device, each.node])], true);
-    rows("facts", Object.entries({ ...facts, ...sampling }).map(([name, value]) =>
-      [name.replaceAll("_", " "), Array.isArray(value) ? value.join(", ") : String(value)]));
+    const lines = Object.entries({ ...facts, ...sampling }).filter(([name]) => !PLOTTED.has(name));
+    rows("facts", lines.map(([name, value]) => [name.replaceAll("_", " "), Array.isArray(value) ? value.join(", ") : String(value)]));
   },
 
   rate(name, index) {
@@ -65,7 +78,8 @@ function parseMetrics(text) {
 
 function sum(series) { return Object.values(series ?? {}).reduce((total, value) => total + value, 0) }
 
-function plot(title, series, unit = "") {
+/** times: of the values, in seconds. They fill the width, so that one sample is a line too. */
+function plot(title, times, series, unit = "") {
   const node = element("section", "plot"), largest = Math.max(1e-9, ...series.flatMap(each => each.values));
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 119 40");
@@ -74,8 +88,10 @@ function plot(title, series, unit = "") {
   svg.setAttribute("aria-label", title);
   const shown = series.map(({ label, values }, index) => {
     const line = document.createElementNS(svg.namespaceURI, "polyline");
-    const first = KEPT - values.length;
-    line.setAttribute("points", values.map((value, at) => `${first + at},${39 - 38 * value / largest}`).join(" "));
+    const points = values.map((value, index) => [times[index] - times[0], value]);
+    if (points.length === 1) points.push([1, values[0]]);
+    const width = 119 / points.at(-1)[0];
+    line.setAttribute("points", points.map(([at, value]) => `${width * at},${39 - 38 * value / largest}`).join(" "));
     line.setAttribute("vector-effect", "non-scaling-stroke");
     line.setAttribute("class", "series" + (index % 3 + 1));
     svg.append(line);
@@ -83,7 +99,7 @@ function plot(title, series, unit = "") {
     const text = `${latest >= 100 || Number.isInteger(latest) ? latest.toFixed(0) : latest.toFixed(1)}${unit && " " + unit}${label && " " + label}`;
     return element("span", series.length > 1 ? "series" + (index % 3 + 1) : "", text);
   });
-  const output = element("output", "", shown.length ? "" : "not measured");
+  const output = element("output");
   output.append(...shown);
   node.append(element("h3", "", title), output, svg);
   return node;
