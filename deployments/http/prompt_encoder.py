@@ -24,7 +24,6 @@ from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
 from llama_core.text.grammar import Checks, for_answer, kept
 from llama_core.text.grammar_cost import has_slow_part
-from llama_core.text.reasoning_switches import without_idle_switches
 from llama_core.text.tools.lark import arguments_grammar, tool_place
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
 from llama_core.text.tools.tool import ToolUse
@@ -96,10 +95,6 @@ class PromptEncoder:
         if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:
             tool_format = self._engine.answer_format.tool_format
             dialog, sent = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
-
-        if options.template_variables:
-            may_reason = self._engine.answer_format.reasoning is not None
-            options = without_idle_switches(options, chat_format, may_reason=may_reason)
 
         def admit(least_tokens: int) -> None:
             check_length(least_tokens, 1, max_seq_len, param="messages", is_lower_bound=True)

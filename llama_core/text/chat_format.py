@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
 
-from llama_core.errors import InvalidDialog, InvalidParameter
+from llama_core.errors import InvalidDialog
 from llama_core.text.tokenizer import Tokenizer
 from llama_core.text.tools.tool import Tool
 
@@ -15,7 +15,6 @@ Role = Literal["system", "user", "assistant", "ipython", "tool"]
 
 # The reference's answer to a dialog that contains the format's own tags.
 SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the prompt."
-SAMPLE: Final = "Hello"  # the user's message in `ChatFormat.sample_prompt`
 
 
 class Message(TypedDict):
@@ -35,8 +34,8 @@ Admit = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a dialog is written. template_variables: JSON values that a template reads by name. tools: for a format that writes
-    tools. reasoning_effort: for a template that reads it."""
+    """How a dialog is written. template_variables: JSON values that a template reads by name; it ignores others. tools: for a
+    format that writes tools. reasoning_effort: for a template that reads it."""
 
     add_generation_prompt: bool = True  # end with the beginning of the assistant's message
     continue_final_message: bool = False  # end inside the last message, which the answer goes on with
@@ -73,14 +72,6 @@ class ChatFormat(Protocol):
     def stop_ids(self) -> frozenset[int]:
         """Ids that end the assistant's message, beside those of the tokenizer."""
 
-    def reads(self, variable: str) -> bool:
-        """Whether the format knows a request's template variable of this name."""
-        return False
-
-    def sample_prompt(self, variable: str = "", value: bool = False) -> str:
-        """The prompt of one message of the user, SAMPLE, with the template variable of this name; "" without a template."""
-        return ""
-
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         """`tokenizer` for plain prompts: their text becomes none of the tokens that the format itself writes."""
         return tokenizer
@@ -88,16 +79,13 @@ class ChatFormat(Protocol):
     def check(self, dialog: Dialog) -> None:
         """Raises InvalidDialog that names the index of the first message with a wrong type, role or content. Cheap."""
 
-    def check_options(self, options: ChatOptions) -> None:
-        """Raises InvalidParameter for an option that this format cannot follow."""
-
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt of `dialog` can take, from the lengths of its contents, to refuse a long dialog
         without encoding it. `dialog` need not be well formed, but every content is text."""
 
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
-        """Prompt ids of `dialog`. Raises what `check`, `check_options` and `admit` raise, and SpecialTags that names the
-        index of a message with a tag."""
+        """Prompt ids of `dialog`. Raises what `check` and `admit` raise, and SpecialTags that names the index of a message with
+        a tag."""
 
 
 def invalid_message(index: int, problem: str) -> InvalidDialog:
@@ -115,11 +103,3 @@ def messages_of(dialog: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if not isinstance(message, Mapping):
             raise invalid_message(index, "a message must be an object with role and content")
         yield index, message
-
-
-def refuse_variables(options: ChatOptions, chat_format: str) -> None:
-    """Raises InvalidParameter for variables: a built-in format has no template to read them."""
-    if options.template_variables:
-        raise InvalidParameter(
-            f"chat_template_kwargs: the chat format {chat_format} reads no variables", param="chat_template_kwargs"
-        )

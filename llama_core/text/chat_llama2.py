@@ -16,7 +16,6 @@ from llama_core.text.chat_format import (
     Dialog,
     invalid_message,
     messages_of,
-    refuse_variables,
 )
 from llama_core.text.client_templates import LLAMA2_TEMPLATE
 from llama_core.text.tokenizer import Tokenizer, is_encodable
@@ -83,10 +82,6 @@ class Llama2ChatFormat(ChatFormat):
             if any(tag in self._as_read(written) for tag in self._tags_as_read):
                 raise _special_tags(index)
 
-    def check_options(self, options: ChatOptions) -> None:
-        """Refuses variables: there is no template to read them."""
-        refuse_variables(options, self.name)
-
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt can take. The format strips white space around contents and drops nothing else."""
         return self._tokenizer.min_tokens(sum(len(message["content"].strip()) for message in dialog))
@@ -98,7 +93,6 @@ class Llama2ChatFormat(ChatFormat):
         final message that the answer continues leaves its round open. Raises InvalidDialog or SpecialTags, with the message's
         index. Encodes every text about twice.
         """
-        self.check_options(options)
         self._check(dialog, options)
         self.check_special_tags(dialog)
         ids: list[int] = []

@@ -14,7 +14,6 @@ from llama_core.text.chat_format import (
     Dialog,
     invalid_message,
     messages_of,
-    refuse_variables,
 )
 from llama_core.text.client_templates import LLAMA3_TEMPLATE
 from llama_core.text.tokenizer import Tokenizer, is_encodable
@@ -72,19 +71,14 @@ class Llama3ChatFormat(ChatFormat):
             if not is_encodable(message["content"]):
                 raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
-    def check_options(self, options: ChatOptions) -> None:
-        """Refuses variables: there is no template to read them."""
-        refuse_variables(options, self.name)
-
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt can take. The format strips white space around contents."""
         num_chars = sum(len(message["content"].strip()) for message in dialog)
         return self._tokenizer.min_tokens(num_chars) + len(dialog)
 
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
-        """Prompt ids. Raises InvalidDialog or InvalidParameter."""
+        """Prompt ids. Raises InvalidDialog."""
         self.check(dialog)
-        self.check_options(options)
         ids = [self._begin]
         for message in dialog:
             ids += [*self._headers[message["role"]], *self._text(message["content"].strip()), self._turn_end]

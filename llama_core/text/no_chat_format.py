@@ -22,9 +22,6 @@ class NoChatFormat(ChatFormat):
     def check(self, dialog: Dialog) -> None:
         self._refuse()
 
-    def check_options(self, options: ChatOptions) -> None:
-        self._refuse()
-
     def min_tokens(self, dialog: Dialog) -> int:
         return 0
 

@@ -2,16 +2,15 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final
 
 import jinja2
 from jinja2 import meta, nodes
 
-from llama_core.errors import ConfigError, InvalidDialog, InvalidParameter
+from llama_core.errors import ConfigError, InvalidDialog
 from llama_core.text.chat_format import (
     NO_OPTIONS,
-    SAMPLE,
     Admit,
     ChatFormat,
     ChatOptions,
@@ -32,8 +31,6 @@ from llama_core.text.vocabulary_tokenizer import END_NAMES
 # Roles that templates know. They are words of the server, so `'<|' + role + '|>'` may become a control token.
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "ipython", "function"})
 MAX_MESSAGE_CHARS: Final = 500  # of the template's own words in an error
-_SAMPLE_PROMPTS: Final = 8  # kept ones
-_OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class TemplateChatFormat(ChatFormat):
@@ -66,7 +63,6 @@ class TemplateChatFormat(ChatFormat):
         names = token_variables(tokenizer) if variables is None else variables
         self._variables = {name: MarkedText.written(text) for name, text in names.items()}
         self._stop_ids = self._find_stop_ids()
-        self._sample_prompts = lru_cache(_SAMPLE_PROMPTS)(self._render_sample)
         self._try()
 
     @property
@@ -80,21 +76,6 @@ class TemplateChatFormat(ChatFormat):
     @property
     def writes_tools(self) -> bool:
         return self._tool_style is not None
-
-    def reads(self, variable: str) -> bool:
-        return variable in self._reads and variable not in _OWN_VARIABLES and variable not in self._variables
-
-    def sample_prompt(self, variable: str = "", value: bool = False) -> str:
-        return self._sample_prompts(variable, value)
-
-    def _render_sample(self, variable: str, value: bool) -> str:
-        try:
-            return self.render(
-                [{"role": "user", "content": SAMPLE}],
-                ChatOptions(template_variables={variable: value} if variable else {}),
-            )
-        except InvalidDialog:  # it may need other messages than this one
-            return ""
 
     @cached_property
     def _tool_style(self) -> ToolStyle | None:
@@ -112,16 +93,6 @@ class TemplateChatFormat(ChatFormat):
             if not all(is_encodable(text) for text in message.values() if isinstance(text, str)):
                 raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
-    def check_options(self, options: ChatOptions) -> None:
-        """Raises InvalidParameter for a variable that this template does not read."""
-        for name in options.template_variables:
-            if not self.reads(name):
-                known = sorted(filter(self.reads, self._reads))
-                raise InvalidParameter(
-                    f"chat_template_kwargs: this model's template reads {', '.join(known) or 'no variables of a request'}",
-                    param="chat_template_kwargs",
-                )
-
     def min_tokens(self, dialog: Dialog) -> int:
         """0: a template may leave contents out. `encode` asks `admit` once the prompt is rendered."""
         return 0
@@ -132,7 +103,6 @@ class TemplateChatFormat(ChatFormat):
         Raises InvalidDialog in the template's words where it refuses the dialog.
         """
         self.check(dialog)
-        self.check_options(options)
         prompt = self._rendered(dialog, options)
         if admit is not None:
             admit(self._tokenizer.min_tokens(len(prompt)))
@@ -200,7 +170,7 @@ class TemplateChatFormat(ChatFormat):
 
     def _try(self) -> None:
         """Render a small dialog, to find a template at the start that no dialog could afford."""
-        message = self._message({"role": "user", "content": SAMPLE})
+        message = self._message({"role": "user", "content": "Hello"})
         try:
             with bounded(5):
                 given = {**self._variables, "messages": [message], "tools": None, "add_generation_prompt": True}

@@ -15,7 +15,7 @@ from deployments.http.answer import LeadingSpace
 from deployments.http.app import build_http_app
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.no_chat_format import NoChatFormat
-from llama_core.text.registry import find_chat_format, load_tokenizer, open_chat_format
+from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.chat_templates import make_chat_model
 from tests.support.scripted_engine import FakeEngine, sse
@@ -83,8 +83,6 @@ async def test_the_options_of_a_chat_reach_the_template(body: Any, options: Chat
 async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
     both = await post(engine, messages=HELLO, continue_final_message=True, add_generation_prompt=True)
     assert "continue_final_message" in error(both, "invalid_parameter")
-    unread = await post(engine, messages=HELLO, chat_template_kwargs={"enable_thoughts": True})
-    assert "enable_thinking" in error(unread, "invalid_parameter")
     wrong: list[Any] = [[], {"enable_thinking": {}}, {"enable_thinking": "x" * 5000}, {str(i): 1 for i in range(17)}]
     for value in wrong:
         error(await post(engine, messages=HELLO, chat_template_kwargs=value), "invalid_parameter")
@@ -94,85 +92,25 @@ async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
         {"add_generation_prompt": False},
         {"chat_template_kwargs": {"a": 1}},
     ]
-    assert "chat_template_kwargs" in error(await post(llama2, messages=HELLO, **options[-1]), "invalid_parameter")
     assert "continues the last message" in error(await post(llama2, messages=HELLO, **options[0]), "invalid_dialog")
     for option in options:
         error(await post(llama2, "/v1/completions", prompt="x", **option), "unsupported")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses", "/v1/classify"])
-async def test_a_switch_of_reasoning_is_taken_where_the_chat_format_has_none(path: str, folder: Path) -> None:
-    """Clients of Qwen and DeepSeek send it to every model. What would be switched on is refused."""
+async def test_variables_that_the_template_does_not_read_change_nothing(path: str, folder: Path) -> None:
+    """Clients of Qwen and DeepSeek send their switches to every model."""
     asks: dict[str, Any] = {"input": HELLO} if path == "/v1/responses" else {"messages": HELLO}
     asks |= {"labels": ["a", "b"]} if path == "/v1/classify" else {}
-    plain = engine_with(
-        folder, TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), "{{ messages[0].content }}")
-    )
-    idle: list[Any] = [{"enable_thinking": False}, {"thinking": False}, {"thinking": None, "enable_thinking": False}]
-    wrong: list[Any] = [{"enable_thinking": True}, {"thinking": 0}, {"enable_thinking": False, "thoughts": False}]
-    for engine in (plain, FakeEngine()):  # a template, and a built-in format
-        without = await post(engine, path, **asks)
-        for variables in idle:
-            answer = await post(engine, path, **asks, chat_template_kwargs=variables)
-            assert answer.status_code == 200, answer.text
-            assert path != "/tokenize" or answer.json() == without.json()
-        for variables in wrong:
-            refused = await post(engine, path, **asks, chat_template_kwargs=variables)
-            assert "reads no variables" in error(refused, "invalid_parameter")
-
-
-async def test_a_switch_under_the_wrong_name_counts_only_beside_the_right_one(engine: FakeEngine) -> None:
-    for value in (True, False):
-        options = ChatOptions(template_variables={"enable_thinking": value})
-        both = await post(engine, messages=HELLO, chat_template_kwargs={"thinking": value, "enable_thinking": value})
-        assert both.status_code == 200 and engine.streams[-1].prompt == engine.chat_format.encode(HELLO, options)
-    wrong: list[Any] = [{"thinking": False}, {"thinking": False, "enable_thinking": True}]
-    for variables in wrong:
-        refused = await post(engine, messages=HELLO, chat_template_kwargs=variables)
-        assert "template reads enable_thinking" in error(refused, "invalid_parameter")
-    assert (await post(engine, messages=HELLO, chat_template_kwargs={"thinking": None})).status_code == 200
-
-
-async def test_a_model_that_always_reasons_refuses_to_be_switched_off(tmp_path: Path) -> None:
-    engine = engine_with(make_chat_model("distill", tmp_path))
-    for name in ("enable_thinking", "thinking"):
-        refused = await post(engine, messages=HELLO, chat_template_kwargs={name: False})
-        assert f"{name} cannot be false" in error(refused, "invalid_parameter")
-        for value in (True, None):
-            assert (await post(engine, messages=HELLO, chat_template_kwargs={name: value})).status_code == 200
-    built_in = engine_with(tmp_path, find_chat_format("llama3", engine.tokenizer))  # the tokenizer has <think>
-    error(await post(built_in, messages=HELLO, chat_template_kwargs={"thinking": False}), "invalid_parameter")
-    assert (await post(built_in, messages=HELLO, chat_template_kwargs={"thinking": True})).status_code == 200
-
-
-_STRIPPED = "{{ messages[-1].content.split('</think>')[-1] }}"
-_WITHOUT_REASONING = _STRIPPED + "A:"
-_FOR_EARLIER_TURNS = "{% if enable_thinking %}{{ messages[-1].content }}{% else %}" + _STRIPPED + "{% endif %}A:"
-
-
-@pytest.mark.parametrize(
-    ("source", "taken"),
-    [
-        (_WITHOUT_REASONING, True),
-        ("Think in <think> and </think>. " + _WITHOUT_REASONING, True),
-        (_WITHOUT_REASONING + "<think>\n", True),
-        (_FOR_EARLIER_TURNS, True),
-        (_FOR_EARLIER_TURNS + "<think>\n", True),
-        ("{% if enable_thinking %}Think! {% endif %}" + _WITHOUT_REASONING + "<think>", True),
-        (_WITHOUT_REASONING + "<think>\n\n</think>\n\n", False),
-        (_WITHOUT_REASONING + "</think>", False),
-        ("{{ messages[-1].content }}A:", False),
-    ],
-)
-async def test_a_switch_that_changes_no_prompt_must_say_what_the_model_does(
-    source: str, taken: bool, folder: Path
-) -> None:
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    engine = engine_with(folder, TemplateChatFormat(tokenizer, source))
-    assert (await post(engine, messages=HELLO, chat_template_kwargs={"enable_thinking": taken})).status_code == 200
-    refused = await post(engine, messages=HELLO, chat_template_kwargs={"enable_thinking": not taken})
-    said = error(refused, "invalid_parameter")
-    assert ("cannot be false: this model reasons" in said) is taken
+    plain = engine_with(folder, TemplateChatFormat(tokenizer, "{{ messages[0].content }}"))
+    unread = {"enable_thinking": False, "thinking": True, "thoughts": 0, "messages": "x", "tools": "x"}
+    for engine in (plain, FakeEngine()):  # a template, and a built-in format
+        whole = [await post(engine, path, **asks, chat_template_kwargs=kwargs) for kwargs in ({}, unread)]
+        assert [answer.status_code for answer in whole] == [200, 200], whole[1].text
+        assert path != "/tokenize" or whole[0].json() == whole[1].json()
+        prompts = [stream.prompt for stream in engine.streams]
+        assert prompts[: len(prompts) // 2] == prompts[len(prompts) // 2 :]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llama_core.errors import InvalidDialog, InvalidParameter
+from llama_core.errors import InvalidDialog
 from llama_core.text.chat_format import ChatOptions
 from llama_core.text.registry import find_chat_format, load_tokenizer, open_chat_format
 from llama_core.text.tokenizer import Tokenizer
@@ -53,8 +53,7 @@ def test_the_prompt_ends_where_the_options_say(tokenizer: Tokenizer) -> None:
     ended = chat.encode(DIALOG[:3], ChatOptions(add_generation_prompt=False))
     assert ended[-1] == tokenizer.control_texts["<|eot_id|>"]
     assert chat.encode(DIALOG[:3], ChatOptions(False, True)) == ended[:-1]
-    with pytest.raises(InvalidParameter, match="chat_template_kwargs"):
-        chat.encode(DIALOG, ChatOptions(template_variables={"a": 1}))
+    assert chat.encode(DIALOG, ChatOptions(template_variables={"a": 1})) == chat.encode(DIALOG)
 
 
 @pytest.mark.parametrize(
