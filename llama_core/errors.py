@@ -6,7 +6,7 @@
     │   ├── InvalidDialog                 wrong order of roles; names the message's index
     │   │   └── SpecialTags               a message contains the chat template's own tags
     │   ├── NoChatTemplate                a chat with a model that has no chat template
-    │   └── ContextLengthExceeded         prompt, or prompt + max_tokens, exceeds the context
+    │   └── ContextLengthExceeded         prompt exceeds the context
     ├── ConfigError (ValueError)          params.json or an argument of the server
     ├── CheckpointError                   a file that is missing, damaged or of another model
     ├── TokenizerError                    a tokenizer that is missing, damaged or of another model

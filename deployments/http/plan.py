@@ -20,8 +20,7 @@ from deployments.http.unsupported import (
     Neutral,
     refuse_unsupported,
 )
-from llama_core.errors import ContextLengthExceeded, InvalidParameter
-from llama_core.scheduling.request import check_length
+from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, params_of_choices
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
 from llama_core.text.spellings import spellings
@@ -107,13 +106,12 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
         bos=body.add_special_tokens is not False,
         n=body.num_sampled,
         parse_special=bool(body.parse_special),
-        num_new=0 if body.token_limit == 0 else 1,
     )
     if body.echo and body.logprobs is not None:
         _check_prompt_logprobs(prompts, body.num_sampled, body.logprobs, "logprobs", "with echo, ")
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, body.num_sampled, body.prompt_logprobs, "prompt_logprobs")
-    limits = [_max_tokens(prompt, body, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
+    limits = [_max_tokens(prompt, body, DEFAULT_COMPLETION_TOKENS, engine) for prompt in prompts]
     num_returned = body.n or 1
     ranks_choices = body.num_sampled > num_returned
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
@@ -138,7 +136,7 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     use = body.tool_use()
     prompt = await encode_chat(body, encoder)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    limits = [_max_tokens(prompt, body, engine.max_seq_len, "messages", engine)]
+    limits = [_max_tokens(prompt, body, engine.max_seq_len, engine)]
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
     _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
@@ -175,10 +173,9 @@ def answer_parsing(
     if use is None and answer_format.reasoning is None:
         return None
     begun = answer_format.begins_reasoning(prompt)
-    is_legacy = bool(body.functions) and not body.tools
     is_either = has_grammar and use is not None and use.mode == "auto"
     hides_reasoning = body.include_reasoning is False
-    return AnswerParsing(answer_format, use, begun, is_legacy, is_either, hides_reasoning)
+    return AnswerParsing(answer_format, use, begun, body.is_legacy, is_either, hides_reasoning)
 
 
 async def chat_grammar(grammar: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
@@ -206,23 +203,14 @@ def _check_against_model(body: GenerationBody, engine: Engine, neutral: Neutral)
         refuse_unsupported(body.given(), neutral)
 
 
-def _max_tokens(prompt: list[int], body: GenerationBody, default: int, param: str, engine: Engine) -> int:
-    """The requested limit, or the default bounded by the context. The prompt leaves room for one token.
+def _max_tokens(prompt: list[int], body: GenerationBody, default: int, engine: Engine) -> int:
+    """The requested limit, or the default, cut to what the prompt leaves of the context, which is at least one token.
 
     0 becomes 1: a sequence samples at least one token, which the answer leaves out (`Plan.only_prompt`).
     """
-    limit = body.token_limit
-    if limit is None or limit == NO_LIMIT:
-        return min(default if limit is None else engine.max_seq_len, engine.max_seq_len - len(prompt))
-    if limit == 0 and len(prompt) == engine.max_seq_len:
-        raise ContextLengthExceeded(
-            f"{param}: Input tokens exceed the configured limit of {len(prompt) - 1} tokens, which is the context without the "
-            f"token that is sampled and left out of the answer; the prompt has {len(prompt)} tokens",
-            param=param,
-        )
-    limit = max(limit, 1)
-    check_length(len(prompt), limit, engine.max_seq_len, param=param, limit_param=body.name_of_limit)
-    return limit
+    room = engine.max_seq_len - len(prompt)
+    limit = default if body.token_limit is None else body.token_limit
+    return room if limit == NO_LIMIT else min(max(limit, 1), room)
 
 
 def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int, param: str, where: str = "") -> None:

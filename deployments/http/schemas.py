@@ -201,19 +201,24 @@ class ChatBody(DialogOptions, GenerationBody):
         """The tools in either form."""
         return self.tools or self.functions
 
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the answer has `function_call`."""
+        return bool(self.functions) and not self.tools
+
     def tool_use(self) -> ToolUse | None:
         """The tools that the answer may call; None for plain text. Raises InvalidParameter."""
-        if self.functions or (self.function_call is not None and not self.tools and self.tool_choice is None):
+        if self.is_legacy or (self.function_call is not None and not self.tools and self.tool_choice is None):
             return tool_use(self.functions, self.function_call, parallel=False, is_legacy=True)
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @model_validator(mode="after")
     def _tools_have_one_form(self) -> Self:
         """Of fields with an older form, the answer follows one alone."""
-        if self.functions and self.tools:
+        if self.functions and self.tools and self.functions != self.tools:
             raise InvalidParameter("functions: is the older form of tools: send one of them", param="functions")
         auto = ChosenTools("auto")
-        if self.functions and self.tool_choice is not None and self.tool_choice != (self.function_call or auto):
+        if self.is_legacy and self.tool_choice is not None and self.tool_choice != (self.function_call or auto):
             message = "tool_choice: belongs to tools: send function_call beside functions"
             raise InvalidParameter(message, param="tool_choice")
         if self.tools and self.function_call is not None and self.function_call != (self.tool_choice or auto):

@@ -78,10 +78,12 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
         found += _of_structured_outputs(body.structured_outputs)
     if body.response_format is not None and (of_format := _of_response_format(body.response_format))[0]:
         found.append(of_format)
-    if len(found) > 1:
+    if (
+        len({grammar for grammar, _ in found}) > 1
+    ):  # an older name may have its successor beside it, with the same value
         names = " and ".join(name for _, name in found)
         raise InvalidParameter(f"{found[1][1]}: {names} exclude each other", param=found[1][1])
-    return found[0] if found else ("", "")
+    return found[-1] if found else ("", "")
 
 
 @grammars.kept

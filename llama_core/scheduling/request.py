@@ -22,32 +22,19 @@ class FinishReason(StrEnum):
 
 
 def check_length(
-    num_tokens: int,
-    num_new: int,
-    max_seq_len: int,
-    *,
-    param: str = "prompt",
-    limit_param: str = "max_tokens",
-    is_lower_bound: bool = False,
+    num_tokens: int, num_new: int, max_seq_len: int, *, param: str = "prompt", is_lower_bound: bool = False
 ) -> None:
-    """Raises ContextLengthExceeded unless a prompt of `num_tokens` tokens and `num_new` new tokens fit the context.
+    """Raises ContextLengthExceeded unless a prompt of `num_tokens` tokens leaves the context room for `num_new` ones, 0 or 1.
 
-    param: the prompt's field. limit_param: the field that asks for the new tokens, which is at fault where the prompt and one
-    token fit. is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so. LangChain and LiteLLM recognize
-    their context-window errors by the words "Input tokens exceed the configured limit of N tokens".
+    param: the prompt's field. is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so. LangChain and
+    LiteLLM recognize their context-window errors by the words "Input tokens exceed the configured limit of N tokens".
     """
     if num_tokens + num_new <= max_seq_len:
         return
-    words = f"Input tokens exceed the configured limit of {max_seq_len} tokens"
-    if num_new > 1 and num_tokens < max_seq_len:
-        raise ContextLengthExceeded(
-            f"{limit_param}: must be at most {max_seq_len - num_tokens}, because the prompt has {num_tokens} tokens; with "
-            f"{num_new} more, {words}, which is the context",
-            param=limit_param,
-        )
+    limit = f"Input tokens exceed the configured limit of {max_seq_len - num_new} tokens"
+    reason = f"the context of {max_seq_len} less one for the answer" if num_new else "which is the context"
     size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
-    least = " and includes one generated token" if num_new >= 1 else ""
-    raise ContextLengthExceeded(f"{param}: {words}, which is the context{least}; the prompt has {size}", param=param)
+    raise ContextLengthExceeded(f"{param}: {limit}, {reason}: shorten the prompt, which has {size}", param=param)
 
 
 def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:

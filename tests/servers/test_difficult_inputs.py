@@ -33,7 +33,7 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("logit_bias", {"-1": 1}, "invalid_parameter"), ("logit_bias", {str(2**31): 1}, "invalid_parameter"),
     ("logit_bias", {"1000000": 1}, "invalid_parameter"), ("tools", [{"type": "function"}], "unsupported"),
     ("response_format", {"type": "xml"}, "invalid_parameter"), ("min_tokens", 2**31, "invalid_parameter"),
-    ("stream_options", {"include_usage": True}, "invalid_parameter"), ("max_tokens", 5000, "context_length_exceeded"),
+    ("stream_options", {"include_usage": True}, "invalid_parameter"), ("prompt", [5] * 5000, "context_length_exceeded"),
 ]  # fmt: skip
 BAD_DIALOGS: list[tuple[list[Any], str]] = [
     ([], "invalid_dialog"), ([{"role": "user"}], "invalid_dialog"), ([{"role": "wizard", "content": "x"}], "invalid_dialog"),

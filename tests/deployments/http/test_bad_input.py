@@ -164,23 +164,17 @@ def test_a_bad_continuation_is_named(served: Served, body: dict[str, Any]) -> No
     assert error["message"].startswith("continuations: ") and "prompts" not in error["message"]
 
 
-def test_an_echo_alone_over_the_context_is_told_which_token_is_left_out(served: Served) -> None:
-    body = {"prompt": [5] * MAX_SEQ_LEN, "echo": True, "max_tokens": 0}
-    error = assert_error(post(served, COMPLETIONS, body), 400, "context_length_exceeded")
-    assert f"limit of {MAX_SEQ_LEN - 1} tokens" in str(error["message"]) and "left out" in str(error["message"])
-    body |= {"prompt": [5] * (MAX_SEQ_LEN - 1)}
-    assert post(served, COMPLETIONS, body).status_code == 200
-
-
 def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:
-    error = assert_error(
-        post(served, COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}), 400, "context_length_exceeded"
-    )
-    assert all(number in (error["message"] or "") for number in (str(MAX_SEQ_LEN), "250", "7"))
-    error = assert_error(post(served, COMPLETIONS, {"prompt": [5] * MAX_SEQ_LEN}), 400, "context_length_exceeded")
-    assert str(MAX_SEQ_LEN) in (error["message"] or "")
+    """One token is sampled in any case: of an echo alone, the answer leaves it out."""
+    alone: dict[str, Any] = {"echo": True, "max_tokens": 0}
+    for fields in ({}, {"max_tokens": 7}, alone):
+        full = post(served, COMPLETIONS, {"prompt": [5] * MAX_SEQ_LEN} | fields)
+        message = assert_error(full, 400, "context_length_exceeded")["message"]
+        assert f"limit of {MAX_SEQ_LEN - 1} tokens" in str(message) and f"which has {MAX_SEQ_LEN} tokens" in str(
+            message
+        )
+        assert post(served, COMPLETIONS, {"prompt": [5] * (MAX_SEQ_LEN - 1)} | fields).status_code == 200
     assert_error(post(served, CHAT, {"messages": [USER | {"content": "x y " * 500}]}), 400, "context_length_exceeded")
-    assert post(served, COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -266,7 +260,7 @@ def test_no_value_of_a_request_reaches_the_log_or_the_answer(served: Served, cap
     caplog.set_level(logging.DEBUG)
     secret = "hunter2\r\nERROR forged line"
     bodies = [
-        {"prompt": secret, "max_tokens": 100_000}, {"prompt": "x", "temperature": secret},
+        {"prompt": secret, "max_tokens": 10**30}, {"prompt": "x", "temperature": secret},
         {"prompt": "x", "model": secret}, {"prompt": "x", "logit_bias": {secret: 1}}, {"prompt": "x", "stop": [secret * 99]},
         {"prompt": "x", "response_format": {"type": secret}}, {"prompt": {secret: secret}},
     ]  # fmt: skip

@@ -203,39 +203,44 @@ def test_a_failed_choice_fails_the_whole_answer_and_cancels_the_others(served: S
 
 
 def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(served: Served) -> None:
-    words = f"Input tokens exceed the configured limit of {MAX_SEQ_LEN} tokens"
+    words = f"Input tokens exceed the configured limit of {MAX_SEQ_LEN - 1} tokens, the context of {MAX_SEQ_LEN}"
     for path, body in (
         ("/v1/completions", {"prompt": "x " * 2 * MAX_SEQ_LEN}),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 2 * MAX_SEQ_LEN}),
+        ("/v1/completions", {"prompt": [5] * MAX_SEQ_LEN, "max_tokens": 99}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 2 * MAX_SEQ_LEN}]}),
+        ("/v1/responses", {"input": "x " * 2 * MAX_SEQ_LEN, "truncation": "auto"}),
     ):
         error = assert_error(http.post(served.url + path, json=body), 400, "context_length_exceeded")
-        assert words in str(error["message"])
+        message, field = str(error["message"]), next(iter(body))
+        assert message.startswith(f"{field}: {words}") and error["param"] == field
+        assert re.search(r"shorten the prompt, which has (at least )?\d+ tokens$", message)
 
 
-def test_an_overflow_by_max_tokens_says_so_and_how_many_fit(served: Served) -> None:
-    words = f"Input tokens exceed the configured limit of {MAX_SEQ_LEN} tokens"
-    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
-    for path, body, name in (
-        ("/v1/completions", {"prompt": [5] * 50}, "max_tokens"),
-        ("/v1/completions", {"prompt": [5] * 50}, "n_predict"),
-        ("/v1/chat/completions", chat, "max_completion_tokens"),
-        ("/v1/responses", {"input": "x"}, "max_output_tokens"),
-    ):
-        answer = http.post(served.url + path, json=body | {name: MAX_SEQ_LEN})
-        error = assert_error(answer, 400, "context_length_exceeded")
-        message = str(error["message"])
-        found = re.match(rf"{name}: must be at most (\d+), because the prompt has ", message)
-        assert error["param"] == name and words in message and found is not None
-        most = int(found[1])
-        assert path != "/v1/completions" or most == MAX_SEQ_LEN - 50
-        assert http.post(served.url + path, json=body | {name: most}).status_code == 200
-    error = assert_error(
-        http.post(served.url + "/v1/completions", json={"prompt": [5] * MAX_SEQ_LEN, "max_tokens": 99}),
-        400,
-        "context_length_exceeded",
-    )
-    assert error["param"] == "prompt" and str(error["message"]).startswith(f"prompt: {words}")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_limit_over_the_rest_of_the_context_is_cut_to_it(path: str, name: str, stream: bool, served: Served) -> None:
+    served.engine.answer = "word " * MAX_SEQ_LEN
+    name = "max_output_tokens" if path == "/v1/responses" else name
+    field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+    asked = "x" if field != "messages" else [{"role": "user", "content": "x"}]
+    body = {field: asked, name: 32_000, "stream": stream}
+    answer = http.post(served.url + path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert ('"status":"incomplete"' if path == "/v1/responses" else '"finish_reason":"length"') in answer.text
+    sent = served.engine.streams[-1]
+    assert sent.params.max_tokens == MAX_SEQ_LEN - len(sent.prompt)
+    served.engine.answer = "Still here."
+
+
+def test_each_prompt_of_a_request_has_the_rest_of_its_own_context(served: Served) -> None:
+    body = {"prompt": [[5] * 50, [5] * 200], "max_tokens": 100, "n": 2}
+    assert http.post(served.url + "/v1/completions", json=body).status_code == 200
+    assert [stream.params.max_tokens for stream in served.engine.streams] == [100, 100, 56, 56]
+    for min_tokens, status in ((56, 200), (57, 400)):
+        answer = http.post(served.url + "/v1/completions", json=body | {"min_tokens": min_tokens})
+        assert answer.status_code == status
+    assert "at most 56" in answer.json()["error"]["message"]
 
 
 def test_no_new_tokens_with_echo_score_the_prompt(served: Served, client: openai.OpenAI) -> None:

@@ -1,5 +1,6 @@
 """The fields that ask for structured output become a grammar; what cannot be followed is a 400 that names the field."""
 
+import json
 from typing import Any
 
 import pytest
@@ -97,6 +98,23 @@ def follows(text: str, grammar: str) -> bool:
 async def test_a_field_becomes_a_grammar(fields: dict[str, Any], right: str, wrong: str) -> None:
     grammar = await planned(**fields)
     assert follows(right, grammar) and not follows(wrong, grammar)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"guided_grammar": 'root ::= "x"'}, {"structured_outputs": {"grammar": 'root ::= "x"'}}),
+        ({"guided_regex": "a+", "regex": "a+"}, {"structured_outputs": {"regex": "a+"}}),
+        ({"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}}),
+        ({"guided_json": SCHEMA}, {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+    ],
+)
+async def test_an_older_name_may_have_its_successor_beside_it_with_an_equal_value(
+    older: dict[str, Any], newer: dict[str, Any]
+) -> None:
+    """As guidance sends them to vLLM."""
+    assert await planned(**older, **newer) == await planned(**newer) == await planned(**older) != ""
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}},
