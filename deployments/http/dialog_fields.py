@@ -12,6 +12,7 @@ from deployments.http.field_types import (
     Content,
     Flag,
     TemplateVariables,
+    only_text,
 )
 from deployments.http.tool_fields import MAX_ID_CHARS, ToolCalls
 from llama_core.errors import InvalidParameter
@@ -22,7 +23,7 @@ LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no id
 
 class ChatMessage(BodyWithUnknownFields):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = Field(description="May be null beside tool_calls, reasoning or a refusal.")
+    content: Content = Field(description="May be null, or absent, in an answer of an earlier turn.")
     name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For chat templates that write it.")
     tool_calls: ToolCalls = Field(default_factory=list, description="The calls of an earlier answer.")
     tool_call_id: str | None = Field(
@@ -36,11 +37,13 @@ class ChatMessage(BodyWithUnknownFields):
     @model_validator(mode="before")
     @classmethod
     def _with_calls(cls, given: Any) -> Any:
-        """An answer without text may have no content; the older `function_call` becomes a call."""
+        """An answer may have no content; the older `function_call` becomes a call. A tool's result may have images."""
         if not isinstance(given, dict):
             return given
         if not isinstance(given.get("reasoning", ""), str | None):  # another server's object, which no template reads
             given = {**given, "reasoning": None}
+        if given.get("role") == "tool":
+            return {**given, "content": only_text(given.get("content"), ("text",))}
         if given.get("role") != "assistant":
             return given
         if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):
@@ -48,10 +51,8 @@ class ChatMessage(BodyWithUnknownFields):
             given = {**given, "tool_calls": [call], "function_call": None}
         if given.get("content") is not None:
             return given
-        if isinstance(refusal := given.get("refusal"), str):
-            return {**given, "content": refusal}
-        has_parts = given.get("tool_calls") or given.get("reasoning_content") or given.get("reasoning")
-        return {**given, "content": ""} if has_parts else given
+        refusal = given.get("refusal")
+        return {**given, "content": refusal if isinstance(refusal, str) else ""}
 
     @property
     def reasoning_text(self) -> str | None:

@@ -3,6 +3,7 @@
 Each validator answers a bad value with one error that says what is valid. Knows nothing of any one body.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import (
@@ -34,6 +35,7 @@ MAX_NAME_CHARS = 256
 MAX_BAD_WORD_CHARS = 64
 MAX_TEMPLATE_VARIABLES = 16
 MAX_VARIABLE_CHARS = 4096
+NOT_TEXT = "[an image or a file, which this model cannot read]"
 MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
 
 TextPrompts = list[str]
@@ -121,6 +123,19 @@ def _content(value: object) -> str:
             raise InvalidParameter(f"{kinds}: each part has its text")
         texts.append(text)
     return "\n".join(texts)
+
+
+def only_text(parts: object, text_types: Collection[str]) -> object:
+    """The parts of a tool's result, with NOT_TEXT for each of another type: agents send screenshots, and send them again with
+    every later turn."""
+    if not isinstance(parts, list):
+        return parts
+    stand_in = {"type": "text", "text": NOT_TEXT}
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
+    return [
+        stand_in if isinstance(kind, str) and kind not in text_types else part
+        for kind, part in zip(kinds, parts, strict=True)
+    ]
 
 
 def _logit_bias(value: object) -> dict[int, float]:

@@ -29,10 +29,11 @@ _NAMES: Final = "must have 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
 
 @dataclass(frozen=True, slots=True)
 class ChosenTools:
-    """names: the tools that may be called; None for all."""
+    """names: the tools that may be called; None for all. is_one: exactly one call."""
 
     mode: Literal["none", "auto", "required"]
     names: tuple[str, ...] | None = None
+    is_one: bool = False
 
 
 def tool_use(
@@ -54,7 +55,7 @@ def tool_use(
         if not all(name in known for name in choice.names):
             raise InvalidParameter(f"{param}: must name a function that is among the {offered}", param=param)
         tools = tuple(known[name] for name in choice.names)
-    return ToolUse(tools, choice.mode, parallel is not False)
+    return ToolUse(tools, choice.mode, parallel is not False and not choice.is_one)
 
 
 def _tools(value: object) -> tuple[Tool, ...]:
@@ -128,7 +129,7 @@ def _tool_choice(value: object) -> ChosenTools:
         return ChosenTools(value)  # type: ignore[arg-type]
     if isinstance(value, dict):
         if value.get("type") == "function" and isinstance(function := value.get("function"), dict):
-            return ChosenTools("required", (_chosen(function.get("name")),))
+            return ChosenTools("required", (_chosen(function.get("name")),), is_one=True)
         allowed = value.get("allowed_tools")
         if value.get("type") == "allowed_tools" and isinstance(allowed, dict):
             return _allowed(allowed.get("mode"), allowed.get("tools"))
@@ -148,7 +149,7 @@ def _function_call(value: object) -> ChosenTools:
     if isinstance(value, str) and value in ("none", "auto"):
         return ChosenTools(value)  # type: ignore[arg-type]
     if isinstance(value, dict):
-        return ChosenTools("required", (_chosen(value.get("name")),))
+        return ChosenTools("required", (_chosen(value.get("name")),), is_one=True)
     raise InvalidParameter("must be none, auto, or an object that names a function")
 
 
@@ -177,22 +178,22 @@ def _tool_calls(value: object) -> list[dict[str, Any]]:
 
 
 def called(function: dict[str, Any], where: str) -> dict[str, str]:
-    """Name and arguments of an earlier call. Arguments that `max_tokens` cut off are completed: templates read an object."""
+    """Name and arguments of an earlier call. An object that `max_tokens` cut off is completed. Other arguments stay text: one
+    mistake of a model must not refuse all later turns."""
     name, arguments = function.get("name"), function.get("arguments")
     if arguments is None:
         arguments = ""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(f"{where}.name: {_NAMES}")
     if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARS:
-        raise InvalidParameter(f"{where}.arguments: must be JSON text of at most {MAX_ARGUMENT_CHARS} characters")
+        raise InvalidParameter(f"{where}.arguments: must be a text of at most {MAX_ARGUMENT_CHARS} characters")
     try:
-        parsed = json.loads(arguments or "{}")
+        if json.loads(arguments.strip() or "null") is None:
+            arguments = "{}"
     except (ValueError, RecursionError) as error:
-        parsed = _completed_json(arguments, error)
-        arguments = json.dumps(parsed, ensure_ascii=False)
-    if not isinstance(parsed, dict):
-        raise InvalidParameter(f"{where}.arguments: must be the JSON text of an object")
-    return {"name": name, "arguments": arguments or "{}"}
+        if isinstance(whole := _completed_json(arguments, error), dict):
+            arguments = json.dumps(whole, ensure_ascii=False)
+    return {"name": name, "arguments": arguments}
 
 
 def _completed_json(text: str, error: Exception) -> object:

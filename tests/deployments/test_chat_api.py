@@ -13,6 +13,7 @@ from deployments.chat_answers import ChatAnswer, whole
 from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.http.field_types import NOT_TEXT
 from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -149,6 +150,30 @@ async def test_the_ending_of_the_template_is_left_out_and_the_limit_is_told(repl
     assert (await replica.chat()).content == "Rome."
     cut = await replica.api.chat(ChatRequest(HELLO), SamplingParams(0.0, max_tokens=1, logprobs=0))
     assert cut.finish_reason == "length" and len(cut.tokens) == len(cut.logprobs) == 1
+
+
+async def test_a_limit_over_the_rest_of_the_context_ends_with_length(replica: Replica) -> None:
+    replica.script.answer = [5] * 3000
+    far = SamplingParams(0.0, max_tokens=32_000)
+    answer = await replica.api.chat(ChatRequest(HELLO), far)
+    assert (answer.finish_reason, len(answer.tokens)) == ("length", 2048 - len(replica.prompt))
+    (sampled,) = await replica.api.sample(["Hello"], far)
+    assert (sampled.finish_reason, len(sampled.tokens)) == ("length", 2048 - sampled.num_prompt_tokens)
+
+
+async def test_conversations_may_have_a_models_mistakes(replica: Replica) -> None:
+    replica.writes("So.")
+    calls = [
+        {"id": str(at), "type": "function", "function": {"name": "f", "arguments": arguments}}
+        for at, arguments in enumerate(("null", "[1]"))
+    ]
+    image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": image} for call in calls]
+    await replica.chat(
+        messages=[*HELLO, {"role": "assistant", "tool_calls": calls}, *results, {"role": "assistant"}, *HELLO]
+    )
+    prompt = replica.service.tokenizer.decode(replica.prompt)
+    assert '"arguments": {}' in prompt and '"arguments": "[1]"' in prompt and prompt.count(NOT_TEXT) == 2
 
 
 @pytest.mark.parametrize(

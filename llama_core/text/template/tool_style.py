@@ -2,13 +2,13 @@
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
 from llama_core.errors import InvalidDialog
+from llama_core.text.tools.tool import parsed_arguments
 
 SHORT_ID_CHARS: Final = 9  # of the ids that Mistral's templates take
 _TOOL: Final = {
@@ -56,7 +56,7 @@ class ToolStyle:
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
         if not self.arguments_are_text:
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = parsed_arguments(function["arguments"])
         return {**call, "id": self._id(call["id"]), "function": function}
 
     def _id(self, call_id: str) -> str:

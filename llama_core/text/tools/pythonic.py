@@ -15,7 +15,7 @@ from llama_core.text.tools.parser import AnswerParser, CallHead
 from llama_core.text.tools.pieces import Arguments
 from llama_core.text.tools.python_values import ValueEnd, as_json
 from llama_core.text.tools.pythonic_grammar import argument_rules
-from llama_core.text.tools.tool import Call, Tool, ToolUse, described
+from llama_core.text.tools.tool import Call, Tool, ToolUse, described, parsed_arguments
 from llama_core.text.tools.tool_format import ToolFormat
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -175,7 +175,9 @@ class PythonicParser(LeadingCalls):
 
 
 def _written(call: Call) -> str:
-    arguments: dict[str, Any] = json.loads(call.arguments)
+    arguments = parsed_arguments(call.arguments)
+    if isinstance(arguments, str):
+        return f"{call.name}({_literal(arguments)})"
     if all(_NAME.fullmatch(name) for name in arguments):
         return f"{call.name}({', '.join(f'{name}={_literal(value)}' for name, value in arguments.items())})"
     return f"{call.name}(**{_literal(arguments)})"

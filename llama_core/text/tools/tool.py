@@ -53,10 +53,19 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an earlier turn. arguments: JSON text of an object."""
+    """A call of an earlier turn. arguments: JSON text of an object, or another text."""
 
     name: str
     arguments: str
+
+
+def parsed_arguments(text: str) -> dict[str, Any] | str:
+    """The object that the text has as JSON; other text as it is."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return parsed if isinstance(parsed, dict) else text
 
 
 def described(tools: Sequence[Tool]) -> list[dict[str, Any]]:

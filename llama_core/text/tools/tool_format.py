@@ -6,7 +6,7 @@ from typing import Protocol
 
 from llama_core.text.tools.lark import CallRules, MarkIds
 from llama_core.text.tools.parser import AnswerParser
-from llama_core.text.tools.tool import Call, Tool, ToolUse
+from llama_core.text.tools.tool import Call, Tool, ToolUse, parsed_arguments
 
 
 class ToolFormat(Protocol):
@@ -45,4 +45,4 @@ def json_lines(tools: Sequence[Tool]) -> str:
 
 def envelope(call: Call, key: str) -> str:
     """{"name": ..., KEY: {...}} of a call."""
-    return json.dumps({"name": call.name, key: json.loads(call.arguments)}, ensure_ascii=False)
+    return json.dumps({"name": call.name, key: parsed_arguments(call.arguments)}, ensure_ascii=False)

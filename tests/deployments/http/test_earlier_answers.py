@@ -9,6 +9,7 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from deployments.http.field_types import NOT_TEXT
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
@@ -17,7 +18,12 @@ from tests.support.tool_calls import FORMATS, TOOLS
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 AGAIN: list[Any] = [{"role": "user", "content": "Go on"}]
+EMPTY = {"role": "assistant", "content": ""}
 OFFERED = [tool.described() for tool in TOOLS]
+WRITES_CALLS = (
+    "{{ tools }}{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls %}"
+    "{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+)
 WRITES_REASONING = (
     "{% for m in messages %}{{ m.role }} {{ m.reasoning_content }} {{ m.content }}\n{% endfor %}"
     "{{ '<think>' if add_generation_prompt }}{# </think> #}"
@@ -81,6 +87,8 @@ async def test_a_dialog_may_have_a_call_that_was_cut_off_anywhere(tool_format: s
         ("{", {}),
         (None, {}),
         ("", {}),
+        (" ", {}),
+        ("null", {}),
     ],
 )
 async def test_arguments_that_were_cut_off_are_completed_in_the_prompt(cut_off: str | None, completed: Any) -> None:
@@ -88,14 +96,48 @@ async def test_arguments_that_were_cut_off_are_completed_in_the_prompt(cut_off: 
     assert await prompt_of(engine, calling(cut_off)) == await prompt_of(engine, calling(json.dumps(completed)))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["x", "[1", '{"city" 1', '{"city": "Rome"} more', "{'city", "1", '{"a":' * 300, '{"a": "' + 70_000 * "x"],
-)
-async def test_arguments_that_no_object_begins_with_are_refused(arguments: str) -> None:
-    answer = await post(engine_with("x"), messages=[*HELLO, calling(arguments), *AGAIN])
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "messages[1].tool_calls[0].function.arguments")
+NO_OBJECTS = [
+    "x",
+    "[1",
+    '{"city" 1',
+    '{"city": "Rome"} more',
+    "{'city",
+    "1",
+    "[1]",
+    '{"a":' * 300,
+    '{"a": "' + 70_000 * "x",
+]
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS, ids=lambda text: text[:12])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_arguments_that_are_no_object_stay_text_in_the_prompt(path: str, arguments: str) -> None:
+    """One bad call of a model must not refuse all later turns."""
+    engine = engine_with("x")
+    engine.max_seq_len = engine.max_request_tokens = 2**17
+    call = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": arguments}
+    items = [*HELLO, call, *AGAIN]
+    asks: dict[str, Any] = (
+        {"input": items} if path == "/v1/responses" else {"messages": [*HELLO, calling(arguments), *AGAIN]}
+    )
+    answer = await post(engine, path, **asks)
+    assert answer.status_code == 200, answer.text
+    assert json.dumps(arguments) in engine.tokenizer.decode(engine.streams[-1].prompt)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_every_tool_format_writes_arguments_that_are_no_object_as_a_text(tool_format: str) -> None:
+    written = find_tool_format(tool_format).written_calls([Call("get_weather", "[1]")])
+    assert "get_weather" in written and "[1]" in written
+
+
+@pytest.mark.parametrize("arguments", [*NO_OBJECTS[:7], '{"a": 1}'])
+async def test_a_template_gets_arguments_that_are_no_object_as_text(arguments: str) -> None:
+    engine = engine_with("x")
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, WRITES_CALLS)
+    prompt = await prompt_of(engine, calling(arguments), {"role": "tool", "tool_call_id": "c1", "content": "sunny"})
+    written = arguments if arguments.endswith("}") else json.dumps(arguments)
+    assert f"get_weather {written}" in prompt
 
 
 async def test_a_response_may_have_a_call_that_was_cut_off() -> None:
@@ -140,8 +182,7 @@ async def test_a_refusal_is_the_text_of_its_answer(refused: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "assistant", "content": None},
-        {"role": "assistant", "content": None, "reasoning": "", "refusal": None},
+        {"role": "user"},
         {"role": "user", "content": None, "reasoning": "x"},
         {"role": "user", "content": None, "refusal": "x"},
         {"role": "assistant", "content": [{"type": "refusal", "text": "x"}]},
@@ -150,6 +191,45 @@ async def test_a_refusal_is_the_text_of_its_answer(refused: dict[str, Any]) -> N
 async def test_a_message_without_anything_is_refused(message: dict[str, Any]) -> None:
     answer = await post(engine_with("x"), messages=[*HELLO, message, *AGAIN])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].content")
+
+
+@pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": None, "tool_calls": []}, {"content": ""}])
+async def test_an_answer_without_content_is_an_empty_one(nothing: dict[str, Any]) -> None:
+    engine = engine_with("x")
+    assert await prompt_of(engine, {"role": "assistant", **nothing}) == await prompt_of(engine, EMPTY)
+    if "tool_calls" not in nothing:
+        items = [*HELLO, {"role": "assistant", **nothing}, *AGAIN]
+        assert (await post(engine, "/v1/responses", input=items)).status_code == 200
+        assert engine.streams[-1].prompt == engine.streams[0].prompt
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"]
+)
+async def test_an_image_in_the_result_of_a_tool_becomes_a_text(path: str) -> None:
+    """Agents send screenshots. In a message of the user an image is refused: the user asks about it."""
+    engine = engine_with("x")
+    texts = ["Here it is."] + (["image"] if path != "/v1/responses" else ["input_image", "input_file"])
+    parts = [{"type": "text", "text": texts[0]}, *({"type": kind, "source": {}} for kind in texts[1:])]
+    by_user = [{"role": "user", "content": parts}]
+    if path == "/v1/responses":
+        call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "c1", "output": parts}
+        asks: list[dict[str, Any]] = [{"input": [*HELLO, call, result]}, {"input": by_user}]
+    elif path.startswith("/v1/messages"):
+        use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]}
+        block = {"type": "tool_result", "tool_use_id": "c1", "content": parts}
+        messages = [*HELLO, use, {"role": "user", "content": [block]}]
+        asks = [{"messages": messages, "max_tokens": 5}, {"messages": by_user, "max_tokens": 5}]
+    else:
+        asks = [{"messages": [*HELLO, calling("{}"), {"role": "tool", "tool_call_id": "c1", "content": parts}]}]
+        asks.append({"messages": by_user})
+    taken, refused = [await post(engine, path, **body) for body in asks]
+    assert taken.status_code == 200, taken.text
+    assert refused.status_code == 400 and "text" in refused.text
+    if engine.streams:
+        prompt = engine.tokenizer.decode(engine.streams[-1].prompt)
+        assert prompt.count(NOT_TEXT) == len(texts) - 1 and prompt.index(texts[0]) < prompt.index(NOT_TEXT)
 
 
 @pytest.mark.parametrize("stream", [False, True])

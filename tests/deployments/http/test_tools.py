@@ -37,9 +37,13 @@ def engine_with(answer: str, tool_format: str = "hermes") -> FakeEngine:
 
 
 async def post(engine: FakeEngine, **body: Any) -> httpx.Response:
+    return await post_to("/v1/chat/completions", engine, {"messages": HELLO, "seed": 5, **body})
+
+
+async def post_to(path: str, engine: FakeEngine, body: dict[str, Any]) -> httpx.Response:
     transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
-        return await client.post("/v1/chat/completions", json={"messages": HELLO, "seed": 5, **body})
+        return await client.post(path, json=body)
 
 
 async def choice(engine: FakeEngine, **body: Any) -> dict[str, Any]:
@@ -143,6 +147,18 @@ async def test_functions_are_answered_in_their_older_form() -> None:
     assert engine.streams[-1].params.grammar
 
 
+async def test_the_older_form_beside_an_equal_newer_one_is_answered_in_the_newer() -> None:
+    engine = engine_with(find_tool_format("hermes").written_calls([Call("get-time", "{}")]))
+    both: dict[str, Any] = {"tools": OFFERED, "functions": [tool["function"] for tool in OFFERED]}
+    named = {
+        "tool_choice": {"type": "function", "function": {"name": "get-time"}},
+        "function_call": {"name": "get-time"},
+    }
+    for fields in ({}, {"tool_choice": "auto", "function_call": "auto"}, named):
+        message = (await choice(engine, **both, **fields))["message"]
+        assert message["tool_calls"] and "function_call" not in message
+
+
 async def test_log_probabilities_and_usage_go_beside_the_pieces() -> None:
     engine = engine_with(find_tool_format("hermes").written_calls([Call("get-time", "{}")]))
     options = {"include_usage": True}
@@ -197,7 +213,7 @@ for _ in range(MAX_SCHEMA_DEPTH):
 NEGATIVE = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"n": {"multipleOf": -7}}}}}
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
-BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
+BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": {}}}
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 NAME = "messages[0].tool_calls[0].function.name"
 
@@ -226,7 +242,7 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": OFFERED, "tool_choice": "required", "guided_regex": "("}, "guided_regex"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": None}]}, "messages[1].content"),
+        ({"messages": [*HELLO, {"role": "user", "content": None}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALLED]}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [BAD_ARGUMENTS]}]}, ARGUMENTS),
         ({"messages": [{"role": "assistant", "tool_calls": [CALLED | {"function": {"name": "a b"}}]}]}, NAME),
@@ -334,6 +350,39 @@ def test_the_agent_of_the_examples_offers_both_tools_twice_and_answers(
     *choosing, answering = [engine.tokenizer.decode(stream.prompt) for stream in engine.streams]
     assert all('"name": "translate"' in prompt and '"name": "get_weather"' in prompt for prompt in choosing)
     assert "24 degrees" in answering and "volpe" in answering
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_a_named_function_is_called_exactly_once(tool_format: str, model: ModelEngine) -> None:
+    """As by OpenAI's and vLLM's servers; without a name there may be several calls."""
+    by_name = {"name": "f"}
+    function = {**by_name, "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    named = {"type": "function", "function": by_name}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    tools = {"tools": [{"type": "function", "function": function}], "max_tokens": 400}
+    responses = {
+        "input": "x",
+        "tools": [{"type": "function"} | function],
+        "tool_choice": {"type": "function"} | by_name,
+    }
+    tool = by_name | {"input_schema": function["parameters"]}
+    messages = {"messages": HELLO, "max_tokens": 400, "tools": [tool], "tool_choice": {"type": "tool"} | by_name}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": named}),
+        ("chat/completions", {"messages": HELLO, "functions": [function], "function_call": by_name}),
+        ("responses", responses),
+        ("messages", messages),
+        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": "required", "parallel_tool_calls": False}),
+        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": "required"}),
+        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": allowed}),
+    ]
+    engine = engine_with(find_tool_format(tool_format).written_calls([Call("f", "{}")]), tool_format)
+    for path, body in asked:
+        assert (await post_to(f"/v1/{path}", engine, body)).status_code == 200
+    grammars = [stream.params.grammar for stream in engine.streams]
+    assert len(set(grammars[:5])) == len(set(grammars[5:])) == 1 and grammars[0] != grammars[6]
+    model.tool_format = tool_format
+    (_,) = (await choice(model, **tools, tool_choice=named, temperature=1))["message"]["tool_calls"]
 
 
 @SEEDS
