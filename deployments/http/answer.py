@@ -60,6 +60,9 @@ class AnswerSerializer(WholeSerializer, Protocol):
     def ping(self) -> bytes:
         """What an idle stream sends; clients ignore it."""
 
+    def opening(self) -> bytes:
+        """The events that a stream begins with once its request is queued; b"" where it begins with the first token."""
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The events of a choice's delta; b"" if it has nothing for the client yet."""
 

@@ -1,6 +1,6 @@
 """Server-sent events: a request's deltas as its serializer writes them, and the end of a stream whose client does not read.
 
-An error before the first token has its own HTTP status (see `request_id.py`); a later error is the
+An error before the first event has its own HTTP status (see `request_id.py`); a later error is the
 serializer's last event, and no [DONE] follows, so clients can distinguish a partial answer from a whole one.
 """
 
@@ -49,8 +49,8 @@ class EventStream:
     ) -> None:
         """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
 
-        coalescing: the interval between two messages; the first message never waits. events: they are sent before those
-        of the choices.
+        coalescing: the interval between two messages; the first message with a token never waits. events: they are sent before
+        those of the choices.
         """
         self.has_started = self.has_failed = False
         self._choices, self._serializer, self._record = choices, serializer, record
@@ -72,14 +72,18 @@ class EventStream:
 
     async def _run(self, send: Send, scope: DisconnectScope) -> None:
         loop = asyncio.get_running_loop()
-        is_ready = self._events is not None or await self._choices.wait(self._ping_s)
-        body = self._take() if is_ready else self._serializer.ping
+        opening = self._serializer.opening() if self._events is None else b""
+        body = b"" if opening else await self._arrived()
         self.has_started = True
         self._record.streaming()
         self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
         try:
             self._sending_since_s = loop.time()
             await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
+            if opening:
+                await send({"type": "http.response.body", "body": opening, "more_body": True})
+                self._sending_since_s = None
+                body = await self._arrived()
             while not self._is_over:
                 if body:
                     self._sending_since_s = loop.time()
@@ -91,13 +95,18 @@ class EventStream:
                     await asyncio.sleep(0)  # other tasks run between slices
                     body = self._take()
                 else:
-                    body = self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
+                    body = await self._arrived()
             self._sending_since_s = loop.time()
             await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
             self._watch.cancel()
         if not self.has_failed:
             self._record.succeeded()
+
+    async def _arrived(self) -> bytes:
+        """What can be read now, or after a while; a ping where nothing arrives."""
+        is_ready = self._events is not None or await self._choices.wait(self._ping_s)
+        return self._take() if is_ready else self._serializer.ping
 
     def _take(self) -> bytes:
         """Events of what can be read now, about one slice at most, and the end of the stream."""

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments.http.request_body import KIND_MARK, validate
 from deployments.http.schemas import ChatBody
 from llama_core.errors import InvalidDialog, InvalidRequest
 
 _PLACE = re.compile(r"messages\[(\d+)\](\.[\w.\[\]]*)?")
+_TOOL = re.compile(r"tools\[(\d+)\]\.function(.*)", re.S)
 
 
 def kind_of(item: object) -> str:
@@ -31,52 +32,63 @@ class ChatMessages:
         self.places.append(place)
 
 
+class ClientsWords(NamedTuple):
+    """places, tools: of each message and each tool of a chat, the place in the client's body. names: of other fields."""
+
+    places: Sequence[str]
+    tools: Sequence[str]
+    names: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class TranslatedChat:
-    """A chat's body. names: for fields of a chat, those that the client sent."""
+    """A chat's body. words: those of the client for its fields."""
 
     body: ChatBody
-    places: Sequence[str]
-    names: Mapping[str, str]
+    words: ClientsWords
 
     @contextmanager
     def in_the_clients_words(self) -> Iterator[None]:
         """Errors of the block name the client's fields."""
-        with _in_the_clients_words(self.places, self.names):
+        with _in_the_clients_words(self.words):
             yield
 
 
-def translated(fields: Mapping[str, Any], messages: ChatMessages, names: Mapping[str, str]) -> TranslatedChat:
-    """`fields` and `messages` as a chat. Raises InvalidRequest that names the client's field."""
-    with _in_the_clients_words(messages.places, names):
+def translated(
+    fields: Mapping[str, Any], messages: ChatMessages, names: Mapping[str, str], tools: Sequence[str]
+) -> TranslatedChat:
+    """`fields` and `messages` as a chat. tools: the places of its tools. Raises InvalidRequest in the client's words."""
+    words = ClientsWords(messages.places, tools, names)
+    with _in_the_clients_words(words):
         body = validate(ChatBody, {**fields, "messages": messages.messages})
-    return TranslatedChat(body, messages.places, names)
+    return TranslatedChat(body, words)
 
 
 @contextmanager
-def _in_the_clients_words(places: Sequence[str], names: Mapping[str, str]) -> Iterator[None]:
+def _in_the_clients_words(words: ClientsWords) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
         ours = error.param or ""
-        theirs = _theirs(ours, places, names)
+        theirs = _theirs(ours, words)
         message = error.message
         if ours and message.startswith(ours):
             message = theirs + message.removeprefix(ours)
         elif (found := _PLACE.match(message)) is not None:
-            message = _theirs(found[0], places, names) + message.removeprefix(found[0])
+            message = _theirs(found[0], words) + message.removeprefix(found[0])
         error.args, error.param = (message,), theirs or None
         if isinstance(error, InvalidDialog):
             error.index = None  # of the chat's messages, not of the client's
         raise
 
 
-def _theirs(param: str, places: Sequence[str], names: Mapping[str, str]) -> str:
+def _theirs(param: str, words: ClientsWords) -> str:
+    places, tools, names = words
     found = _PLACE.fullmatch(param)
     if found is not None and int(found[1]) < len(places):
         return places[int(found[1])]
+    parameters = f".{names.get('parameters', 'parameters')}"
+    if (found := _TOOL.fullmatch(param)) is not None:
+        return tools[int(found[1])] + found[2].replace(".parameters", parameters, 1)
     name, rest = re.fullmatch(r"(\w*)(.*)", param, re.S).groups()  # type: ignore[union-attr]
-    # Tools and formats are flat objects in these APIs.
-    rest = rest.replace(".function", "", 1).replace(".parameters", f".{names.get('parameters', 'parameters')}", 1)
-    rest = rest.replace(".json_schema.schema", ".schema", 1)
-    return names.get(name, name) + rest
+    return names.get(name, name) + rest.replace(".json_schema.schema", ".schema", 1)  # formats are flat in these APIs

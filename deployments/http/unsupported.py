@@ -48,6 +48,8 @@ HARMLESS = (
     # Where and how an answer is computed and sent.
     "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", "ngram_corpus_id", "backend_sampling",
     "guided_decoding_backend", "stream_interval", "stream_reasoning", "sse_ping_interval",
+    # Hints, which OpenAI's models follow as far as they like.
+    "verbosity", "web_search_options",
     # Reports beside the answer.
     "verbose", "timings_per_token", "return_progress", "return_cached_tokens_details", "return_token_offsets",
     "return_mm_kwargs", "routed_experts_prompt_start", "routed_experts_start_len",
@@ -66,7 +68,6 @@ NEUTRAL: Neutral = dict.fromkeys(HARMLESS, any_value) | {
     "length_penalty": equals(1), "typical_p": equals(1), "suffix": equals(""), "use_beam_search": equals(False),
     "early_stopping": equals(False),
     "modalities": equals(["text"]), "audio": no_value, "prediction": no_value, "moderation": no_value,
-    "verbosity": equals("medium"), "web_search_options": no_value,
     "prompt_embeds": no_value, "truncate_prompt_tokens": no_value,
     "logits_processors": empty, "chat_template": no_value,
     "documents": empty, "mirostat": equals(0), "dry_multiplier": equals(0), "xtc_probability": equals(0),

@@ -110,7 +110,7 @@ async def test_an_aborted_call_without_a_finish_reason_raises(call: str, replica
         ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 60}),
         ("/v1/chat/completions", {"messages": HELLO, "stream": True}),
         ("/v1/messages", {"messages": HELLO, "max_tokens": 60}),
-        ("/v1/responses", {"input": "hi", "stream": True}),
+        ("/v1/responses", {"input": "hi"}),
         ("/v1/score", {"prompt": "a", "continuations": ["b"]}),
     ],
 )

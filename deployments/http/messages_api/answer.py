@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 from pydantic_core import from_json
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.answer import PING, CollectedChoice
+from deployments.http.answer import CollectedChoice
 from deployments.http.errors import anthropic_error_object
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.plan import Plan, plan_chat
@@ -20,46 +19,38 @@ from llama_core.scheduling.request import FinishReason
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 _encode = msgspec.json.Encoder().encode
+_PING = named_event({"type": "ping"}, _encode)
 Fields = dict[str, object]
 
 
 async def plan_messages(body: MessagesBody, engine: Engine, encoder: PromptEncoder) -> Plan:
-    """A chat's plan. `max_tokens` may be more than the context has room for: the answer then says that the context ended it.
-
-    Raises InvalidRequest as `plan_chat` does, which names the fields of messages.
-    """
+    """A chat's plan. Raises InvalidRequest as `plan_chat` does, which names the fields of messages."""
     with body.chat.in_the_clients_words():
-        plan = await plan_chat(body.chat.body, engine, encoder)
-    params = plan.params[0]
-    return replace(plan, params=[replace(params, max_tokens=min(params.max_tokens, body.max_tokens))])
+        return await plan_chat(body.chat.body, engine, encoder)
 
 
 class MessagesSerializer:
     """Implements `AnswerSerializer`."""
 
     has_logprobs = False
+    ping = _PING
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: MessagesBody) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
         self._max_tokens, self._max_seq_len = body.max_tokens, engine.max_seq_len
         self._shows_thinking = body.shows_thinking
         self._head: Fields = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": engine.model_id}
-        self._has_begun = False
         self._num_blocks = 0
         self._open: str = ""  # type of the block that further pieces may extend
 
-    @property
-    def ping(self) -> bytes:
-        """A comment before the first event, which clients expect to be `message_start`."""
-        return _event({"type": "ping"}) if self._has_begun else PING
+    def opening(self) -> bytes:
+        """`message_start`, whose usage cannot count cached tokens yet; that of `message_delta` does."""
+        message: Fields = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        return _event({"type": "message_start", "message": {**message, "usage": self._usage()}})
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        pieces = self._answer.take(delta)
-        events = [] if self._has_begun else [self._message_start()]
-        self._has_begun = True
-        for piece in self._shown(pieces):
-            events += self._piece_events(piece)
-        return b"".join(events)
+        pieces = self._shown(self._answer.take(delta))
+        return b"".join(event for piece in pieces for event in self._piece_events(piece))
 
     def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
         yield self.chunk(index, delta)
@@ -87,10 +78,6 @@ class MessagesSerializer:
 
     def _shown(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
         return (piece for piece in pieces if self._shows_thinking or not isinstance(piece, Reasoning))
-
-    def _message_start(self) -> bytes:
-        message: Fields = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-        return _event({"type": "message_start", "message": {**message, "usage": self._usage()}})
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
         if isinstance(piece, Arguments):

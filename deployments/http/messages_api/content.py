@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, WithJsonSchema, model_validator
 
 from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOKENS, Body, Flag, OptionalInteger, Stop
+from deployments.http.field_types import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_TOKENS,
+    Body,
+    Flag,
+    OptionalInteger,
+    Stop,
+    only_text,
+)
 from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
@@ -17,12 +26,15 @@ from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
 from llama_core.errors import InvalidParameter
 
 
-def _blocks(block: Any, *kinds: str, may_be_null: bool = False) -> BeforeValidator:
-    """A text as one block; refuses blocks of other types than `kinds`, which are those of the class or union `block`."""
+def _blocks(block: Any, *kinds: str, is_result: bool = False) -> BeforeValidator:
+    """A text as one block; refuses blocks of other types than `kinds`, which are those of the class or union `block`.
+
+    is_result: of a tool. It may be null, and images in it become text.
+    """
 
     def check(value: object) -> object:
-        if value is None and may_be_null:
-            return []
+        if is_result:
+            value = [] if value is None else only_text(value, kinds)
         if isinstance(value, str):
             return [{"type": "text", "text": value}]
         if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
@@ -37,7 +49,7 @@ def _blocks(block: Any, *kinds: str, may_be_null: bool = False) -> BeforeValidat
         return value
 
     accepted = str | list[block]
-    return BeforeValidator(check, json_schema_input_type=accepted | None if may_be_null else accepted)
+    return BeforeValidator(check, json_schema_input_type=accepted | None if is_result else accepted)
 
 
 def _list(value: object) -> object:
@@ -62,7 +74,7 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
-    content: Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text", may_be_null=True)] = Field(
+    content: Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text", is_result=True)] = Field(
         default_factory=list
     )
     is_error: Flag = None
@@ -109,26 +121,38 @@ class InputMessage(Body):
         return self
 
 
-class InputTool(CheckedBody):
-    """A tool of the client. The API's own tools, such as web search, are not supported."""
+_CLIENTS = (None, "custom")  # types of tools
 
-    neutral: ClassVar[Neutral] = {
-        "allowed_callers": equals([], ["direct"]),
-        "defer_loading": equals(False),
-        "input_examples": equals([]),
-    }
+
+def _offered(value: object) -> object:
+    """Of tools of the API's own, such as web search, the type alone: the model gets the other tools."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": tool["type"]} if isinstance(tool, dict) and tool.get("type") not in _CLIENTS else tool
+        for tool in value
+    ]
+
+
+class InputTool(CheckedBody):
+    """A tool of the client. The API's own tools are accepted, and not offered to the model."""
+
+    neutral: ClassVar[Neutral] = {"allowed_callers": equals([], ["direct"]), "input_examples": equals([])}
     type: str | None = Field(None, description="custom, or absent.")
-    name: str
+    name: str | None = Field(None, description="Required.")
     description: str | None = None
     input_schema: dict[str, Any] | None = Field(None, description="Required.")
     strict: Flag = Field(None, description="true: a keyword of the schema that cannot be followed is an error.")
 
+    @property
+    def is_offered(self) -> bool:
+        return self.type in _CLIENTS
+
     @model_validator(mode="after")
-    def _is_custom(self) -> Self:
-        if self.type not in (None, "custom"):
-            raise Unsupported("this server has no tools of its own: only tools of type 'custom' are supported")
-        if self.input_schema is None:
-            raise InvalidParameter("input_schema: is required")
+    def _is_complete(self) -> Self:
+        for name in ("name", "input_schema"):
+            if self.is_offered and getattr(self, name) is None:
+                raise InvalidParameter(f"{name}: is required")
         return self
 
 
@@ -172,4 +196,4 @@ class OutputConfig(CheckedBody):
 InputMessages = Annotated[list[InputMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
 StopSequences = Annotated[Stop, BeforeValidator(_list), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 System = Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")]
-InputTools = Annotated[list[InputTool], FailFast(), Field(max_length=MAX_TOOLS)]
+InputTools = Annotated[list[InputTool], FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_offered)]

@@ -43,6 +43,7 @@ PROMPT_NEUTRAL: Neutral = {
     "container": no_value, "mcp_servers": empty, "thread": no_value, "context_management": has(edits=_keeps_the_context),
     **{name: CHATS_OWN[name] for name in ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")},
 }  # fmt: skip
+SAME_FIELDS = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed")
 NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | PROMPT_NEUTRAL | {
     "compaction": no_value, "fallbacks": equals([], "default"), "inference_geo": equals("global"),
     "billing_policy": has(bill_to=equals("self")), "fallback_credit_token": any_value,
@@ -75,12 +76,14 @@ class CountTokensBody(CheckedBody):
         messages = chat_messages(self.system, self.messages)
         fields = tool_fields(self.tools, self.tool_choice) | output_fields(self.output_config, self.output_format)
         names = NAMES if self.output_format is None else NAMES | {"response_format": "output_format"}
-        self._chat = translated(self._own_fields() | fields | ending_fields(messages), messages, names)
+        places = [f"tools[{index}]" for index, tool in enumerate(self.tools) if tool.is_offered]
+        self._chat = translated(self._own_fields() | fields | ending_fields(messages), messages, names, places)
         return self
 
     @model_validator(mode="after")
     def _one_format(self) -> Self:
-        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+        newer = None if self.output_config is None else self.output_config.format
+        if self.output_format is not None and newer is not None and newer != self.output_format:
             message = "output_format: is the older name of output_config.format: send one of them"
             raise InvalidParameter(message, param="output_format")
         return self
@@ -110,7 +113,6 @@ class MessagesBody(CountTokensBody):
         return self.thinking is None or (self.thinking.type != "disabled" and self.thinking.display != "omitted")
 
     def _own_fields(self) -> dict[str, Any]:
-        """Without `max_tokens`, which `plan_messages` bounds by the context."""
         user = None if self.metadata is None else self.metadata.user_id
-        same = {name: getattr(self, name) for name in ("model", "stream", "temperature", "top_p", "top_k", "seed")}
+        same = {name: getattr(self, name) for name in SAME_FIELDS}
         return {**same, "stop": self.stop_sequences, "user": user}

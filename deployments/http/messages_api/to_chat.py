@@ -43,8 +43,8 @@ def ending_fields(messages: ChatMessages) -> dict[str, Any]:
 
 def tool_fields(tools: Sequence[InputTool], choice: ToolChoice | None) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    if tools:
-        fields["tools"] = [_function(tool) for tool in tools]
+    if offered := [_function(tool) for tool in tools if tool.is_offered]:
+        fields["tools"] = offered
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = named if choice.type == "tool" else CHOICES[choice.type]

@@ -9,6 +9,7 @@ from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.answer import PING, CollectedChoice
 from deployments.http.plan import Plan, plan_chat
 from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.responses_api.content import OFFERED
 from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.single_answer import SingleAnswer, named_event, new_id
@@ -44,19 +45,17 @@ class ResponsesSerializer:
             "model": engine.model_id,
         }
         self._echo = _echo(body, plan)
+        self._namespaces = body.namespaces
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None  # the last item, while it grows
         self._num_events = 0
 
+    def opening(self) -> bytes:
+        response = self._response("in_progress")
+        return b"".join(self._event(f"response.{name}", response=response) for name in ("created", "in_progress"))
+
     def chunk(self, index: int, delta: Delta) -> bytes:
-        pieces = self._answer.take(delta)
-        events: list[bytes] = []
-        if not self._num_events:
-            response = self._response("in_progress")
-            events += [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
-        for piece in pieces:
-            events += self._piece_events(piece)
-        return b"".join(events)
+        return b"".join(event for piece in self._answer.take(delta) for event in self._piece_events(piece))
 
     def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
         yield self.chunk(index, delta)
@@ -94,7 +93,7 @@ class ResponsesSerializer:
     def _item_of(self, piece: Piece) -> OutputItem:
         """The item that a piece begins or extends; the piece is added to it."""
         if self._open is None or not extends(piece, self._open):
-            self._open = opened_by(piece)
+            self._open = opened_by(piece, self._namespaces)
             self._items.append(self._open)
         if not isinstance(piece, CallStart):
             self._open.texts.append(piece.text)
@@ -178,7 +177,7 @@ def _echo(body: ResponsesBody, plan: Plan) -> Fields:
         "temperature": params.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [_UNSET_TOOL | tool.model_dump(exclude_none=True) for tool in body.tools],
+        "tools": [_UNSET_TOOL | tool.model_dump(exclude_none=True) for tool in body.tools if tool.type in OFFERED],
         "top_logprobs": 0,
         "top_p": params.top_p,
         "truncation": "disabled",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
+from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag, only_text
 from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
@@ -17,10 +17,8 @@ from llama_core.errors import InvalidParameter
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-TOOL_NEUTRAL = {
-    "allowed_callers": equals([], ["direct"]), "defer_loading": equals(False), "async": equals(False),
-    "output_schema": no_value,
-}  # fmt: skip
+OFFERED = ("function", "namespace")  # types of tools; the model gets no others
+TOOL_NEUTRAL = {"allowed_callers": equals([], ["direct"]), "async": equals(False), "output_schema": no_value}
 
 
 def _text(value: object) -> str:
@@ -43,8 +41,12 @@ def _text(value: object) -> str:
     return "\n".join(texts)
 
 
+def _result(value: object) -> str:
+    return _text(only_text(value, _TEXT_PARTS))
+
+
 def _items(value: object) -> object:
-    """A text as one message; refuses items of other types than this server has."""
+    """A text as one message; refuses items of other types than this server has. An answer may have no content."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
@@ -58,11 +60,23 @@ def _items(value: object) -> object:
             raise Unsupported(f"[{index}]: this server stores no items: send the item itself, with store false")
         if kind not in _ITEMS:
             raise Unsupported(f"[{index}].type: the types supported here are {', '.join(_ITEMS)}")
-        items.append({**{name: each for name, each in item.items() if each is not None}, "type": kind})
+        content = {"content": ""} if item.get("role") == "assistant" else {}
+        items.append({**content, **{name: each for name, each in item.items() if each is not None}, "type": kind})
     return items
 
 
+def _offered(value: object) -> object:
+    """Of tools that this server cannot run, such as web search, the type alone: the model gets the other tools."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": tool.get("type")} if isinstance(tool, dict) and tool.get("type") not in OFFERED else tool
+        for tool in value
+    ]
+
+
 Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
+Result = Annotated[str, BeforeValidator(_result, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 class MessageItem(Body):
@@ -75,13 +89,14 @@ class FunctionCallItem(Body):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     name: str
-    arguments: str = Field(max_length=MAX_ARGUMENT_CHARS)
+    namespace: str | None = None
+    arguments: str = Field("", max_length=MAX_ARGUMENT_CHARS)
 
 
 class FunctionCallOutputItem(Body):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
-    output: Text
+    output: Result = Field(description="A string, or a list of parts. Images in it become a text that says so.")
 
 
 class ReasoningItem(Body):
@@ -103,25 +118,29 @@ Items = Annotated[list[_Item], FailFast(), BeforeValidator(_items, json_schema_i
 
 
 class FunctionTool(CheckedBody):
-    """A tool of the client. OpenAI's own tools, such as web search, are not supported."""
-
     neutral: ClassVar[Neutral] = TOOL_NEUTRAL
-    type: str
+    type: str = Field(description="function. Tools of other types are accepted, and not offered to the model.")
     name: str | None = Field(None, description="Required.")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: Flag = None
 
     @model_validator(mode="after")
-    def _is_function(self) -> Self:
-        if self.type != "function":
-            raise Unsupported("this server has no tools of its own: only tools of type 'function' are supported")
-        if self.name is None:
+    def _has_name(self) -> Self:
+        if self.type in OFFERED and self.name is None:
             raise InvalidParameter("name: is required")
         return self
 
 
-Tools = Annotated[list[FunctionTool], FailFast(), Field(max_length=MAX_TOOLS)]
+class ResponseTool(FunctionTool):
+    """A function of the client, or of type `namespace` a group of them."""
+
+    tools: Annotated[list[FunctionTool] | None, BeforeValidator(_offered)] = Field(
+        None, max_length=MAX_TOOLS, description="Of a namespace."
+    )
+
+
+Tools = Annotated[list[ResponseTool], FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_offered)]
 
 
 class TextFormat(Body):
@@ -138,8 +157,7 @@ class TextFormat(Body):
         return self
 
 
-class TextConfig(CheckedBody):
-    neutral: ClassVar[Neutral] = {"verbosity": equals("medium")}
+class TextConfig(Body):
     format: TextFormat | None = None
 
 

@@ -1,6 +1,7 @@
 """The output items of a response, as far as they have been generated."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -8,6 +9,7 @@ from deployments.http.single_answer import new_id
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 Fields = dict[str, object]
+Namespaces = Mapping[str, tuple[str, str]]  # as `ResponsesBody.namespaces`
 
 
 @dataclass
@@ -84,19 +86,21 @@ class CallOutput(OutputItem):
     delta_event, done_event = "response.function_call_arguments.delta", "response.function_call_arguments.done"
     indexed: ClassVar[Fields] = {}
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, namespaces: Namespaces) -> None:
         super().__init__()
         self._call = {"call_id": new_id("call_"), "name": name}
+        if name in namespaces:
+            self._call["namespace"], self._call["name"] = namespaces[name]
 
     def written(self, status: str) -> Fields:
         return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": self.text}
 
 
-def opened_by(piece: Piece) -> OutputItem:
+def opened_by(piece: Piece, namespaces: Namespaces) -> OutputItem:
     """The item that a piece begins."""
     assert not isinstance(piece, Arguments), "arguments follow the beginning of their call"
     if isinstance(piece, CallStart):
-        return CallOutput(piece.name)
+        return CallOutput(piece.name, namespaces)
     return ReasoningOutput() if isinstance(piece, Reasoning) else MessageOutput()
 
 

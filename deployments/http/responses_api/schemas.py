@@ -1,5 +1,6 @@
 """The body of OpenAI's responses, which is also the body of a chat. This server stores no answers."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -56,8 +57,8 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="Echoed.")
     stream: Flag = None
-    store: Flag = Field(None, description="false, or absent: this server stores nothing.")
-    truncation: Literal["disabled"] | None = None
+    store: Flag = Field(None, description="Accepted: this server stores nothing, and the answer says false.")
+    truncation: Literal["auto", "disabled"] | None = Field(None, description="Nothing is cut: the input has to fit.")
     include: list[str] | None = Field(None, description="Accepted, except for logprobs.")
     prompt_cache_key: str | None = Field(None, description="Accepted: prefixes are cached anyway.")
     safety_identifier: str | None = None
@@ -66,17 +67,23 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
     background: Flag = Field(None, description="Only false: nothing is stored.")
     prompt: dict[str, Any] | None = Field(None, description="Not supported: nothing is stored.")
     _chat: TranslatedChat = PrivateAttr()
+    _namespaces: dict[str, tuple[str, str]] = PrivateAttr()
 
     @property
     def chat(self) -> TranslatedChat:
         """The same request as a chat."""
         return self._chat
 
+    @property
+    def namespaces(self) -> Mapping[str, tuple[str, str]]:
+        """By the name that the model sees, the namespace and the name of each function that has a namespace."""
+        return self._namespaces
+
     @model_validator(mode="after")
     def _is_stateless(self) -> Self:
-        for name in ("previous_response_id", "conversation", "background", "prompt", "store"):
+        for name in ("previous_response_id", "conversation", "background", "prompt"):
             if getattr(self, name) not in (None, False):
-                how = "leave it out or send false" if name in ("background", "store") else "send the whole input"
+                how = "leave it out or send false" if name == "background" else "send the whole input"
                 raise Unsupported(f"{name}: this server stores no responses: {how}", param=name)
         if LOGPROBS in (self.include or ()):
             raise Unsupported("include: log-probabilities are at /v1/chat/completions", param="include")
@@ -100,14 +107,16 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
     @model_validator(mode="after")
     def _translate(self) -> Self:
         """In the thread that parses long bodies."""
+        tools = chat_tools(self.tools)
+        self._namespaces = tools.namespaces
         fields = {name: getattr(self, name) for name in SAME_FIELDS}
         fields |= {
             "logit_bias": {str(token): bias for token, bias in self.logit_bias.items()},  # as JSON has it
             "max_tokens": self.max_output_tokens,
-            "tools": chat_tools(self.tools),
+            "tools": tools.functions,
             "tool_choice": chat_tool_choice(self.tool_choice),
             "response_format": response_format(None if self.text is None else self.text.format),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
         }
-        self._chat = translated(fields, chat_messages(self.instructions, self.input), NAMES)
+        self._chat = translated(fields, chat_messages(self.instructions, self.input), NAMES, tools.places)
         return self

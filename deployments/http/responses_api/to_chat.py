@@ -1,7 +1,7 @@
 """The parts of a body of OpenAI's responses as fields of a chat."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from deployments.http.responses_api.content import (
     FunctionCallItem,
@@ -9,6 +9,7 @@ from deployments.http.responses_api.content import (
     FunctionTool,
     MessageItem,
     ReasoningItem,
+    ResponseTool,
     TextFormat,
 )
 from deployments.http.translation import ChatMessages
@@ -40,16 +41,49 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> ChatMessag
     return chat
 
 
+class ChatTools(NamedTuple):
+    """The functions that the model is offered, and the place of each in the client's body. namespaces: by the name that the
+    model sees, the namespace and the name of those that have one."""
+
+    functions: list[dict[str, Any]]
+    places: list[str]
+    namespaces: dict[str, tuple[str, str]]
+
+
+def chat_tools(tools: Sequence[ResponseTool]) -> ChatTools:
+    """Functions of namespaces stand beside the others. Tools of other types are left out."""
+    chat = ChatTools([], [], {})
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if tool.type == "function":
+            _add_function(chat, tool, place)
+        elif tool.type == "namespace":
+            for inner, function in enumerate(tool.tools or ()):
+                if function.type == "function":
+                    _add_function(chat, function, f"{place}.tools[{inner}]", tool.name)
+    return chat
+
+
+def _add_function(chat: ChatTools, tool: FunctionTool, place: str, namespace: str | None = None) -> None:
+    name = _in_namespace(namespace, tool.name)
+    if namespace and tool.name:
+        chat.namespaces[name] = namespace, tool.name
+    function = {**tool.model_dump(exclude={"type", "tools"}, exclude_none=True), "name": name}
+    chat.functions.append({"type": "function", "function": function})
+    chat.places.append(place)
+
+
+def _in_namespace(namespace: Any, name: Any) -> Any:
+    """The name of a function as the model sees it: chats have no namespaces."""
+    return f"{namespace}__{name}" if namespace and name else name
+
+
 def _add_call(chat: ChatMessages, item: FunctionCallItem, place: str, fields: dict[str, Any]) -> None:
     if fields or not chat.messages or chat.messages[-1]["role"] != "assistant":
         chat.add(place, "assistant", "", **fields)
-    function = {"name": item.name, "arguments": item.arguments}
+    function = {"name": _in_namespace(item.namespace, item.name), "arguments": item.arguments}
     call = {"id": item.call_id, "type": "function", "function": function}
     chat.messages[-1].setdefault("tool_calls", []).append(call)
-
-
-def chat_tools(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)} for tool in tools]
 
 
 def chat_tool_choice(choice: Any) -> Any:
@@ -57,7 +91,7 @@ def chat_tool_choice(choice: Any) -> Any:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        return {"type": "function", "function": {"name": _in_namespace(choice.get("namespace"), choice.get("name"))}}
     if choice.get("type") == "allowed_tools" and isinstance(tools := choice.get("tools"), list):
         named = [chat_tool_choice(tool) for tool in tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}

@@ -23,6 +23,9 @@ class NumberedSerializer:
     def ping(self) -> bytes:
         return self._serializer.ping
 
+    def opening(self) -> bytes:
+        return self._journal.add(self._serializer.opening())
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         return self._journal.add(self._serializer.chunk(index, delta))
 

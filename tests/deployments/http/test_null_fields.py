@@ -33,6 +33,7 @@ OBJECTS: list[tuple[Any, dict[str, Any]]] = [
     (of_responses.Items, {"type": "function_call_output", "call_id": "a", "output": "x"}),
     (of_responses.Items, {"type": "reasoning"}),
     (of_responses.Tools, {"type": "function", "name": "a"}),
+    (of_responses.FunctionTool, {"type": "function", "name": "a"}),
     (of_responses.TextFormat, {"type": "text"}),
     (of_responses.TextConfig, {}),
     (of_responses.Reasoning, {}),

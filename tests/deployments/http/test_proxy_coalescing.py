@@ -79,6 +79,12 @@ class TimedChoices:
 class PlainSerializer:
     has_logprobs = False
 
+    def __init__(self, opening: bytes = b"") -> None:
+        self._opening = opening
+
+    def opening(self) -> bytes:
+        return self._opening
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         return delta.text.encode()
 
@@ -113,7 +119,7 @@ class LargeChoices:
         self.num_waits += 1
 
 
-async def messages(coalescing: ProxyCoalescing | None, choices: Any = None) -> list[bytes]:
+async def messages(coalescing: ProxyCoalescing | None, choices: Any = None, opening: bytes = b"") -> list[bytes]:
     """The bodies that one stream sends."""
     sent: list[bytes] = []
 
@@ -125,7 +131,7 @@ async def messages(coalescing: ProxyCoalescing | None, choices: Any = None) -> l
     record: Any = SimpleNamespace(delta=lambda _: None, succeeded=lambda: None, streaming=lambda: None)
     stream = EventStream(
         cast(Any, choices),
-        cast(Any, PlainSerializer()),
+        cast(Any, PlainSerializer(opening)),
         record,
         ping_s=10,
         send_timeout_s=10,
@@ -141,6 +147,11 @@ async def test_beside_other_streams_fewer_messages_have_the_same_content() -> No
     assert each == [b"x"] * (NUM_TOKENS - 1) + [b"x[DONE]"], "one stream alone sends every token at once"
     assert joined == [b"x", *[b"x" * 10] * 4, b"x" * 9 + b"[DONE]"], "then a message every 100 ms"
     assert (alone.num_streams, beside.num_streams) == (0, 31)
+
+
+async def test_the_first_token_does_not_wait_after_events_that_begin_the_stream() -> None:
+    beside = ProxyCoalescing(longest_s=0.1, num_streams=31)
+    assert (await messages(beside, opening=b"begin"))[:3] == [b"begin", b"x", b"x" * 10]
 
 
 async def test_the_slices_of_a_large_answer_follow_each_other_without_an_interval() -> None:

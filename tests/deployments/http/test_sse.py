@@ -10,12 +10,14 @@ import httpx
 import openai
 import pytest
 
-from deployments.http.app import HttpLimits
+from deployments.engine.metrics import Metrics
+from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from llama_core.errors import NonFiniteLogits
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import http
+from tests.support.asgi_client import AsgiCall
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, FakeStream, Served, canary, eventually, serve, sse
 
 PING_S = 0.05
@@ -55,6 +57,53 @@ def test_the_role_comes_with_the_first_token_and_one_finish_reason_at_the_end(se
     assert [("role" in delta) for delta in deltas] == [True] + [False] * (len(deltas) - 1)
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert all("usage" not in chunk for chunk in chunks)
+
+
+FIRST_EVENTS: dict[str, list[str]] = {
+    "/v1/responses": ["response.created", "response.in_progress"],
+    "/v1/messages": ["message_start"],
+}
+
+
+@pytest.mark.parametrize("path", FIRST_EVENTS)
+async def test_typed_events_begin_before_the_first_token(path: str) -> None:
+    """Agents wait for events, and a long prompt takes seconds."""
+    engine = FakeEngine()
+    engine.hold = asyncio.Event()
+    call = streaming(engine, path)
+    expected = FIRST_EVENTS[path]
+    assert types_of(await call.arrived(len(expected))) == expected and call.status == 200
+    assert engine.num_open == 1 and not call.ended, "the first token has not come"
+    engine.hold.set()
+    kinds = types_of(await call.end())
+    assert kinds[: len(expected)] == expected and len(kinds) > 5
+    assert all(kinds.count(kind) == 1 for kind in expected)
+
+
+@pytest.mark.parametrize("path", FIRST_EVENTS)
+async def test_an_error_after_the_beginning_is_an_event_and_an_earlier_one_a_status(path: str) -> None:
+    engine = FakeEngine()
+    engine.fail_at = (0, NonFiniteLogits("the model computed NaN"))
+    call = streaming(engine, path)
+    last = "response.failed" if path == "/v1/responses" else "error"
+    assert types_of(await call.end()) == [*FIRST_EVENTS[path], last] and call.complete
+    engine.max_streams = 0
+    refused = streaming(engine, path)
+    await refused.end()
+    assert refused.status == 429 and refused.error()["type"] == "rate_limit_error"
+
+
+def streaming(engine: FakeEngine, path: str) -> AsgiCall:
+    asks = (
+        {"input": "hi"}
+        if path == "/v1/responses"
+        else {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    )
+    return AsgiCall(build_http_app(engine, Metrics(in_ray=False)), path, asks | {"stream": True}, {})
+
+
+def types_of(events: list[bytes]) -> list[str]:
+    return [event.partition(b"\n")[0].removeprefix(b"event: ").decode() for event in events]
 
 
 def test_an_emoji_split_over_tokens_is_never_half_a_character(served: Served) -> None:

@@ -16,6 +16,7 @@ from tests.support.scripted_engine import MODEL_ID, FakeEngine
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": "get_weather", "description": "The weather.", "input_schema": CITY}]
+SEARCH = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3, "allowed_callers": ["direct", "x"]}]
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "sun"}
 CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "São Paulo"}}\n</tool_call>'
 
@@ -107,6 +108,17 @@ async def test_a_call_is_a_block_with_its_input() -> None:
     text, call = (await message(engine_with(CALL), tools=TOOLS))["content"]
     assert text == {"type": "text", "text": "Let me look."}
     assert call == {"type": "tool_use", "id": call["id"], "name": "get_weather", "input": {"city": "São Paulo"}}
+
+
+async def test_the_apis_own_tools_are_not_offered() -> None:
+    engine = engine_with(CALL)
+    await message(engine, tools=TOOLS)
+    found = await message(engine, tools=[*SEARCH, *TOOLS, {"type": "bash_20250124", "name": "bash"}])
+    assert found["content"][1]["name"] == "get_weather"
+    assert engine.streams[0].prompt == engine.streams[1].prompt
+    assert engine.streams[0].params.grammar == engine.streams[1].params.grammar != ""
+    await message(engine, tools=SEARCH)
+    assert engine.streams[2].params.grammar == ""
 
 
 async def test_input_that_was_cut_off_has_what_is_complete() -> None:
@@ -208,8 +220,12 @@ async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
         ({"max_tokens": None}, "max_tokens: is required"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type: this model reads"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: is required"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: this server has no tools"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
+        ({"tools": SEARCH, "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice: needs tools"),
+        ({"tools": [*SEARCH, *TOOLS], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice: must name"),
+        ({"tools": SEARCH, "tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
+        ({"tools": [*SEARCH, {"name": "a b", "input_schema": {}}]}, "tools[1].name: "),
+        ({"tools": [{"name": "a"}]}, "tools[0]: input_schema: is required"),
+        ({"tools": [*SEARCH, {"input_schema": {}}]}, "tools[1]: name: is required"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
         ({"tools": [{"name": "a", "input_schema": {"properties": {"a": {"type": "x"}}}}]},
          "tools[0].input_schema.properties[0].type: must be one of"),

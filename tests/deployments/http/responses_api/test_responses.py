@@ -12,6 +12,11 @@ from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, serve
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: list[Any] = [{"type": "function", "name": "get_weather", "description": "The weather.", "parameters": CITY}]
+SEARCH: list[Any] = [{"type": "web_search", "external_web_access": False, "defer_loading": True}]
+NAMESPACE: dict[str, Any] = {"type": "namespace", "name": "time", "description": "Of time.", "tools": [
+    {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}},
+    {"type": "custom", "name": "grep"},
+]}  # fmt: skip
 CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TEXT = "Hello there, how are you?"
 
@@ -90,6 +95,39 @@ def test_a_call_is_an_item_and_its_output_goes_into_the_next_prompt(served: Serv
     assert prompt.index("Rome") < prompt.index("sunny")
 
 
+def test_tools_that_the_server_cannot_run_are_not_offered(served: Served) -> None:
+    others = [*SEARCH, {"type": "custom", "name": "grep", "format": {"type": "text"}}, {"type": "image_generation"}]
+    served.engine.answer = CALL
+    create(served, tools=TOOLS)
+    found = create(served, tools=[*others, *TOOLS])
+    assert [tool.type for tool in found.tools] == ["function"] and found.output[1].name == "get_weather"
+    assert served.engine.streams[0].prompt == served.engine.streams[1].prompt
+    assert served.engine.streams[0].params.grammar == served.engine.streams[1].params.grammar != ""
+    create(served, tools=others)
+    assert served.engine.streams[2].params.grammar == ""
+
+
+@pytest.mark.parametrize("choice", ["auto", {"type": "function", "name": "now", "namespace": "time"}])
+def test_a_function_of_a_namespace_is_called_by_namespace_and_name(served: Served, choice: Any) -> None:
+    """As the Codex CLI takes it: under the joined name, it knows no such function."""
+    served.engine.answer = '<tool_call>\n{"name": "time__now", "arguments": {}}\n</tool_call>'
+    fields: dict[str, Any] = {"tools": [*TOOLS, NAMESPACE], "tool_choice": choice}
+    whole = create(served, **fields)
+    done = list(create(served, stream=True, **fields))[-1].response
+    for response in (whole, done):
+        (call,) = response.output
+        assert (call.namespace, call.name, call.arguments) == ("time", "now", "{}")
+    assert [tool.type for tool in whole.tools] == ["function", "namespace"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+    create(served, tools=fields["tools"], input=[{"role": "user", "content": "Hello"}, *whole.output, result])
+    assert '"name": "time__now"' in served.engine.tokenizer.decode(served.engine.streams[-1].prompt)
+
+
+def test_what_the_server_does_not_do_is_accepted_where_it_changes_no_answer(served: Served) -> None:
+    response = create(served, store=True, truncation="auto", text={"verbosity": "low"})
+    assert (response.store, response.truncation, response.output_text) == (False, "disabled", TEXT)
+
+
 def test_text_format_becomes_the_grammar(served: Served) -> None:
     form = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
     response = create(served, text={"format": form})
@@ -100,21 +138,26 @@ def test_text_format_becomes_the_grammar(served: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"store": True}, "store: this server stores no responses: leave it out or send false"),
         ({"background": True}, "background: this server stores no responses: leave it out or send false"),
         ({"previous_response_id": "r"}, "previous_response_id: this server stores no responses: send the whole input"),
         ({"conversation": "c"}, "conversation: this server stores no responses: send the whole input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: this server stores no items"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type: this model reads"),
         ({"input": [{"type": "reasoning", "summary": 5}, {"role": "user", "content": "a"}]}, "input[0].summary: must be"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]: this server has no tools of its own"),
+        ({"tools": SEARCH, "tool_choice": {"type": "web_search"}}, "tool_choice: must be none, auto, required, or"),
+        ({"tools": SEARCH, "tool_choice": "required"}, "tool_choice: needs tools"),
+        ({"tools": [*SEARCH, *TOOLS], "tool_choice": {"type": "function", "name": "web_search"}}, "tool_choice: must name"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type: "),
+        ({"tools": [NAMESPACE | {"name": "a b"}]}, "tools[0].tools[0].name: "),
+        ({"tools": [*SEARCH, NAMESPACE, {"type": "function", "name": "time__now"}]}, "tools: each function must have a name"),
+        ({"tools": [*SEARCH, NAMESPACE | {"tools": [{"type": "function"}]}]}, "tools[1].tools[0]: name: is required"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name: "),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format: schema: is required"),
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"items": {"not": {"pattern": "a"}}}}}},
          "text.format.schema.items.not: the keyword not"),
         ({"tools": [{"type": "function", "name": "a", "parameters": {"properties": {"function": {"type": "x"}}}}]},
          "tools[0].parameters.properties[0].type: must be one of"),
-        ({"max_output_tokens": 10**6}, "max_output_tokens: must be at most"),
+        ({"truncation": "auto", "input": "x " * 5000}, "input: Input tokens exceed the configured limit of 4095 tokens"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_with_the_reason(served: Served, fields: dict[str, Any], message: str) -> None:
