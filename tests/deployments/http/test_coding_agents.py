@@ -1,0 +1,174 @@
+"""Requests in the form that the Codex CLI 0.171 and opencode 1.18 send them, with texts of our own."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from deployments.http.field_types import NOT_TEXT
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import Call
+from tests.support.scripted_engine import FakeEngine, sse
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+MILLISECONDS = {"type": "integer", "minimum": -9007199254740991, "exclusiveMinimum": 0, "maximum": 9007199254740991}
+
+
+def engine_that_calls(name: str, **arguments: Any) -> FakeEngine:
+    engine = FakeEngine(find_tool_format("hermes").written_calls([Call(name, json.dumps(arguments))]))
+    engine.max_seq_len = engine.max_request_tokens = 2**14
+    engine.tool_format = "hermes"
+    return engine
+
+
+async def post(engine: FakeEngine, path: str, body: dict[str, Any]) -> httpx.Response:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
+        return await client.post(path, json=body)
+
+
+def prompt_of(engine: FakeEngine) -> str:
+    return engine.tokenizer.decode(engine.streams[-1].prompt)
+
+
+def codex_function(name: str, required: list[str], **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {"type": "function", "name": name, "description": "d", "strict": False, "parameters": parameters}
+
+
+def codex(*later: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """later: the items after the first message of the user."""
+    text, number = {"type": "string", "description": "d"}, {"type": "number", "description": "d"}
+    option = {"type": "object", "properties": {"label": text}, "required": ["label"], "additionalProperties": False}
+    part = {"type": "object", "properties": {"text": text, "path": text}, "additionalProperties": False}
+    agents = [
+        codex_function("close_agent", ["target"], target=text),
+        codex_function("spawn_agent", [], items={"type": "array", "items": part}, fork_context={"type": "boolean"}),
+    ]
+    tools = [
+        codex_function("exec_command", ["cmd"], cmd=text, tty={"type": "boolean"}, yield_time_ms=number,
+                       prefix_rule={"type": "array", "items": {"type": "string"}},
+                       sandbox_permissions=text | {"enum": ["use_default", "require_escalated"]}),
+        codex_function("request_user_input", ["questions"], questions={"type": "array", "items": option}),
+        codex_function("view_image", ["path"], path=text),
+        {"type": "namespace", "name": "multi_agent_v1", "description": "d", "tools": agents},
+        codex_function("get_goal", []),
+        {"type": "web_search", "external_web_access": False},
+    ]  # fmt: skip
+    texts = {"developer": ["You are an agent.", "Nothing may be written."], "user": ["Here is /work.", "Look around."]}
+    items = [
+        {"type": "message", "id": f"msg_{role}{at}", "role": role, "content": [{"type": "input_text", "text": text}]}
+        for role, each in texts.items()
+        for at, text in enumerate(each)
+    ]
+    metadata = {"session_id": "s", "turn_id": "t", "x-codex-turn-metadata": "{}"}
+    return {
+        "model": "fake-llama", "stream": True, "input": [*items, *later], "tools": tools, "tool_choice": "auto",
+        "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "store": False,
+        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "client_metadata": metadata, **fields,
+    }  # fmt: skip
+
+
+def codex_call(number: int, name: str, arguments: str, output: Any, **fields: Any) -> list[dict[str, Any]]:
+    call_id = f"call_{number}"
+    call = {"type": "function_call", "status": "completed", "id": f"fc_{number}", "name": name, "call_id": call_id}
+    result = {"type": "function_call_output", "id": f"fco_{number}", "call_id": call_id, "output": output}
+    return [{**call, "arguments": arguments, **fields}, result]
+
+
+def calls_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    last = json.loads(answer.text.split("\n\n")[-2].partition("data: ")[2])
+    assert last["type"] == "response.completed", last
+    return [item for item in last["response"]["output"] if item["type"] == "function_call"]
+
+
+async def test_the_codex_cli_as_shipped_gets_its_calls() -> None:
+    engine = engine_that_calls("exec_command", cmd="ls", yield_time_ms=500)
+    (call,) = calls_of(await post(engine, "/v1/responses", codex()))
+    assert (call["name"], json.loads(call["arguments"])) == ("exec_command", {"cmd": "ls", "yield_time_ms": 500})
+    assert "namespace" not in call and engine.streams[-1].params.grammar
+    assert '"multi_agent_v1__spawn_agent"' in prompt_of(engine) and "web_search" not in prompt_of(engine)
+    (call,) = calls_of(
+        await post(engine_that_calls("multi_agent_v1__close_agent", target="a"), "/v1/responses", codex())
+    )
+    assert (call["namespace"], call["name"]) == ("multi_agent_v1", "close_agent")
+
+
+async def test_a_later_turn_of_the_codex_cli_has_what_the_earlier_ones_had() -> None:
+    engine = engine_that_calls("get_goal")
+    image = [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]
+    later = [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
+        *codex_call(1, "close_agent", '{"target": "x"}', "no such agent", namespace="multi_agent_v1"),
+        *codex_call(2, "view_image", '{"path": "a.png"}', image),
+        *codex_call(3, "get_goal", "", "none"),
+        *codex_call(4, "get_goal", "null", "none"),
+        *codex_call(5, "exec_command", "ls", "arguments must be JSON"),
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So far."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
+    ]
+    assert [call["name"] for call in calls_of(await post(engine, "/v1/responses", codex(*later)))] == ["get_goal"]
+    prompt = prompt_of(engine)
+    assert '"name": "multi_agent_v1__close_agent", "arguments": {"target": "x"}' in prompt
+    assert prompt.count('"name": "get_goal", "arguments": {}') == 2
+    assert '"name": "exec_command", "arguments": "ls"' in prompt and NOT_TEXT in prompt
+
+
+def opencode(*later: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """later: the messages after the first one of the user."""
+    schemas: dict[str, dict[str, Any]] = {
+        "bash": {"command": {"type": "string"}, "timeout": {**MILLISECONDS, "description": "d"}},
+        "read": {"filePath": {"type": "string"}, "offset": {"minimum": 0, "type": "integer", "maximum": 2**53 - 1}},
+        "webfetch": {
+            "url": {"type": "string"},
+            "format": {"type": "string", "enum": ["text", "html"], "default": "text"},
+        },
+    }
+    tools = []
+    for name, properties in schemas.items():
+        schema = {"$schema": DRAFT, "type": "object", "properties": properties, "required": list(properties)[:1]}
+        tools.append({"type": "function", "function": {"name": name, "description": "d", "parameters": schema}})
+    messages = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": '"Look around."'}]
+    return {
+        "model": "fake-llama", "max_tokens": 32000, "messages": [*messages, *later], "tools": tools, "tool_choice": "auto",
+        "stream": True, "stream_options": {"include_usage": True}, **fields,
+    }  # fmt: skip
+
+
+async def test_opencode_gets_its_calls_whatever_limit_it_asks_for() -> None:
+    engine = engine_that_calls("bash", command="ls", timeout=5)
+    answer = await post(engine, "/v1/chat/completions", opencode())
+    assert answer.status_code == 200, answer.text
+    *chunks, usage = sse(answer.text)
+    deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert deltas[0]["function"]["name"] == "bash"
+    assert json.loads("".join(call["function"]["arguments"] for call in deltas)) == {"command": "ls", "timeout": 5}
+    assert usage["choices"] == [] and usage["usage"]["prompt_tokens"] == len(engine.streams[-1].prompt)
+    assert engine.streams[-1].params.max_tokens == engine.max_seq_len - len(engine.streams[-1].prompt)
+
+
+async def test_opencodes_title_has_two_messages_of_the_user_and_ends_at_the_context() -> None:
+    engine = FakeEngine("word " * 1000)
+    messages = [{"role": role, "content": "Write a title."} for role in ("system", "user", "user")]
+    body = {"model": "fake-llama", "max_tokens": 32000, "messages": messages, "stream": True}
+    last = sse((await post(engine, "/v1/chat/completions", body)).text)[-1]
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("content", ["", None])
+async def test_a_later_turn_of_opencode_has_calls_that_failed(content: str | None) -> None:
+    arguments = ['{"command": "ls"}', "{}", '{"value": null}', "null"]
+    calls = [
+        {"id": f"call_{at}", "type": "function", "function": {"name": "bash", "arguments": each}}
+        for at, each in enumerate(arguments)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "it failed"} for call in calls]
+    engine = engine_that_calls("read", filePath="a")
+    later: list[dict[str, Any]] = [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
+    answer = await post(engine, "/v1/chat/completions", opencode(*later))
+    assert answer.status_code == 200, answer.text
+    assert prompt_of(engine).count('"name": "bash", "arguments": {}') == 2
