@@ -3,13 +3,13 @@
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from deployments.http import request_body
 from tests.support import http
 from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve
 
@@ -182,41 +182,25 @@ def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:
     [{"prompt": "hello " * 1_700_000}, {"prompt": ["x"] * 100_000}, {"prompt": [[1]] * 100_000}, {"prompt": [7] * 2_000_000}],
     ids=["10 MB", "100k texts", "100k id lists", "2M ids"],
 )  # fmt: skip
-def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(served: Served, body: dict[str, Any]) -> None:
-    raw = json.dumps(body)
-    for _ in range(3):  # a busy machine may delay one of the attempts
-        answer, took_s, longest_health_s = beside_health_checks(served, raw)
-        assert answer.status_code == 400, answer.text
-        if took_s < 20 and longest_health_s < 3:
-            break
-    assert took_s < 20
-    assert longest_health_s < 3  # work on the event loop would take seconds
+def test_a_huge_prompt_is_parsed_beside_the_event_loop_and_refused_before_it_is_tokenized(
+    served: Served, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, parse, threads = type(served.engine.tokenizer), request_body.parse_json, list[str]()
 
+    def parsed(raw: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return parse(raw)
 
-def beside_health_checks(served: Served, raw: str) -> tuple[httpx.Response, float, float]:
-    """The answer, the seconds until it, and the seconds of the slowest of the health checks meanwhile."""
-    waits: list[float] = []
-    statuses: set[int] = set()
-    done = threading.Event()
+    def tokenized(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("the prompt was tokenized")
 
-    def watch() -> None:
-        with httpx.Client() as client:
-            while not (waits and done.is_set()):
-                start = time.monotonic()
-                statuses.add(client.get(served.url + "/health").status_code)
-                waits.append(time.monotonic() - start)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    start = time.monotonic()
-    try:
-        answer = http.post(served.url + COMPLETIONS, content=raw, headers=JSON)
-        took_s = time.monotonic() - start
-    finally:
-        done.set()
-        watching.join()
-    assert statuses == {200}
-    return answer, took_s, max(waits)
+    monkeypatch.setattr(request_body, "parse_json", parsed)
+    assert post(served, COMPLETIONS, {"prompt": "x"}).status_code == 200
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "encode", tokenized)
+        assert post(served, COMPLETIONS, body).status_code == 400
+    loops_thread, other = threads
+    assert loops_thread != other
 
 
 @pytest.mark.parametrize(
