@@ -9,7 +9,6 @@ import hashlib
 import json
 import resource
 import sys
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -52,7 +51,6 @@ _LONG_TEXTS = (
     "1" * 900 + "\n",
     "ae" * 300,
 )
-MOST_TOKENIZER_SECONDS = 12.0  # of processor time: loading it, and some short and long texts
 
 _EXPECTED: dict[str, tuple[type[LlamaError], ...]] = {
     "tokenizer": (TokenizerError,),
@@ -60,7 +58,6 @@ _EXPECTED: dict[str, tuple[type[LlamaError], ...]] = {
     "gguf_vocabulary": (TokenizerError, ConfigError),
     "template": (TokenizerError, ConfigError),
 }
-MOST_TEMPLATE_SECONDS = 15.0  # of processor time: several renderings, each of which may take its limit
 _DIALOGS: tuple[Dialog, ...] = (
     [{"role": "user", "content": "Hello <|im_end|>"}],
     [
@@ -152,7 +149,6 @@ def use_tokenizer(directory: Path) -> None:
 
 def use_tokenizer_folder(folder: Path) -> str | None:
     """Load any kind of tokenizer and use it on texts that take long with bad expressions. A fault as text, or None."""
-    began_s = time.thread_time()
     tokenizer = load_tokenizer(folder)
     ids = list(range(min(tokenizer.n_words, 1000)))
     for text in (*_TEXTS, *_LONG_TEXTS):
@@ -166,20 +162,16 @@ def use_tokenizer_folder(folder: Path) -> str | None:
     streamed = "".join([detokenizer.push([each]) for each in ids]) + detokenizer.flush()
     if streamed != tokenizer.decode(ids):
         return "the stream has another text than decode"
-    took_s = time.thread_time() - began_s
-    return f"the tokenizer took {took_s:.1f} s" if took_s > MOST_TOKENIZER_SECONDS else None
+    return None
 
 
 def use_template(directory: Path) -> None:
     """Load the chat template, then render dialogs with it. Either may refuse; both must end soon."""
     tokenizer = load_tokenizer(directory / "tokenizer.model")
-    began_s = time.thread_time()
     chat_format = open_chat_format("template", tokenizer, directory)
     for dialog in _DIALOGS:
         with contextlib.suppress(InvalidDialog):
             tokenizer.decode(chat_format.encode(dialog))
-    if (took_s := time.thread_time() - began_s) > MOST_TEMPLATE_SECONDS:
-        raise TimeoutError(f"the template took {took_s:.1f} s")
 
 
 def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:

@@ -201,7 +201,7 @@ def rank_that_reads(data: bytes) -> str:
     try:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
-        theirs.settimeout(5)
+        theirs.settimeout(60)
         try:
             StepExecutor(0, EPOCH, FrameSocket(theirs), runner).run()
         except WireError as error:

@@ -29,7 +29,7 @@ from tests.support.simulated_steps import Requests, simulated, simulated_runner
 DEMO = str(Path(__file__).parents[3] / "demo")
 TOKENIZER = load_tokenizer(Path(DEMO) / "tokenizer.model")
 SMALL = {"max_seq_len": 96, "max_batch_size": 5, "max_step_tokens": 32}
-LATE_S = 20.0  # until a test whose steps wait for masks fails
+LATE_S = 120.0  # until a test whose steps wait for masks fails
 FORCED = grammars.regex_grammar("(a|b)the quick brown fox jumps over the lazy dog( and [a-z]{9})?")
 OPEN = grammars.regex_grammar("[a-z]{1,3}( [a-z]{2,9}){20,30}")
 FEW = grammars.regex_grammar("((ab|ac|b) ){20,40}")
@@ -183,8 +183,7 @@ def test_the_tokens_of_a_step_leave_before_the_masks_of_the_next_one(step: Any) 
 def test_samples_are_queued_by_the_poll_that_finds_their_masks_made(step: Any, device: SimulatedDevice) -> None:
     before, outside = device.num_replays, device.num_outside_inference
     pending = step()
-    deadline = time.monotonic() + LATE_S
-    while device.num_replays < before + 2 and time.monotonic() < deadline:
+    while device.num_replays < before + 2:
         assert not pending.is_ready(), "the device is never eager"
     assert device.num_replays == before + 2 and device.num_outside_inference == outside
     pending.result()

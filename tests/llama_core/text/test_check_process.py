@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -34,8 +33,9 @@ from llama_core.text.grammar import (
 )
 from llama_core.text.schema_forms.expansion import Expansion
 from tests.support.faulty_schemas import FAULTS
+from tests.support.processor_time import processor_s
 
-LATE_S = 20.0  # until a test that waits for something fails
+LATE_S = 120.0  # until a test that waits for something fails
 
 
 def integers(number: int, **more: Any) -> dict[str, Any]:
@@ -136,12 +136,17 @@ def test_the_process_has_the_same_outcomes(process: CheckProcess) -> None:
             assert found == outcome(IN_FULL, grammar, is_whole=is_whole), name
 
 
-def test_a_brief_check_ends_in_time() -> None:
-    for name, grammar in (ORDINARY | LONG).items():
-        begin = time.thread_time()
-        with suppress(TakesLong):
-            outcome(BRIEFLY, grammar)
-        assert time.thread_time() - begin < 0.5, name  # 60 ms on an idle machine
+def test_a_brief_check_takes_no_longer_for_what_it_does_not_decide() -> None:
+    def check_s(grammar: str) -> float:
+        def check() -> None:
+            with suppress(TakesLong):
+                outcome(BRIEFLY, grammar)
+
+        return processor_s(check, 1)
+
+    longest_s = max(map(check_s, ORDINARY.values()))
+    for name, grammar in LONG.items():
+        assert check_s(grammar) < 10 * longest_s, name
 
 
 def test_a_circle_in_place_is_followed_a_few_times() -> None:
@@ -197,10 +202,8 @@ def test_a_send_to_a_stopped_process_ends(monkeypatch: pytest.MonkeyPatch) -> No
     process.start()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    begin = time.monotonic()
     with pytest.raises(BlockingIOError):
         process.send({"name": "x" * 2**22})
-    assert time.monotonic() - begin < LATE_S
     assert process.end() == -signal.SIGKILL and process.pid is None
 
 
@@ -212,11 +215,9 @@ def test_an_answer_that_stops_in_the_middle_ends(monkeypatch: pytest.MonkeyPatch
     process._connection = ours
     with theirs:
         os.write(theirs.fileno(), struct.pack("!i", 100) + b"{")
-        begin = time.monotonic()
         assert process.has_answer(LATE_S)
         with pytest.raises(BlockingIOError):
             process.answer()
-        assert time.monotonic() - begin < LATE_S
     process.end()
 
 

@@ -1,6 +1,5 @@
 """Errors of regular expressions, of Lark and of GBNF name the place, in words that repeat nothing of the source."""
 
-import time
 from typing import Any
 
 import pytest
@@ -241,11 +240,11 @@ def test_a_matcher_beyond_its_limits_is_no_error_of_syntax(problem: str) -> None
 @pytest.mark.parametrize(
     "text", ["x" + "\n" * 150_000, "a " * 100_000, "x ::=\n" * 30_000, '"\\' * 100_000, "x ::=" + '"\\' * 100_000]
 )
+@pytest.mark.timeout(60)
 def test_text_without_end_is_no_work(text: str) -> None:
-    begun = time.thread_time()
+    """Squared, it would be minutes."""
     if is_gbnf(text):
         rule_lines(text)
-    assert time.thread_time() - begun < 2  # squared, it would be minutes
 
 
 def test_a_grammar_that_is_no_list_of_grammars_is_refused_without_its_text() -> None:
