@@ -19,7 +19,7 @@ from tests.support.fake_runner import CONFIG, FakeFactory
 from tests.support.ray_nodes import few_processes
 
 REPOSITORY = Path(__file__).parents[2]
-LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)
+LIMITS = GroupLimits(start_timeout_s=120, step_timeout_s=60)
 
 
 @pytest.fixture(scope="session")

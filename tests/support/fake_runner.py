@@ -16,7 +16,7 @@ from tests.support.fake_ranks import FakeRanks, arbitrary
 from tests.support.rank_faults import Fault, Faults, FaultyRunner, Phase
 
 PARAMS = SamplingParams(temperature=0.0)
-ASYNC_STEP_S = 0.01
+ASYNC_STEP_S = 0.03  # longer than a message takes, also on a busy machine
 CONFIG = EngineConfig(ckpt_dir="none", vocab_size=100, max_seq_len=64, max_batch_size=32, device="cpu")
 
 

@@ -4,11 +4,13 @@ import asyncio
 import dataclasses
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from cluster.driver import rank_group
 from cluster.driver.group_info import GroupLimits
 from cluster.driver.rank_actors import OPTIONS
 from cluster.driver.rank_group import RankGroup
@@ -26,6 +28,28 @@ from tests.support.waiting import until
 
 async def is_loading(group: RankGroup) -> bool:
     return any(status and status.phase == Phase.LOADING for status in await group.statuses())
+
+
+async def rank_one_loads(group: RankGroup) -> bool:
+    status = (await group.statuses())[1] if len(group.ranks.identities) == 2 else None
+    return status is not None and status.phase == Phase.LOADING
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
+    """The deadlines of starts, which a test may bring forward."""
+    made: list[asyncio.Timeout] = []
+
+    def timeout(seconds: float) -> asyncio.Timeout:
+        made.append(asyncio.timeout(seconds))
+        return made[-1]
+
+    monkeypatch.setattr(rank_group, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": timeout}))
+    return made
+
+
+def expire(deadline: asyncio.Timeout) -> None:
+    deadline.reschedule(asyncio.get_running_loop().time())
 
 
 async def test_a_llama_error_in_load_is_raised_as_it_is(start: Start) -> None:
@@ -101,7 +125,7 @@ async def test_a_death_before_identify_ends_the_identified_ranks(
     silent = await until("rank 0 is identified and rank 1 has a status", status_of_silent)
     os.kill(silent.pid, signal.SIGKILL)
     with pytest.raises(RankFailure, match="rank 1 died while starting"):
-        await asyncio.wait_for(starting, 60)
+        await starting
     assert list(group.ranks.identities) == [0]
     assert not is_running(group.ranks.identities[0].process)
 
@@ -129,11 +153,10 @@ async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
 # In each run, a start is cancelled earlier, and another one describes its progress.
 @pytest.mark.full
 async def test_a_start_that_is_cancelled_while_it_describes_progress_leaves_no_process(
-    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch, deadlines: list[asyncio.Timeout]
 ) -> None:
-    limits = GroupLimits(start_timeout_s=20)  # both ranks load by then, also on a slow machine
     group = RankGroup(
-        CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
+        CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
     asked = asyncio.Event()
 
@@ -143,7 +166,9 @@ async def test_a_start_that_is_cancelled_while_it_describes_progress_leaves_no_p
 
     monkeypatch.setattr(group.ranks, "describe_progress", ask_for_ever)
     starting = asyncio.create_task(group.start())
-    await asyncio.wait_for(asked.wait(), 60)
+    await until("rank 1 loads", lambda: rank_one_loads(group))
+    expire(deadlines[0])
+    await asked.wait()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -162,21 +187,23 @@ async def test_a_configuration_with_too_long_steps_is_refused_before_any_rank_ex
 
 
 async def test_a_start_that_hangs_ends_at_its_deadline_and_describes_progress(
-    two_rank_placement: PlacementGroup,
+    two_rank_placement: PlacementGroup, deadlines: list[asyncio.Timeout]
 ) -> None:
-    limits = GroupLimits(start_timeout_s=20)  # both ranks load by then, also on a slow machine
     group = RankGroup(
-        CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
+        CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
-    with pytest.raises(RankFailure, match=r"within 20 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
-        await group.start()
+    starting = asyncio.create_task(group.start())
+    await until("rank 1 loads", lambda: rank_one_loads(group))
+    expire(deadlines[0])
+    with pytest.raises(RankFailure, match=r"within 120 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
+        await starting
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
 async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_deadline(
     two_rank_placement: PlacementGroup,
 ) -> None:
-    limits = GroupLimits(start_timeout_s=60, step_timeout_s=3)
+    limits = GroupLimits(start_timeout_s=600, step_timeout_s=3)
     group = RankGroup(
         CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
@@ -184,7 +211,7 @@ async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_
     await until("a rank loads", lambda: is_loading(group))
     os.kill(group.ranks.identities[1].process.pid, signal.SIGSTOP)
     with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 3 s"):
-        await asyncio.wait_for(starting, 40)  # long before the start's own deadline
+        await starting  # long before the start's own deadline
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 

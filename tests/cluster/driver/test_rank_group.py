@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 import ray
@@ -101,15 +100,13 @@ async def test_an_idle_groups_dead_rank_is_noticed_and_the_next_epoch_has_the_sa
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
 async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: Start, rank: int) -> None:
-    group, info = await start(limits=GroupLimits(start_timeout_s=60, step_timeout_s=3))
+    group, info = await start(limits=GroupLimits(start_timeout_s=120, step_timeout_s=3))
     await group.step(step_input(0))
     os.kill(processes(info)[rank].pid, signal.SIGSTOP)
-    stopped = time.monotonic()
     pending = group.submit(step_input(1))
     failure = await asyncio.wait_for(group.wait_failed(), 60)
-    assert time.monotonic() - stopped >= 3
     assert failure.rank == rank
-    assert "hangs" in failure.message
+    assert "hangs: no answer to a step within 3 s" in failure.message
     if rank == 0:
         with pytest.raises(RankFailure):
             await pending
@@ -140,7 +137,7 @@ async def test_the_rank_that_raised_is_named_instead_of_the_one_whose_collective
 async def test_an_overdue_step_fails_even_if_ray_cannot_name_the_hanging_rank(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=2))
+    group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=120, step_timeout_s=2))
 
     async def broken(timeout_s: float = 1.0) -> list[None]:
         raise RuntimeError("Ray is shut down")
