@@ -31,39 +31,57 @@ def test_every_test_file_has_one_lane_and_every_lane_runs() -> None:
     assert lane_of("tests/test_rooms.py") == "unit"
 
 
-SLEEP = "import time; print(time.time()); time.sleep({}); print(time.time())"
+MEETING = """
+import pathlib, sys, time
+print(time.time())
+here, mine, *others = map(pathlib.Path, sys.argv[1:])
+(here / mine).touch()
+for _ in range(2000):
+    if all((here / other).exists() for other in others):
+        break
+    time.sleep(0.05)
+else:
+    raise SystemExit(f"{others} have not begun")
+print(time.time())
+"""
+
+
+def meeting(name: str, tmp_path: Path, *others: str) -> Lane:
+    """A lane that ends when the lanes `others` have begun."""
+    (tmp_path / "begun").mkdir(exist_ok=True)
+    command = (sys.executable, "-c", MEETING, str(tmp_path / "begun"), name, *others)
+    return Lane(name, [command], tmp_path / name)
 
 
 def times_of(*ran: Lane) -> list[tuple[float, float]]:
     """When each of these lanes, which must have ended well, began and ended."""
-    assert all(one.status == 0 for one in ran)
+    assert all(one.status == 0 for one in ran), [one.text for one in ran]
     return [(float(began), float(ended)) for began, ended in (one.text.split() for one in ran)]
 
 
 def test_lanes_that_compute_run_one_at_a_time_beside_others(tmp_path: Path) -> None:
-    computing = [lane(f"computing {i}", tmp_path, SLEEP.format(0.3)) for i in range(2)]
-    waiting = [lane(f"waiting {i}", tmp_path, SLEEP.format(2 if i < 2 else 0)) for i in range(3)]
+    computing = [meeting(f"computing {i}", tmp_path) for i in range(2)]
+    waiting = [meeting(f"waiting {i}", tmp_path, *["computing 1"] * (i < 2)) for i in range(3)]
     run_lanes([], computing, waiting, threading.Event(), 3)
-    (_, one_ended), (other_began, _), *others = times_of(*computing, *waiting)
-    assert one_ended < other_began < min(ended for _, ended in others)
-    assert all(one.seconds >= 0.3 for one in computing)
+    (one_began, one_ended), (other_began, _), *_ = times_of(*computing, *waiting)
+    assert one_ended < other_began
+    assert computing[0].seconds >= one_ended - one_began
 
 
 def test_another_lane_that_computes_runs_once_the_last_that_waits_has_begun(tmp_path: Path) -> None:
-    computing = [lane(f"computing {i}", tmp_path, SLEEP.format(2)) for i in range(2)]
-    waiting = [lane("waiting", tmp_path, SLEEP.format(2))]
-    run_lanes([], computing, waiting, threading.Event(), 2)
-    times = times_of(*computing, *waiting)
-    assert max(began for began, _ in times) < min(ended for _, ended in times)
+    names = ["computing 0", "computing 1", "waiting"]
+    *computing, waiting = (meeting(name, tmp_path, *names) for name in names)
+    run_lanes([], computing, [waiting], threading.Event(), 2)
+    times_of(*computing, waiting)
 
 
 def test_beside_the_first_lane_the_last_ones_that_compute_run_too(tmp_path: Path) -> None:
-    first = [lane("first", tmp_path, SLEEP.format(3))]
-    computing = [lane(f"computing {i}", tmp_path, SLEEP.format(0.3 if i else 3)) for i in range(3)]
-    waiting = [lane(f"waiting {i}", tmp_path, SLEEP.format(0)) for i in range(2)]
-    run_lanes(first, computing, waiting, threading.Event(), 3)
-    (_, first_ended), longest, middle, last, *others = times_of(*first, *computing, *waiting)
-    assert last[0] < longest[1] and last[1] < middle[0] < first_ended
+    first = meeting("first", tmp_path, "computing 1")
+    computing = [meeting(f"computing {i}", tmp_path, *["computing 1"] * (i == 0)) for i in range(3)]
+    waiting = [meeting(f"waiting {i}", tmp_path) for i in range(2)]
+    run_lanes([first], computing, waiting, threading.Event(), 3)
+    (_, first_ended), _, middle, last, *others = times_of(first, *computing, *waiting)
+    assert last[1] < middle[0]
     assert all(first_ended < began for began, _ in others), "lanes of servers wait for the first one"
 
 
