@@ -88,7 +88,7 @@ class RankPool:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(timeout=10)
+            process.join(timeout=60)
             if process.is_alive():
                 process.kill()
 

@@ -1,7 +1,10 @@
-"""The waits of tests/support/waiting.py end at their deadline and name the condition."""
+"""The waits of tests/support/waiting.py end at their deadline and name the condition. No test needs a fast or quiet machine."""
 
+import ast
 import asyncio
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +30,26 @@ async def test_an_asynchronous_wait_fails_at_its_deadline_also_when_its_look_han
         await until("an answer", hang, 0.01)
     with pytest.raises(AssertionError, match=r"not within 0.01 s: a step"):
         await until_true("a step", lambda: False, 0.01, 0)
+
+
+# Test files that may read a clock, and what for.
+CLOCKS = {
+    "benchmarks/gpu/test_program.py": "begins a run in the past",
+    "cluster/driver/test_group_start.py": "brings a deadline forward",
+    "deployments/engine/test_step_pacing.py": "its clock is virtual",
+    "deployments/tracing/test_request_spans.py": "compares the order of times, not their differences",
+    "llama_core/execution/test_gpu.py": "compares a part of a step's time with all of it",
+}
+CLOCK = re.compile(r"(time|monotonic|perf_counter|process_time|thread_time)(_ns)?")
+
+
+def test_no_test_compares_a_time_with_a_number() -> None:
+    """A slow or busy machine would fail it. `tests/support/processor_time.py` has times to compare with each other."""
+    tests = Path(__file__).parent
+    reading = set()
+    for file in tests.rglob("test_*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        names = [call.func.attr for call in calls if isinstance(call.func, ast.Attribute) and not call.args]
+        if any(map(CLOCK.fullmatch, names)):
+            reading.add(str(file.relative_to(tests)))
+    assert reading == CLOCKS.keys()

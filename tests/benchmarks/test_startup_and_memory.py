@@ -13,6 +13,7 @@ from benchmarks.questions.memory import plans, totals
 from benchmarks.questions.startup import PHASES, is_good, points
 from llama_core import Llama
 from tests.conftest import GOLDEN
+from tests.support.waiting import wait_until
 
 
 def stamped(seconds: int, text: str) -> str:
@@ -53,9 +54,8 @@ def test_the_memory_plan_is_read_from_a_ranks_log_line(caplog: pytest.LogCapture
 def test_a_process_is_counted_with_its_descendants() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
-        deadline = time.monotonic() + 60
-        while len(found := processes.of_programs([child.pid])) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until("the program has a child", lambda: len(processes.of_programs([child.pid])) == 2, pause_s=0.02)
+        found = processes.of_programs([child.pid])
         child.communicate(b"\n")
     pids = [process.pid for process in found]  # in no known order, because the kernel's ids start again at the lowest
     assert child.pid in pids and len(found) == 2

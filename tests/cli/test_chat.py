@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.cli.conftest import ScriptedServer, llama_ray
@@ -110,9 +109,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(scripted: ScriptedServer, t
 
     def wait_for(words: bytes, count: int = 1) -> None:
         nonlocal shown
-        deadline = time.monotonic() + 60
         while shown.count(words) < count:
-            assert select.select([controller], [], [], max(0.0, deadline - time.monotonic()))[0], shown[-2000:]
+            assert select.select([controller], [], [], 120)[0], shown[-2000:]
             shown += os.read(controller, 4096)
 
     try:
@@ -125,7 +123,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(scripted: ScriptedServer, t
         requests = [scripted.next_request(), scripted.next_request()]
         assert requests[0]["messages"] == [{"role": "user", "content": "count"}] and requests[1] == {"cancelled": True}
         os.write(controller, b"/exit\n")
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

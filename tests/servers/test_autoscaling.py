@@ -20,7 +20,6 @@ def test_a_cluster_without_room_names_what_is_needed_and_what_there_is(seen: dic
     room = "needs 2 CPUs, the cluster has 0 CPUs"
     assert f"one replica of golden {room}: it waits until there is room" in seen["warning"]
     assert seen["waiting"] == f"Waiting for room: one replica {room}"
-    assert seen["submitted_s"] + seen["waiting_s"] < 120, "Serve alone says nothing"
 
 
 def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins(seen: dict[str, Any]) -> None:
@@ -68,8 +67,7 @@ def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> No
 def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
     seen: dict[str, Any],
 ) -> None:
-    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 60
-    assert seen["lost_ranks_gone_s"] < 100
+    assert "Error" in seen["stream_of_the_lost_node"]
     assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
     assert seen["after_node_loss"] == "length"
     # Requests meanwhile waited for the new replica, or were answered 503 with Retry-After.

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -64,9 +63,11 @@ def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, req
         wait_until("the server is idle", lambda: is_idle(running))
         return num_generated(running) - before
 
-    # On a busy machine the server may be done before it can notice, but not each time.
-    counts = [num_generated_without_client() for _ in range(3)]
-    assert min(counts) < limit * 0.75, f"{counts} tokens of {limit} were generated without a client"
+    counts: list[float] = []
+    while not counts or min(counts) >= limit * 0.75:
+        # On a busy machine the server may be done before it can notice, but not each time.
+        assert len(counts) < 10, f"{counts} tokens of {limit} were generated without a client"
+        counts.append(num_generated_without_client())
 
 
 # In each run, test_chaos.py and test_logs_and_traces.py kill ranks under live streams.
@@ -149,8 +150,9 @@ def interval(controller):
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-deadline = time.monotonic() + 60
-while (seen := ray.get(controller.__ray_call__.remote(interval))) != float(sys.argv[2]) and time.monotonic() < deadline:
+for _ in range(600):
+    if (seen := ray.get(controller.__ray_call__.remote(interval))) == float(sys.argv[2]):
+        break
     time.sleep(0.2)
 print("SEEN", seen)
 """
@@ -169,7 +171,7 @@ def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -
     answer = http.post(url, json=body, headers={header: "0.05"})
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded", answer.text
     # The first token must come within this time, the last of 61,440 must not. A busy machine may need longer for the first.
-    for seconds in (2, 4, 8):
+    for seconds in (2, 4, 8, 16, 32):
         answer = http.post(url, json=body | {"n": 128, "stream": True}, headers={header: str(seconds)})
         if answer.status_code == 200:
             break
@@ -272,25 +274,26 @@ def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: S
         "temperature": 0,
         "ignore_eos": True,
     }
-    is_named = is_measured = False
-    deadline = time.monotonic() + 240  # the warning needs a slow rank for half a minute
-    own_ms: dict[str, float] = {}
+    is_measured = False
     with httpx.Client(base_url=demo.url, timeout=60) as http:
         expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+        def is_found() -> bool:
+            nonlocal is_measured
+            assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
+            figures = re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE)
+            own_ms = {rank: float(value) for rank, value in figures}
+            is_measured = is_measured or own_ms.get("1", 0.0) > 2 * own_ms.get("0", 1e9)
+            return is_measured and "rank 1 is slow, and every step waits for it" in demo.output()
+
         throttling = subprocess.Popen([sys.executable, "-c", THROTTLE.format(pid=slow)])
         try:
-            while not (is_named and is_measured) and time.monotonic() < deadline:
-                assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
-                is_named = is_named or "rank 1 is slow, and every step waits for it" in demo.output()
-                figures = re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE)
-                own_ms = {rank: float(value) for rank, value in figures}
-                is_measured = is_measured or own_ms.get("1", 0.0) > 2 * own_ms.get("0", 1e9)
-                time.sleep(1.0)  # a window of the detector lasts longer
+            # The warning needs a slow rank for half a minute, and a window of the detector lasts more than a second.
+            wait_until("rank 1 is named, and measured as slow", is_found, 400, 1.0)
         finally:
             throttling.kill()
             throttling.wait()
             os.kill(slow, signal.SIGCONT)
-    assert is_named and is_measured, own_ms
     assert demo.get("/props")[1]["epoch"] == before["epoch"]
 
 

@@ -66,7 +66,7 @@ def test_the_callers_context_is_continued_through_the_proxy(traced: Traced) -> N
     assert ask(traced, "/v1/completions", "child", prompt="once", max_tokens=2, headers=headers).status_code == 200
     span = traced.collector.request("child")
     assert (span.trace_id, span.parent_id) == (TRACE, PARENT)
-    (line,) = wait_until("the request's line is written", lambda: traced.of_request("child"), 30)
+    (line,) = wait_until("the request's line is written", lambda: traced.of_request("child"))
     assert line["trace_id"] == TRACE
 
 
@@ -84,7 +84,7 @@ def test_the_ranks_shares_of_steps_and_sampling_are_measured(traced: Traced) -> 
         (sampling,) = traced.collector.below(span)["sample_top_p"]
         return sampling.seconds > 0 and all("llama.rank.step_ms" in share for share in shares.values())
 
-    wait_until("the ranks' steps are measured", has_shares, 60, 0.5)
+    wait_until("the ranks' steps are measured", has_shares, pause_s=0.5)
 
 
 async def cut_and_resumed(server: Server, kill: Callable[[], Awaitable[T]]) -> T:
@@ -141,13 +141,13 @@ async def test_a_client_that_leaves_and_a_killed_rank_are_in_the_trace_and_a_cut
         return len(traced.collector.named("build/init")) == 2
 
     assert ask(traced, "/v1/completions", "after", prompt="once", max_tokens=2).status_code == 200
-    await until("the new ranks' start is traced", has_second_start, 30, 0.2)
+    await until("the new ranks' start is traced", has_second_start)
 
 
 def test_every_line_of_the_log_is_json_and_has_no_prompt(traced: Traced) -> None:
     long = ask(traced, "/v1/completions", "too-long", prompt=f"{SECRET} " * 2000)
     assert long.status_code == 400
-    wait_until("the request's line is written", lambda: bool(traced.of_request("too-long")), 30, 0.1)
+    wait_until("the request's line is written", lambda: bool(traced.of_request("too-long")))
     lines = traced.replica_lines()
     assert len(lines) > 5
     for line in lines:
@@ -168,7 +168,7 @@ def test_every_line_of_the_log_is_json_and_has_no_prompt(traced: Traced) -> None
 def test_prompts_are_logged_where_that_is_asked_for() -> None:
     with traced_server(log_prompts=True, log_format="text", model_parallel_size=1) as traced:
         assert ask(traced, "/v1/completions", "asked", prompt=f"the {SECRET}", max_tokens=2).status_code == 200
-        wait_until("the prompt is logged", lambda: bool(traced.with_text(SECRET)), 30, 0.1)
+        wait_until("the prompt is logged", lambda: bool(traced.with_text(SECRET)))
         (path,) = [path for path in traced.with_text(SECRET) if path.name.startswith("replica_")]
         line = next(line for line in path.read_text().splitlines() if SECRET in line)
         assert line.startswith("INFO ") and " asked -- request {" in line, "the request's id is in lines of text too"

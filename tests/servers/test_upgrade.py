@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,10 +123,9 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update(server: S
 def test_a_signal_to_the_process_group_ends_every_process(server: Server) -> None:
     """systemd ends a service in this way: Ray's own processes get the signal too, so no stream can drain."""
     pids = server.processes().keys()
-    began = time.monotonic()
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0
-    assert time.monotonic() - began < 9.5, "Ray's raylet takes ten seconds"
+    assert "Ray has ended too" in server.output(), "the command does not wait for Ray's raylet"
     assert not server.wait_gone()
 
     def left() -> set[str]:

@@ -30,12 +30,12 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an instant query. Raises urllib.error.HTTPError if the expression has an error."""
         query = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=20) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=60) as answer:
             found: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
             return found
 
     def rules(self) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=20) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=60) as answer:
             return [rule for group in json.loads(answer.read())["data"]["groups"] for rule in group["rules"]]
 
 
@@ -56,7 +56,7 @@ def scraping(server_url: str) -> Iterator[Prometheus]:
             )
         try:
             started = Prometheus(f"http://127.0.0.1:{port}")
-            wait_until("Prometheus scrapes the server", lambda: _scrapes(started), 30, 0.2)
+            wait_until("Prometheus scrapes the server", lambda: _scrapes(started), pause_s=0.2)
             yield started
         finally:
             process.terminate()

@@ -334,7 +334,7 @@ def serve(
         yield Served(engine, metrics, port)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def canary(served: Served) -> None:

@@ -83,7 +83,7 @@ class Server:
         request = urllib.request.Request(self.url + path, headers=self.headers)
         try:
             try:
-                with urllib.request.urlopen(request, timeout=20) as response:
+                with urllib.request.urlopen(request, timeout=60) as response:
                     return response.status, json.loads(response.read())
             except urllib.error.HTTPError as error:
                 body = error.read()

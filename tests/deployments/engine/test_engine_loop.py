@@ -1,9 +1,11 @@
 """The engine loop: every stream gets its own text, when its reader takes it, and ends exactly once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from deployments.engine import engine_loop
 from deployments.engine.step_stats import StepStats
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import RequestCancelled
@@ -157,16 +159,18 @@ async def test_a_second_request_reuses_cached_blocks_and_the_hits_are_counted() 
     assert sum(step.num_prefix_hits for step in stats) == 48
 
 
-async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled() -> None:
+async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(engine_loop, "time", SimpleNamespace(monotonic=lambda: now.s))
     group = FakeGroup()
     async with running(group) as loop:
-        await asyncio.sleep(1.0)
+        now.s += 10
         assert loop.stalled_s() == 0.0
         group.go.clear()
         stream = loop.submit([1, 3], greedy(20))
-        assert loop.stalled_s() < 1.0, "idle time is no stall"
-        await asyncio.sleep(0.03)
-        assert loop.stalled_s() > 0.02
+        assert loop.stalled_s() == 0.0, "idle time is no stall"
+        now.s += 3
+        assert loop.stalled_s() == 3.0
         group.go.set()
         await read(stream)
         assert loop.stalled_s() == 0.0

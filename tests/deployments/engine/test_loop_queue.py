@@ -1,10 +1,11 @@
 """What the engine loop queues and refuses: checks of a request, the queue's limits, fairness among owners, draining."""
 
 import asyncio
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from deployments.engine import retry_after
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.retry_after import SHORTEST_RETRY_S
 from llama_core.errors import InvalidParameter, NotReady, QueueFull
@@ -88,7 +89,11 @@ async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> Non
         assert await loop.drain(0.01), "nothing is left"
 
 
-async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_served() -> None:
+async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10_000.0
+    monkeypatch.setattr(retry_after, "time", SimpleNamespace(monotonic=lambda: now))
     scheduler = Scheduler(
         SchedulerConfig(2, 16, frozenset({EOS}), max_waiting=100, max_waiting_tokens=60), BlockPool(64, 16)
     )
@@ -101,16 +106,15 @@ async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_serve
     with pytest.raises(QueueFull, match="sequences of 56 tokens wait already, the limit is 60") as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == SHORTEST_RETRY_S, "nothing has ended yet"
-    now = time.monotonic()
     loop._retry._ends.extend([now - 20, now - 15, now - 10, now - 5])
     with pytest.raises(QueueFull) as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
-    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=0.1)
+    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=1e-6)
     loop._retry._ends.clear()
     loop._retry._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
     with pytest.raises(QueueFull) as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
-    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=0.1), (
+    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=1e-6), (
         "the quiet hour before does not count"
     )
     loop.submit([1, 3, 4], greedy(20))

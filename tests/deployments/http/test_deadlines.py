@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 import httpx
 import pytest
@@ -26,12 +25,10 @@ async def test_an_answer_that_takes_too_long_is_ended_with_504(where: str, caplo
     engine = FakeEngine(step_s=0.2)
     limits = HttpLimits(request_timeout_s={"header": None, "server": 0.1, "both": 0.1}[where])
     headers = {} if where == "server" else {TIMEOUT_HEADER: "0.1" if where == "header" else "50"}
-    begin = time.monotonic()
     async with http(engine, limits) as client:
         answer = await client.post("/v1/completions", json=BODY, headers=headers)
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "deadline_exceeded" and "0.1 s" in answer.json()["error"]["message"]
-    assert time.monotonic() - begin < 20
     assert engine.num_open == 0 and all(stream.cancelled for stream in engine.streams)
     [line] = [record for record in caplog.records if record.name == "llama.requests"]
     assert "deadline_exceeded" in line.getMessage()

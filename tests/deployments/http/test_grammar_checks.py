@@ -20,6 +20,7 @@ from llama_core.text import check_process
 from llama_core.text.grammar import IN_FULL, TOO_LARGE, TakesLong, json_schema_grammar
 from llama_core.text.tools.tool import Tool, ToolUse
 from tests.support.scripted_engine import FakeEngine
+from tests.support.waiting import until_true
 
 
 def schema(name: str, number: int) -> str:
@@ -46,6 +47,12 @@ async def refused(encoder: PromptEncoder, grammar: str) -> str:
     return found.value.message
 
 
+async def until_waiting(checks: GrammarChecks, number: int) -> None:
+    """Until as many checks wait behind the one that runs."""
+    waiting = checks._limiter._waiting
+    await until_true(f"{number} checks wait", lambda: sum(map(len, waiting.values())) == number, pause_s=0.005)
+
+
 async def test_ordinary_grammars_start_no_process(encoder: PromptEncoder) -> None:
     for number in range(1, 9):
         assert await encoder.grammar(schema("ordinary", number), "guided_json")
@@ -57,7 +64,7 @@ async def test_what_the_process_found_is_kept(encoder: PromptEncoder) -> None:
     process = pid(encoder)
     assert message == f"guided_json: {TOO_LARGE}" and process is not None
     os.kill(process, signal.SIGSTOP)
-    assert await asyncio.wait_for(refused(encoder, schema("kept", 1000)), 20) == message
+    assert await refused(encoder, schema("kept", 1000)) == message
     assert pid(encoder) == process
 
 
@@ -77,7 +84,7 @@ async def test_no_ordinary_grammar_waits_for_one_that_takes_long(encoder: Prompt
     os.kill(process, signal.SIGSTOP)
     slow = [asyncio.ensure_future(refused(encoder, schema(f"slow_{i}", 1000))) for i in range(3)]
     for number in range(1, 9):
-        assert await asyncio.wait_for(encoder.grammar(schema("quick", number), "guided_json"), 20)
+        assert await encoder.grammar(schema("quick", number), "guided_json")
     assert not any(each.done() for each in slow)
     os.kill(process, signal.SIGCONT)
     assert await asyncio.gather(*slow) == [f"guided_json: {TOO_LARGE}"] * 3
@@ -105,7 +112,7 @@ async def test_checks_that_take_long_are_limited_in_number(monkeypatch: pytest.M
         raise TakesLong
 
     def slow(_: Any) -> str:
-        release.wait(20)
+        release.wait(120)
         return "grammar"
 
     first = asyncio.ensure_future(checks.run(slow, "grammar", "field", never))
@@ -126,11 +133,10 @@ async def test_a_check_ends_with_the_drain(encoder: PromptEncoder) -> None:
         asyncio.ensure_future(encoder.grammar(schema(f"drained_{i}", 1000), "guided_json", is_whole=True))
         for i in range(3)
     ]
-    await asyncio.sleep(0.3)
-    assert not any(each.done() for each in waiting)
+    await until_waiting(encoder._checks, 2)
     for end in encoder._engine.drain_ends:  # type: ignore[attr-defined]
         end()
-    for found in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20):
+    for found in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(found, NotReady) and "shutting down" in found.message
     assert pid(encoder) is None
     with pytest.raises(NotReady):
@@ -152,11 +158,11 @@ async def test_owners_take_turns(encoder: PromptEncoder) -> None:
     assert process is not None
     os.kill(process, signal.SIGSTOP)
     first = [asyncio.ensure_future(check("many", schema(f"many_{i}", 1000))) for i in range(8)]
-    await asyncio.sleep(0.3)
+    await until_waiting(encoder._checks, 7)
     other = asyncio.ensure_future(check("one", schema("one", 1000)))
-    await asyncio.sleep(0.3)
+    await until_waiting(encoder._checks, 8)
     os.kill(process, signal.SIGCONT)
-    await asyncio.wait_for(asyncio.gather(*first, other), 60)
+    await asyncio.gather(*first, other)
     assert order.index("one") == 1
 
 
@@ -167,7 +173,7 @@ async def test_a_large_grammar_does_not_wait_for_all_multiples_of_the_same_owner
         raise TakesLong
 
     def slow(_: Any, name: str) -> str:
-        release.wait(20)
+        release.wait(120)
         order.append(name)
         return name
 
@@ -177,7 +183,7 @@ async def test_a_large_grammar_does_not_wait_for_all_multiples_of_the_same_owner
         asyncio.ensure_future(checks.run(partial(slow, name=name), grammar, "field", never))
         for name, grammar in grammars.items()
     ]
-    await asyncio.sleep(0.05)
+    await until_waiting(checks, 5)
     release.set()
     await asyncio.gather(*running)
     assert order.index("large") == 1
@@ -190,17 +196,16 @@ async def test_one_owner_leaves_a_place_to_others() -> None:
         raise TakesLong
 
     def slow(_: Any) -> str:
-        release.wait(20)
+        release.wait(120)
         return "grammar"
 
     def run(owner: str) -> "asyncio.Future[str]":
         return asyncio.ensure_future(checks.run(slow, "grammar", "field", never, owner))
 
     many = [run("many") for _ in range(64)]
-    await asyncio.sleep(0.05)
+    await until_waiting(checks, 51)
     other = run("one")
-    await asyncio.sleep(0.05)
-    assert not other.done()
+    await until_waiting(checks, 52)
     release.set()
     found = await asyncio.gather(*many, other, return_exceptions=True)
     assert found.count("grammar") == 53 and sum(isinstance(each, QueueFull) for each in found) == 12
@@ -213,19 +218,18 @@ async def test_a_request_that_ends_leaves_the_queue() -> None:
         raise TakesLong
 
     def slow(_: Any) -> str:
-        release.wait(20)
+        release.wait(120)
         return "grammar"
 
     running = [asyncio.ensure_future(checks.run(slow, "grammar", "field", never, "owner")) for _ in range(3)]
-    await asyncio.sleep(0.05)
+    await until_waiting(checks, 2)
     for each in running[:2]:  # one runs, one waits
         each.cancel()
-    await asyncio.sleep(0.05)
+    await until_waiting(checks, 1)
     assert not running[2].done() and sum(checks._limiter._weights.values()) == 2 * grammar_checks._LEAST_CHARS
     release.set()
     assert await running[2] == "grammar"
-    await asyncio.sleep(0.05)
-    assert not checks._limiter._weights and not checks._limiter._waiting
+    await until_true("no check counts", lambda: not checks._limiter._weights and not checks._limiter._waiting)
 
 
 async def test_a_tool_whose_grammar_takes_too_much_memory_is_refused(encoder: PromptEncoder) -> None:

@@ -147,4 +147,4 @@ def test_haproxy_ends_with_its_parent_where_that_is_asked_for(tmp_path: Path) ->
     try:
         eventually(lambda: not is_running(child))
     finally:
-        end_process(child, patience_s=0, timeout_s=10)
+        end_process(child, patience_s=0, timeout_s=120)

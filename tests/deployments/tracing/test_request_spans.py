@@ -23,7 +23,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.log_lines import SubjectFilter
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
 from tests.support.otlp_collector import Collector, SeenSpan, collecting
 
 STAGES = {"queue", "tokenize_encode", "prefill_forward", "decode_step_forward", "sample_top_p", "decode_decode"}
@@ -161,7 +161,7 @@ async def test_anthropics_messages_are_traced(collector: Collector) -> None:
 async def test_a_client_that_leaves_ends_its_spans_without_an_error(collector: Collector) -> None:
     async with running(step_s=0.01) as server:
         asking = asyncio.create_task(server.post("/v1/completions", "left", prompt="once", max_tokens=100))
-        await asyncio.sleep(0.2)
+        await until(lambda: server.groups.made[0].ranks.num_steps >= 3)
         asking.cancel()
         span, below = await seen(collector, "left")
     assert not span.is_error and span.attributes["error.type"] == "cancelled"
@@ -172,7 +172,7 @@ async def test_a_client_that_leaves_ends_its_spans_without_an_error(collector: C
 async def test_a_recovery_is_in_the_events_of_the_requests_that_lived_through_it(collector: Collector) -> None:
     async with running(step_s=0.005) as server:
         asking = asyncio.create_task(server.post("/v1/completions", "survivor", prompt="once", max_tokens=60))
-        await asyncio.sleep(0.1)
+        await until(lambda: server.groups.made[0].ranks.num_steps >= 3)
         server.groups.made[0].fail()
         assert await asking == 200
         assert await server.post("/v1/completions", "after", prompt="once", max_tokens=3) == 200

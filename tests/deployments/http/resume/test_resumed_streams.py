@@ -1,6 +1,7 @@
 """A stream that is cut after any of its events goes on with exactly the events that follow."""
 
 import asyncio
+import contextlib
 import itertools
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.joined_events import id_of, joined, without_ids
 from tests.support.loop_engine import LoopEngine
 from tests.support.scripted_engine import FakeEngine
 from tests.support.tool_calls import TOOLS
+from tests.support.virtual_loop import VirtualLoop
 from tests.support.waiting import until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -257,20 +259,24 @@ async def test_one_api_key_reads_no_stream_of_another() -> None:
         assert joined(events[:3] + await rest.end()) == joined(await fresh.end())
 
 
-async def test_a_stream_expires_after_its_last_reader_left() -> None:
-    async with LoopEngine().running() as engine:
-        app = app_of(engine, window_s=0.3)
-        events = await cut(app, BODY, "a", 3)
-        await asyncio.sleep(0.15)
-        again = call(app, BODY, last=id_of(events[-1]))
-        await again.arrived(2)
-        await again.leave()
-        await asyncio.sleep(0.2)  # later than the first end of the window
-        assert (await call(app, BODY, last=id_of(events[-1])).end())[0]
-        await asyncio.sleep(0.5)
-        late = call(app, BODY, last=id_of(events[-1]))
-        await late.end()
-        assert late.status == 404
+def test_a_stream_expires_after_its_last_reader_left() -> None:
+    async def resume_and_leave() -> None:
+        async with LoopEngine().running() as engine:
+            app = app_of(engine, window_s=30)
+            events = await cut(app, BODY, "a", 3)
+            await asyncio.sleep(15)
+            again = call(app, BODY, last=id_of(events[-1]))
+            await again.arrived(2)
+            await again.leave()
+            await asyncio.sleep(20)  # later than the first end of the window
+            assert (await call(app, BODY, last=id_of(events[-1])).end())[0]
+            await asyncio.sleep(31)
+            late = call(app, BODY, last=id_of(events[-1]))
+            await late.end()
+            assert late.status == 404
+
+    with contextlib.closing(VirtualLoop()) as loop:
+        loop.run_until_complete(resume_and_leave())
 
 
 async def test_a_server_that_keeps_nothing_ignores_the_key() -> None:
