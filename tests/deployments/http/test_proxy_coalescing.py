@@ -192,21 +192,17 @@ class SilentStream:
 
 
 async def test_a_wait_for_the_next_message_is_cut_short_by_the_end_of_a_choice() -> None:
-    stream, loop = SilentStream(), asyncio.get_running_loop()
+    stream = SilentStream()
     engine: Any = SimpleNamespace(submit_all=lambda *_, **__: [stream])
     choices = Choices(engine, Plan([[1, 3]], [SamplingParams(max_tokens=3)]))
     stream.wake()
     waiting = asyncio.create_task(choices.wait_for_end(600))
     for _ in range(10):
         await asyncio.sleep(0)
+    stream.wake()
     assert not waiting.done(), "a token is not an end"
-    waiting.cancel()
-
-    def end() -> None:
-        stream.ended = True
-        stream.wake()
-
-    loop.call_later(0.01, end)
-    await choices.wait_for_end(600)
+    stream.ended = True
+    stream.wake()
+    await waiting
     await choices.wait_for_end(600)  # no reader has taken the end yet
     assert choices.take() is not None and choices.num_open == 0
