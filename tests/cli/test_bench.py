@@ -31,8 +31,6 @@ def test_every_request_is_counted_with_its_tokens(endpoint: str, tmp_path: Path)
     for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         assert 0 < found[name]["p50"] <= found[name]["p90"] <= found[name]["p99"], name
     assert found["ttft_ms"]["p50"] < found["e2e_ms"]["p50"]
-    # The server waits between tokens; on a busy machine, several arrive together.
-    assert found["itl_ms"]["p50"] > 0.5 and found["tpot_ms"]["p50"] > 0.5
 
 
 def test_errors_are_counted_and_the_status_is_one(scripted: ScriptedServer) -> None:

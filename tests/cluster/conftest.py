@@ -13,6 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.placement import group_bundles
+from cluster.driver.rank_actors import RankActors
 from cluster.driver.rank_group import RankGroup
 from cluster.wire.rank_runner import RunnerFactory
 from tests.support.fake_runner import CONFIG, FakeFactory
@@ -52,9 +53,12 @@ Start = Callable[..., Awaitable[tuple[RankGroup, GroupInfo]]]
 
 
 @pytest.fixture
-async def start(two_rank_placement: PlacementGroup) -> AsyncIterator[Start]:
+async def start(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """start(...) -> a started group of two fake ranks and its info; stopped after the test."""
     groups: list[RankGroup] = []
+    first_silent = RankActors.first_silent
+    # A test's step deadline may be shorter than what a busy machine needs for a status call while the ranks start.
+    monkeypatch.setattr(RankActors, "first_silent", lambda ranks, _: first_silent(ranks, LIMITS.step_timeout_s))
 
     async def start_group(
         factory: RunnerFactory | None = None,
