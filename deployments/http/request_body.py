@@ -87,6 +87,7 @@ class BodyReader:
         self._limits = limits
         # A second thread would only wait for the interpreter's lock. `num_pending_bytes` bounds the waiting bodies.
         self._parsing = ConcurrencyLimiter(at_once=1, max_weight=sys.maxsize)
+        self._decompressing = asyncio.Lock()
         self.num_pending_bytes = 0
 
     def received(self, request: Request) -> "ReceivedBody":
@@ -141,17 +142,22 @@ class BodyReader:
             scope.cancel(IncompleteBody(_mismatch(declared, len(body), f" within {timeout_s:g} s")))
 
     async def _decompress(self, body: bytearray) -> None:
-        """Replaces gzip by what it holds, which counts as pending too. Other tasks run between two pieces."""
+        """Replaces gzip by what it holds, which counts as pending too. Other tasks run between two pieces, of any bodies."""
         limits, plain = self._limits, bytearray()
         try:
-            for piece in gunzipped(bytes(body)):
+            pieces = gunzipped(body)
+            while True:
+                async with self._decompressing:
+                    piece = next(pieces, None)
+                    await asyncio.sleep(0)
+                if piece is None:
+                    break
                 plain += piece
                 self.num_pending_bytes += len(piece)
                 if len(plain) > limits.max_bytes:
                     raise _too_large(limits)
                 if self.num_pending_bytes > limits.most_pending * limits.max_bytes:
                     raise QueueFull("Too many large bodies are arriving at once.")
-                await asyncio.sleep(0)
         except BaseException:
             self.num_pending_bytes -= len(plain)
             raise

@@ -6,6 +6,7 @@ import gzip
 import json
 import select
 import socket
+import zlib
 from collections.abc import Iterator
 
 import httpx
@@ -13,8 +14,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from deployments.http import content_encoding
 from deployments.http import request_id as middleware
 from deployments.http.app import HttpLimits
+from deployments.http.errors import InvalidJson
 from deployments.http.request_body import BodyLimits, BodyReader
 from llama_core.errors import InvalidRequest, QueueFull
 from tests.support import http
@@ -218,6 +221,60 @@ def test_other_encodings_and_damaged_gzip_are_refused(
 ) -> None:
     answer = post_gzip(served, content, encoding)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+BLOCK = b"\0\0\0\xff\xff"  # of deflate, without content
+GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+
+
+def gzip_with_empty_blocks(pieces: list[bytes]) -> bytes:
+    """The pieces as one gzip stream, with 20 blocks without content after each."""
+    deflate = zlib.compressobj(0, wbits=-zlib.MAX_WBITS)
+    blocks = [deflate.compress(piece) + deflate.flush(zlib.Z_FULL_FLUSH) + 20 * BLOCK for piece in pieces]
+    plain = b"".join(pieces)
+    end = zlib.crc32(plain).to_bytes(4, "little") + len(plain).to_bytes(4, "little")
+    return GZIP_HEAD + b"".join(blocks) + deflate.flush() + end
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GZIP_HEAD + BLOCK * 10_000,
+        GZIP_HEAD[:3] + b"\x08" + GZIP_HEAD[4:] + b"n" * 50_000,  # a file name without an end
+    ],
+    ids=["empty blocks", "a name"],
+)
+def test_a_gzip_body_that_holds_nothing_is_refused_before_it_is_read_whole(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_encoding, "MOST_WITHOUT_CONTENT", 40_000)
+    pieces: list[bytes] = []
+    with pytest.raises(InvalidJson, match="40000 bytes more than what it holds"):
+        pieces.extend(content_encoding.gunzipped(content))
+    assert pieces == [b"", b""]
+
+
+async def test_other_tasks_run_while_a_gzip_body_of_many_empty_blocks_is_read() -> None:
+    """For each 16 KiB that arrive compressed, other tasks have a turn, also while several such bodies are read."""
+    plain = b"{" + b" " * 3000 + b"}"
+    content = gzip_with_empty_blocks([plain[i : i + 2000] for i in range(0, len(plain), 2000)] * 100)
+    bodies, num_turns = BodyReader(BodyLimits()), 0
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def read() -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]
+        async with bodies.received(Request({"type": "http", "headers": headers}, receive)) as raw:
+            assert raw == plain * 100
+
+    reading = asyncio.gather(*(read() for _ in range(3)))
+    while not reading.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    await reading
+    assert num_turns >= 3 * len(content) / content_encoding.INPUT_BYTES
+    assert bodies.num_pending_bytes == 0
 
 
 async def test_a_refused_gzip_body_is_no_longer_pending() -> None:
