@@ -150,7 +150,8 @@ class ServerArgs(BaseModel):
     )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     prefix_cache_scope: PrefixCacheScope = Field(
-        "key", description="With API keys, requests share cached prefixes within one key (key) or with all keys (all)."
+        "key",
+        description="With API keys, share cached prefixes and grammars within one key (key) or with all keys (all).",
     )
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
         None, description="CPUs of one rank; if absent, a node's CPUs shared by its ranks, or 1 with CUDA."

@@ -234,8 +234,9 @@ class TypedHandleApi(HandleApi):
             params = replace(params, bad_words=(*params.bad_words, *bad_words))
         if not params.grammar:
             return params
+        scope = self.service.cache_scope(owner)
         grammar = await self._grammar_checks.run(
-            lambda by: _checked(by, params.grammar), params.grammar, "grammar", asyncio.to_thread, owner
+            lambda by: _checked(scope, by, params.grammar), params.grammar, "grammar", asyncio.to_thread, owner
         )
         return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
 

@@ -52,9 +52,9 @@ class EngineConfig:
     verified: identities of files (`checkpoint.files.identity`) that ranks have verified, with their digest; ranks do not
     read these files again to verify them. expected: the digest of the checkpoint that the first ranks loaded; ranks that
     find another one refuse to load. speculation: let a step verify draft tokens. prefix_caching: compute a shared prefix
-    once. Neither of the two changes a request's tokens. prefix_cache_scope: which requests share cached blocks where API
-    keys are configured: those of one key, or all. backend: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
-    "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: the
+    once. Neither of the two changes a request's tokens. prefix_cache_scope: which requests share cached blocks and
+    grammars where API keys are configured: those of one key, or all. backend: "native" (C++) on a CPU, "fused" (CUDA graphs)
+    on a GPU, or "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: the
     weight format of linear layers, one of `QUANTIZATIONS`: "auto" is as the checkpoint stores each matrix, "none" the
     model's dtype; the others quantize every matrix. batch_invariant: the fused backend computes a
     request's tokens with the same bits beside any other requests, which is slower; the native backend always does.

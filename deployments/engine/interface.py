@@ -187,6 +187,9 @@ class Engine(Protocol):
         """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait. Call it
         before a body is parsed."""
 
+    def cache_scope(self, owner: str) -> str:
+        """Which requests may share what the server computes and keeps: those of equal scopes, of at most 32 characters."""
+
     def submit_all(
         self,
         choices: Sequence[tuple[list[int], SamplingParams]],

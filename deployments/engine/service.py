@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
 from cluster.driver.group_info import GroupInfo, RankReport
 from cluster.driver.stragglers import StepWindow
@@ -233,6 +234,11 @@ class LlamaService:
     def check_capacity(self, owner: str = "") -> None:
         self._taking_loop().check_capacity(owner)
 
+    def cache_scope(self, owner: str) -> str:
+        if not (owner and self._separates_caches):
+            return ""
+        return blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
     def _taking_loop(self) -> EngineLoop:
         """The engine loop. Raises NotReady while no request is taken."""
         if self._loop is None or self._failure is not None or self._draining:
@@ -267,13 +273,12 @@ class LlamaService:
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         loop = self._taking_loop()
-        cache_scope = owner if self._separates_caches else ""
         return loop.submit_all(
             choices,
             stop=stop,
             owner=owner,
             priority=priority,
-            cache_scope=cache_scope,
+            cache_scope=self.cache_scope(owner),
             skip_special_tokens=skip_special_tokens,
             shown_tokens=shown_tokens,
             is_timed=is_timed,

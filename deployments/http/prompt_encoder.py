@@ -7,7 +7,7 @@ characters before anything is encoded, or by its tokens before the next prompt i
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
@@ -54,7 +54,7 @@ class PromptEncoder:
         engine.on_drain(self._checks.close)
 
     def of(self, owner: str) -> "PromptEncoder":
-        """This encoder for requests of `owner`: owners take turns in slow checks of grammars."""
+        """This encoder for requests of `owner`: owners take turns in slow checks of grammars, and have caches of their own."""
         own = copy.copy(self)
         own._owner = owner
         return own
@@ -144,9 +144,10 @@ class PromptEncoder:
         is_whole: neither reasoning nor tool calls are in the same grammar."""
         if not grammar:
             return ""
+        scope = self._engine.cache_scope(self._owner)
 
         def check(by: Checks) -> str:
-            return checked(by, grammar, param, is_whole=is_whole)
+            return checked(scope, by, grammar, param, is_whole=is_whole)
 
         in_thread = partial(self._run, len(grammar), in_thread=True)
         return await self._checks.run(check, grammar, param, in_thread, self._owner)
@@ -156,7 +157,8 @@ class PromptEncoder:
 
         answer: a checked grammar of the field `param`, which an answer that calls no tool follows; "" for any text.
         """
-        answer_format = self._engine.answer_format
+        answer_format, scope = self._engine.answer_format, self._engine.cache_scope(self._owner)
+        use = replace(use, cache_scope=scope)
         if answer and use.mode == "auto":
             make = partial(answer_format.grammar_or, use, answer, param, begun=begun)
         else:
@@ -167,7 +169,7 @@ class PromptEncoder:
         for indices in (*([index] for index in slow), *([slow] if len(slow) > 1 else [])):
             place = tool_place(use, indices[0]) if len(indices) == 1 else "tools"
             grammar = arguments_grammar(use, indices)
-            check = partial(_compiled, grammar=grammar, param=place)
+            check = partial(_compiled, scope, grammar=grammar, param=place)
             in_thread = partial(self._run, len(grammar), in_thread=True)
             await self._checks.run(check, grammar, place, in_thread, self._owner)
         return made

@@ -22,6 +22,7 @@ class SlotInit:
     prompt_logprobs: report those of `tokens`; False also where an earlier admission reported all of them.
     prompt_length: the first so many of `tokens` are the prompt; None for all.
     delayed: tokens that are not sampled before `params.min_tokens` tokens were generated.
+    cache_scope: shares a compiled grammar with other sequences of this scope; "" without a grammar.
     """
 
     slot: int
@@ -31,6 +32,7 @@ class SlotInit:
     prompt_logprobs: bool = False
     prompt_length: int | None = None
     delayed: tuple[int, ...] = ()
+    cache_scope: str = ""
 
     @classmethod
     def of(cls, seq: Sequence, stop_ids: frozenset[int]) -> "SlotInit":
@@ -46,6 +48,7 @@ class SlotInit:
             prompt_logprobs=seq.wants_prompt_logprobs,
             prompt_length=seq.prompt_len,
             delayed=tuple(sorted(stop_ids.union(params.stop_token_ids))) if ends else (),
+            cache_scope=seq.cache_scope if params.grammar else "",
         )
 
 

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
+from llama_core.shared_cache import SharedCache
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.reasoning import (
     ReasoningMarks,
@@ -27,7 +28,7 @@ from llama_core.text.tools.tool_format import ToolFormat
 
 MAX_GRAMMAR_BYTES: Final = 3 * 2**16  # as in `SamplingParams.grammar`
 _DESCRIBED_CHARS: Final = (4096, 512)  # more tokens than are watched (`execution.json_ending`), and the least
-_CACHED_GRAMMARS: Final = 32  # agents send the same tools with every turn
+_CACHED_BYTES: Final = 2**24  # of grammars: agents send the same tools with every turn
 
 
 class AnswerFormat:
@@ -42,7 +43,7 @@ class AnswerFormat:
         self._reasoning_ids = _control_ids(tokenizer, reasoning_marks)
         self._tool_ids = _control_ids(tokenizer, tool_format.marks)
         self._marks = MarkIds({**self._reasoning_ids, **self._tool_ids})
-        self._grammar = lru_cache(maxsize=_CACHED_GRAMMARS)(self._made_grammar)
+        self._kept = SharedCache[str](_CACHED_BYTES)
 
     def shown_tokens(self, use: ToolUse | None) -> frozenset[int]:
         """Control tokens whose names `reader` needs to see in the text."""
@@ -86,6 +87,10 @@ class AnswerFormat:
         start = {"lark_grammar": reasoned_grammar("@proper", thought, self._marks, spaced=self._is_spaced)}
         grammars = [start, first | {"name": "proper"}, *others]
         return _described(grammars, json_description(grammar), begins_with_text=True)
+
+    def _grammar(self, use: ToolUse, begun: bool, answer: str = "") -> str:
+        make = partial(self._made_grammar, use, begun, answer)
+        return self._kept.find_or_make(use.cache_scope, (use, begun, answer), make)
 
     def _made_grammar(self, use: ToolUse, begun: bool, answer: str = "") -> str:
         from llama_core.text.grammar import json_description, lark_grammar  # loads llguidance

@@ -6,16 +6,15 @@ follows it token by token (`execution/grammars/masks.py`).
 
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from threading import Lock
 from typing import Any, Concatenate, Final, ParamSpec, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from llama_core.errors import InvalidParameter
+from llama_core.shared_cache import SharedCache
 from llama_core.text import gbnf
 from llama_core.text.grammar_cost import BRIEF_CHARS, may_take_long
 from llama_core.text.grammar_words import is_beyond_limits, is_empty, lark_reason, regex_fault
@@ -37,7 +36,7 @@ _SPACING: Final = Spacing(
 )
 TOO_LARGE: Final = "is too large or too complex to be followed"
 _LIMIT_WORDS: Final = re.compile(r"fuel|limit|too (?:large|big|complex|many)|Unable to determine", re.IGNORECASE)
-_KEPT_OUTCOMES: Final = 128
+_KEPT_BYTES: Final = 2**25  # of the outcomes of one kind of check
 _P = ParamSpec("_P")
 
 
@@ -208,27 +207,21 @@ IN_FULL: Final[Checks] = InFull()
 BRIEFLY: Final[Checks] = Briefly()
 
 
-def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[Checks, _P], str]:
+def kept(check: Callable[Concatenate[Checks, _P], str]) -> Callable[Concatenate[str, Checks, _P], str]:
     """`check` with a cache of its latest results, because clients send the same schema with every request. The cache holds
-    refusals too, because some take longer than any accepted grammar. All `Checks` have the same results."""
-    outcomes: OrderedDict[Hashable, str | InvalidParameter] = OrderedDict()
-    lock = Lock()
+    refusals too, because some take longer than any accepted grammar. All `Checks` have the same results.
 
-    def checked(by: Checks, /, *args: _P.args, **kwargs: _P.kwargs) -> str:
-        key = (args, *sorted(kwargs.items()))
-        with lock:
-            found = outcomes.get(key)
-            if found is not None:
-                outcomes.move_to_end(key)
-        if found is None:
+    The first argument is the scope: a result of another scope is not used, because the time would tell of it."""
+    outcomes = SharedCache[str | InvalidParameter](_KEPT_BYTES)
+
+    def checked(scope: str, by: Checks, /, *args: _P.args, **kwargs: _P.kwargs) -> str:
+        def outcome() -> str | InvalidParameter:
             try:
-                found = check(by, *args, **kwargs)
+                return check(by, *args, **kwargs)
             except InvalidParameter as refusal:
-                found = refusal.with_traceback(None)
-            with lock:
-                outcomes[key] = found
-                if len(outcomes) > _KEPT_OUTCOMES:
-                    outcomes.popitem(last=False)
+                return refusal.with_traceback(None)
+
+        found = outcomes.find_or_make(scope, (args, *sorted(kwargs.items())), outcome)
         if isinstance(found, InvalidParameter):
             # A new exception, because one that is raised again keeps the frames of every earlier raise.
             raise InvalidParameter(found.message, param=found.param)

@@ -60,6 +60,9 @@ class LoopEngine(FakeEngine):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    def cache_scope(self, owner: str) -> str:
+        return owner
+
     def check_capacity(self, owner: str = "") -> None:
         self.loop.check_capacity(owner)
 

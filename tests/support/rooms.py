@@ -13,6 +13,7 @@ BASE = (
     "llama_core.host_memory",
     "llama_core.model_config",
     "llama_core.checkpoint",
+    "llama_core.shared_cache",
 )
 LOG_LINES = "llama_core.log_lines"
 JSON_PROCESS = "llama_core.json_process"
@@ -44,6 +45,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.sizes": (),
     "llama_core.host_cpu": (),
     "llama_core.log_lines": (),
+    "llama_core.shared_cache": (),
     JSON_PROCESS: (),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),

@@ -198,6 +198,9 @@ class FakeEngine:
     def on_drain(self, end: Callable[[], None]) -> None:
         self.drain_ends.append(end)
 
+    def cache_scope(self, owner: str) -> str:
+        return owner
+
     def check_capacity(self, owner: str = "") -> None:
         if not self.state.takes_requests:
             raise self.state.not_ready()

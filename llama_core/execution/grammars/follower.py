@@ -6,7 +6,6 @@ has the followers of grammars that are too slow for that.
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,14 +20,15 @@ from llama_core.execution.grammars.json_lookahead import Lookahead
 from llama_core.execution.grammars.json_vocabulary import JsonVocabulary
 from llama_core.execution.grammars.unique_items import ItemTokens, UniqueItems
 from llama_core.log_lines import where
+from llama_core.shared_cache import SharedCache
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
 
-_KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
-# Bytes that they take together. Most grammars take up to 3 MB compiled, those with a multiple of 6 digits up to 140 MB.
+# Bytes of the compiled grammars that later requests with the same one copy. Most take up to 3 MB, those with a multiple of 6
+# digits up to 140 MB.
 _KEPT_BYTES: Final = 2**28
 _FOLLOWED_BYTES: Final = 2**23  # that the answers of a grammar add to it: up to 9 MB were measured
 # The usual time of a row's masks beside the forward pass, and the time that all masks of a grammar may take beyond that.
@@ -116,7 +116,7 @@ class RowMasks:
 
 
 class CompiledGrammars:
-    """The vocabulary, and the grammars that were used last: up to 16, which take up to 256 MB together or are one. An answer
+    """The vocabulary, and the grammars that were used last, by scope: they take up to 256 MB together or are one. An answer
     keeps its own beside them. Several threads may compile, each other grammars.
 
     `vocabulary` is called once, by `prepare` or for the first grammar; None: every grammar is refused."""
@@ -127,8 +127,7 @@ class CompiledGrammars:
         self._vocabulary: LLTokenizer | None = None
         self._json: JsonVocabulary | None = None
         self._items: ItemTokens | None = None  # made by `prepare`, or for the first grammar with such lists
-        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
-        self._lock = threading.Lock()  # of `_kept`
+        self._kept = SharedCache[CompiledGrammar](_KEPT_BYTES)
         self._loading = threading.Lock()  # of the vocabulary
 
     def prepare(self) -> None:
@@ -142,30 +141,20 @@ class CompiledGrammars:
         assert self._items is not None, "a grammar with lists of distinct items is compiled"
         return self._items
 
-    def find(self, grammar: str) -> CompiledGrammar | None:
+    def find(self, scope: str, grammar: str) -> CompiledGrammar | None:
         """The compiled grammar, if it is kept and within its limits."""
-        with self._lock:
-            found = self._kept.get(grammar)
-            if found is None or (found.ahead is not None and found.ahead.is_broken):
-                return None
-            self._kept.move_to_end(grammar)
-            return found
+        found = self._kept.find(scope, grammar)
+        return None if found is None or (found.ahead is not None and found.ahead.is_broken) else found
 
-    def drop(self, grammar: str) -> None:
+    def drop(self, scope: str, grammar: str) -> None:
         """Forget the grammar, so that it is compiled again: a matcher that exceeded its limits breaks others of its grammar."""
-        with self._lock:
-            self._kept.pop(grammar, None)
+        self._kept.drop(scope, grammar)
 
-    def compiled(self, grammar: str) -> CompiledGrammar:
+    def compiled(self, scope: str, grammar: str) -> CompiledGrammar:
         """`find`, or compile it. Raises GrammarRefused."""
-        if (found := self.find(grammar)) is not None:
-            return found
-        made = self.compiled_alone(grammar)
-        with self._lock:
-            self._kept.pop(grammar, None)  # a broken one
-            self._kept[grammar] = made
-            while len(self._kept) > 1 and (len(self._kept) > _KEPT_GRAMMARS or self._num_kept_bytes() > _KEPT_BYTES):
-                self._kept.popitem(last=False)
+        if (made := self.find(scope, grammar)) is None:
+            made = self.compiled_alone(grammar)
+            self._kept.keep(scope, grammar, made, made.num_bytes)
         return made
 
     def compiled_alone(self, grammar: str) -> CompiledGrammar:
@@ -175,9 +164,6 @@ class CompiledGrammars:
         parts = self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar)
         num_bytes = max(num_heap_bytes() - before, len(grammar)) + _FOLLOWED_BYTES
         return CompiledGrammar(*parts, num_bytes=num_bytes)
-
-    def _num_kept_bytes(self) -> int:
-        return sum(each.num_bytes for each in self._kept.values())
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar

@@ -72,7 +72,7 @@ class SlotGrammars:
         self._slow_compiler = ThreadPoolExecutor(
             1, thread_name_prefix="slow-grammar-compiler"
         )  # others do not wait for it
-        self._compiling: dict[str, Future[CompiledGrammar]] = {}
+        self._compiling: dict[tuple[str, str], Future[CompiledGrammar]] = {}
         self._process: GrammarProcess | None = None  # for slow grammars, where rows may be deferred
         self._vocabulary = vocabulary
         self._defers = False
@@ -90,16 +90,14 @@ class SlotGrammars:
         self._compiler.submit(self._grammars.prepare)
 
     def admit(self, init: SlotInit) -> None:
-        grammar = init.params.grammar
-        begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
-        generated = init.tokens[begin:] if grammar else []
-        params = init.params
-        limit = min(begin + params.max_tokens, self._max_seq_len)
-        # These rules may forbid the tokens that close.
-        closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
-        slot = GrammarSlot(next(self._keys), grammar, begin, limit if closes else None, generated) if grammar else None
-        if slot is not None and self._process is not None:
-            slot.is_slow = is_unbounded(grammar)
+        slot, params = None, init.params
+        if grammar := params.grammar:
+            begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
+            # These rules may forbid the tokens that close.
+            closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
+            limit = min(begin + params.max_tokens, self._max_seq_len) if closes else None
+            slot = GrammarSlot(next(self._keys), init.cache_scope, grammar, begin, limit, init.tokens[begin:])
+            slot.is_slow = self._process is not None and is_unbounded(grammar)
         self._set(init.slot, slot)
 
     def leave(self, slot: int) -> None:
@@ -256,7 +254,7 @@ class SlotGrammars:
             if found is None:
                 return False
         except GrammarRefused as error:
-            self._grammars.drop(slot.grammar)
+            self._grammars.drop(slot.scope, slot.grammar)
             refused = error.with_traceback(None)
         except Exception as error:
             log.error("a grammar could not be followed\n%s", where(error))
@@ -306,14 +304,14 @@ class SlotGrammars:
             except BeginAgain as again:
                 slot.compiled = None
                 if again.is_beyond_limits:
-                    self._grammars.drop(slot.grammar)
+                    self._grammars.drop(slot.scope, slot.grammar)
                     slot.compiling = self._compiler_of(slot.grammar).submit(self._grammars.compiled_alone, slot.grammar)
             finally:
                 compiled.count(time.monotonic() - began_s)
         if slot.following is None:
             assert self._process is not None
             tokens = slot.tokens[: job.position - slot.first]
-            row = SlowRow(slot.key, slot.grammar, slot.first, slot.limit, tokens, job.drafts)
+            row = SlowRow(slot.key, slot.scope, slot.grammar, slot.first, slot.limit, tokens, job.drafts)
             slot.following = self._process.submit(row)
         if not slot.following.done():
             return None
@@ -327,17 +325,17 @@ class SlotGrammars:
                 return None
             compiling, slot.compiling = slot.compiling, None
             slot.compiled = compiling.result()
-        if slot.compiled is None and (found := self._grammars.find(slot.grammar)) is not None:
+        if slot.compiled is None and (found := self._grammars.find(slot.scope, slot.grammar)) is not None:
             slot.compiled = found
         if slot.compiled is None:
-            slot.compiling = self._compile(slot.grammar)
+            slot.compiling = self._compile(slot.scope, slot.grammar)
         return slot.compiled
 
-    def _compile(self, grammar: str) -> "Future[CompiledGrammar]":
+    def _compile(self, scope: str, grammar: str) -> "Future[CompiledGrammar]":
         self._compiling = {each: compiling for each, compiling in self._compiling.items() if not compiling.done()}
-        if grammar not in self._compiling:
-            self._compiling[grammar] = self._compiler_of(grammar).submit(self._grammars.compiled, grammar)
-        return self._compiling[grammar]
+        if (key := (scope, grammar)) not in self._compiling:
+            self._compiling[key] = self._compiler_of(grammar).submit(self._grammars.compiled, scope, grammar)
+        return self._compiling[key]
 
     def _compiler_of(self, grammar: str) -> ThreadPoolExecutor:
         return self._slow_compiler if may_take_long(grammar) else self._compiler

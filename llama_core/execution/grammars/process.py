@@ -38,10 +38,11 @@ _IDLE_S: Final = 60.0  # without a row: the process ends
 
 @dataclass(frozen=True, slots=True)
 class SlowRow:
-    """A row of the answer `key`: the masks after `tokens`, all tokens of the answer, and after each of `drafts`. first, limit:
-    as `AnswerFollower` has them."""
+    """A row of the answer `key`: the masks after `tokens`, all tokens of the answer, and after each of `drafts`. scope: as
+    `GrammarSlot` has it. first, limit: as `AnswerFollower` has them."""
 
     key: int
+    scope: str
     grammar: str
     first: int
     limit: int | None
@@ -162,7 +163,7 @@ class _Followers:
         try:
             found = self._masks(row, connection)
         except GrammarRefused as refused:
-            self._grammars.drop(row.grammar)
+            self._grammars.drop(row.scope, row.grammar)
             send(connection, {"refusal": str(refused)})
         except Exception as error:
             log.error("a grammar could not be followed\n%s", where(error))
@@ -178,7 +179,7 @@ class _Followers:
         position, told_s = row.first + len(row.tokens), time.monotonic()
         while True:
             if not follower.has_begun:
-                follower.begin(self._grammars.compiled(row.grammar), self._grammars)
+                follower.begin(self._grammars.compiled(row.scope, row.grammar), self._grammars)
             try:
                 if not follower.reads_more(row.tokens, position):
                     found = follower.masks(row.tokens, position, row.drafts, bits)
@@ -186,7 +187,7 @@ class _Followers:
                     return found
             except BeginAgain as again:
                 if again.is_beyond_limits:
-                    self._grammars.drop(row.grammar)
+                    self._grammars.drop(row.scope, row.grammar)
             if time.monotonic() - told_s > _SIGN_OF_LIFE_S:
                 send(connection, {})
                 told_s = time.monotonic()

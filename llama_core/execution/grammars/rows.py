@@ -22,6 +22,7 @@ class GrammarSlot:
     `deferred_at` with the lock of `SlotGrammars`."""
 
     key: int
+    scope: str  # `SlotInit.cache_scope`
     grammar: str
     first: int  # the position of the answer's first token
     limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about

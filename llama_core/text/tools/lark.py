@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.tools.schema_grammar import compiled_schema
+from llama_core.text.tools.schema_grammar import kept_schema
 from llama_core.text.tools.tool import ToolUse
 
 SPACE: Final = r"[ \t\r\n]"
@@ -137,7 +137,7 @@ def schema_body(use: ToolUse, index: int) -> str:
     """The schema of a tool's arguments as a rule's item. Raises InvalidParameter that names the place in the request."""
     tool = use.tools[index]
     try:
-        return compiled_schema(tool.schema, tool.strict, use.bounds_numbers)
+        return kept_schema(use.cache_scope, tool.schema, tool.strict, use.bounds_numbers)
     except InvalidParameter as error:
         param = tool_place(use, index) + (error.param or "")
         raise InvalidParameter(f"{param}: {error.message}", param=param) from None

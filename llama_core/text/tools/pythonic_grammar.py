@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.tools.lark import schema_body
-from llama_core.text.tools.schema_grammar import compiled_schema
+from llama_core.text.tools.schema_grammar import kept_schema
 from llama_core.text.tools.tool import ToolUse
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -38,7 +38,7 @@ def argument_rules(use: ToolUse, index: int) -> list[str]:
         takes_any = schema.get("additionalProperties", True) is not False
         return [f'tool_{index}: ")"' + (f' | "**" {whole} ")"' if takes_any else "")]
     try:
-        values = [_value(schema, each, tool.strict, use.bounds_numbers) for each in properties.values()]
+        values = [_value(use, tool.strict, schema, each) for each in properties.values()]
     except InvalidParameter:
         return as_object
     return _sequence(index, list(properties), values, set(required))
@@ -57,7 +57,7 @@ def _sequence(index: int, names: list[str], values: list[str], required: set[str
     return [*lines, f'{first}_{len(names)}: ")"', f'{more}_{len(names)}: ")"']
 
 
-def _value(schema: dict[str, Any], value: Any, is_strict: bool, bounds_numbers: bool) -> str:
+def _value(use: ToolUse, is_strict: bool, schema: dict[str, Any], value: Any) -> str:
     """A property's schema as a rule's item, with the definitions of the whole schema."""
     if value is True:
         value = {}
@@ -66,4 +66,4 @@ def _value(schema: dict[str, Any], value: Any, is_strict: bool, bounds_numbers: 
     if value.keys() <= {"type", "description", "title", "default"} and value.get("type") in ("boolean", "null"):
         return _LITERALS[value["type"]]
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return compiled_schema(json.dumps({**value, **definitions}), is_strict, bounds_numbers)
+    return kept_schema(use.cache_scope, json.dumps({**value, **definitions}), is_strict, use.bounds_numbers)

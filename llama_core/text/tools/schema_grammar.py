@@ -6,10 +6,11 @@ llguidance compiles a schema (https://github.com/guidance-ai/llguidance, docs/js
 
 import json
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
+from llama_core.shared_cache import SharedCache
 from llama_core.text.schema_faults import negative_multiple, schema_fault
 from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_numbers import bounded_schema
@@ -26,8 +27,15 @@ _MAPS: Final = frozenset(
 )  # name -> schema
 _VALUES: Final = frozenset({"const", "enum", "required"})
 
+_KEPT: Final = SharedCache[str](2**24)
 
-@lru_cache(maxsize=512)
+
+def kept_schema(scope: str, schema: str, is_strict: bool, bounds_numbers: bool) -> str:
+    """`compiled_schema`, kept for later requests of the same scope."""
+    make = partial(compiled_schema, schema, is_strict, bounds_numbers)
+    return _KEPT.find_or_make(scope, (schema, is_strict, bounds_numbers), make)
+
+
 def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -> str:
     """The schema (JSON text) as an item of a rule in Lark. bounds_numbers: with numbers of a limited length (`schema_numbers`).
 

@@ -35,12 +35,14 @@ class ToolUse:
     """The tools that the answer may call. mode: "required" for calls and nothing else. parallel: more than one call.
 
     bounds_numbers: whether numbers of arguments have a limited length, which takes a longer grammar.
+    cache_scope: of the request, which shares cached grammars with others of this scope.
     """
 
     tools: tuple[Tool, ...]
     mode: ToolMode = "auto"
     parallel: bool = True
     bounds_numbers: bool = True
+    cache_scope: str = ""
 
     @property
     def names(self) -> frozenset[str]:

@@ -187,7 +187,7 @@ def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
         include_stop_str_in_output=True, grammar="g" * MAX_GRAMMAR_BYTES,
     )  # fmt: skip
     delayed = (big,) * (MAX_STOP_TOKENS + 64)
-    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True, big, delayed) for _ in range(32)]
+    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True, big, delayed, "f" * 32) for _ in range(32)]
     rows, grow = [Row(big, big, big, True, big)] * 32, [Grow(big, big)] * 32
     step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
     bound = wire.largest_step_bytes(32, 4096, 256)

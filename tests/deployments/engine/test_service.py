@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from llama_core.config import DEFAULT_STEP_TOKENS, EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.text.grammar import json_object_grammar
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
@@ -237,6 +238,25 @@ async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_s
     assert await cached_tokens(engine, "key a", 42) == await cached_tokens(engine, "key b", 43) == 32
     assert await cached_tokens(engine, "", 44) == (32 if is_shared else 0), "a handle's request without a key"
     await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_shared"),
+    [(KEYS, False), (KEYS | {"prefix_cache_scope": "all"}, True), ({}, True)],
+    ids=["with keys", "with keys, scope all", "without keys"],
+)
+async def test_the_ranks_share_compiled_grammars_within_one_scope(settings: dict[str, Any], is_shared: bool) -> None:
+    group = FakeGroup()
+    engine = service(group, **settings)
+    await engine.start()
+    for owner in ("key a", "key a", "key b" * 1000, ""):
+        params = replace(GREEDY, grammar=json_object_grammar())
+        async for _ in engine.submit([1, 5], params, owner=owner):
+            pass
+    scopes = [init.cache_scope for step in group.steps for init in step.admit]
+    await engine.stop()
+    assert scopes == [engine.cache_scope(owner) for owner in ("key a", "key a", "key b" * 1000, "")]
+    assert len(set(scopes)) == (1 if is_shared else 3) and scopes[-1] == "" and max(map(len, scopes)) <= 32
 
 
 def test_every_field_of_the_engines_configuration_is_an_argument_or_made_by_the_replica() -> None:

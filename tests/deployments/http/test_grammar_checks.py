@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from deployments.http import grammar_checks
 from deployments.http.grammar_checks import GrammarChecks
@@ -66,6 +67,31 @@ async def test_what_the_process_found_is_kept(encoder: PromptEncoder) -> None:
     os.kill(process, signal.SIGSTOP)
     assert await refused(encoder, schema("kept", 1000)) == message
     assert pid(encoder) == process
+
+
+async def test_an_owner_finds_out_nothing_by_what_was_checked_for_another(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compiled, validate = 0, LLMatcher.validate_grammar
+
+    def counted(*args: Any, **kwargs: Any) -> str:
+        nonlocal num_compiled
+        num_compiled += 1
+        return str(validate(*args, **kwargs))
+
+    monkeypatch.setattr(LLMatcher, "validate_grammar", counted)
+    use = ToolUse((Tool("scoped", schema='{"type": "object", "properties": {"scoped": {"type": "string"}}}'),))
+
+    async def compiles(owner: str) -> tuple[int, int]:
+        own, before = encoder.of(owner), num_compiled
+        await own.grammar(schema("scoped", 3), "guided_json")
+        of_schema = num_compiled - before
+        await own.tool_grammar(use, "", "", begun=False)
+        return of_schema, num_compiled - before - of_schema
+
+    first = await compiles("key a")
+    assert min(first) > 0 and await compiles("key a") == (0, 0)
+    assert await compiles("key b") == first, "the time of an answer would tell what key a has sent"
 
 
 async def test_the_process_accepts_what_the_thread_accepts(encoder: PromptEncoder) -> None:

@@ -60,7 +60,7 @@ def separated(**options: Any) -> dict[str, Any]:
 
 
 def accepts(given: object, text: str) -> bool:
-    grammar = checked(IN_FULL, structural_tag_grammar(given, "p"), "p")
+    grammar = checked("", IN_FULL, structural_tag_grammar(given, "p"), "p")
     matcher = LLMatcher(BYTES, grammar, limits=limits())
     taken = matcher.try_consume_tokens(list(text.encode()))
     return bool(taken == len(text.encode()) and matcher.is_accepting())
@@ -196,7 +196,7 @@ def test_a_part_that_cannot_be_followed_is_named(given: Any, param: str, code: s
 def test_an_error_of_the_matcher_names_the_part(part: dict[str, Any], place: str) -> None:
     given = sequence(tag("<", INTEGER, ">"), tag("(", part, ")"), regex("ok"))
     with pytest.raises(InvalidParameter) as refused:
-        checked(IN_FULL, structural_tag_grammar(given, "response_format"), "response_format")
+        checked("", IN_FULL, structural_tag_grammar(given, "response_format"), "response_format")
     assert (refused.value.param or "").startswith(f"response_format.format.elements[1].content.{place}")
     assert refused.value.message.startswith(f"{refused.value.param}: ")
 

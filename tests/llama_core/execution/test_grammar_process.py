@@ -30,7 +30,7 @@ LATE_S = 120.0  # until a test that waits for something fails
 def test_a_process_that_ends_again_refuses_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     process, row = (
         GrammarProcess(VocabularyFile("missing", 300, ())),
-        SlowRow(0, grammars.regex_grammar("[ab]{4}"), 1, None, [], []),
+        SlowRow(0, "", grammars.regex_grammar("[ab]{4}"), 1, None, [], []),
     )
     with pytest.raises(GrammarRefused, match="could not be followed"):
         process.submit(row).result(LATE_S)
@@ -46,7 +46,7 @@ def test_a_process_that_ends_again_refuses_the_row(monkeypatch: pytest.MonkeyPat
 
 def test_a_process_has_a_lower_priority_and_ends_with_its_rank() -> None:
     process = GrammarProcess(VOCABULARY)
-    row = SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])
+    row = SlowRow(0, "", grammars.regex_grammar("ab"), 1, None, [], [])
     found = process.submit(row).result(LATE_S)
     assert found.bits.shape == (1, -(-TOKENIZER.n_words // 32)) and found.bits.any()
     child = process._process._process
@@ -66,17 +66,17 @@ def test_a_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pyte
     monkeypatch.setattr(subprocess, "Popen", refused)
     process = GrammarProcess(VOCABULARY)
     with pytest.raises(GrammarUnavailable, match="cannot be started"):
-        process.submit(SlowRow(0, grammars.regex_grammar("[ab]{4}"), 1, None, [], [])).result(LATE_S)
+        process.submit(SlowRow(0, "", grammars.regex_grammar("[ab]{4}"), 1, None, [], [])).result(LATE_S)
     process.close()
 
 
 def test_a_row_of_an_ended_answer_ends_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_process, "LONGEST_S", 10 * LATE_S)
     process, grammar = GrammarProcess(VOCABULARY), grammars.regex_grammar("[ab]{4}")
-    assert process.submit(SlowRow(0, grammar, 1, None, [], [])).result(LATE_S).bits.any()
+    assert process.submit(SlowRow(0, "", grammar, 1, None, [], [])).result(LATE_S).bits.any()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    ended, other = (process.submit(SlowRow(key, grammar, 1, None, [], [])) for key in (1, 2))
+    ended, other = (process.submit(SlowRow(key, "", grammar, 1, None, [], [])) for key in (1, 2))
     time.sleep(0.1)
     process.forget(1)
     with pytest.raises(GrammarRefused):
@@ -87,10 +87,10 @@ def test_a_row_of_an_ended_answer_ends_and_others_go_on(monkeypatch: pytest.Monk
 
 def test_a_closed_process_ends_during_a_row() -> None:
     process, grammar = GrammarProcess(VOCABULARY), grammars.regex_grammar("[ab]{4}")
-    assert process.submit(SlowRow(0, grammar, 1, None, [], [])).result(LATE_S).bits.any()
+    assert process.submit(SlowRow(0, "", grammar, 1, None, [], [])).result(LATE_S).bits.any()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    row = process.submit(SlowRow(1, grammar, 1, None, [], []))
+    row = process.submit(SlowRow(1, "", grammar, 1, None, [], []))
     time.sleep(0.1)
     process.close()
     with pytest.raises(GrammarRefused):
@@ -124,7 +124,7 @@ def test_an_answer_is_read_again_for_as_long_as_that_takes(monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "Popen", begun)
     monkeypatch.setattr(GrammarProcess, "_has_answer", has_answer)
     process, letter = GrammarProcess(VOCABULARY), TOKENIZER.encode("a", bos=False, eos=False)[-1:]
-    row = SlowRow(0, grammars.regex_grammar("( a){200}"), 1, None, 120 * letter, [])
+    row = SlowRow(0, "", grammars.regex_grammar("( a){200}"), 1, None, 120 * letter, [])
     assert process.submit(row).result(LATE_S).bits.any() and num_waits > 5
     process.close()
 
@@ -133,7 +133,7 @@ def test_a_process_reads_no_module_of_the_current_folder(monkeypatch: pytest.Mon
     (tmp_path / "json.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     process = GrammarProcess(VOCABULARY)
-    assert process.submit(SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S).bits.any()
+    assert process.submit(SlowRow(0, "", grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S).bits.any()
     process.close()
 
 
@@ -143,14 +143,14 @@ def test_a_module_of_a_folder_on_the_ranks_path_hides_none_of_the_standard_libra
     (tmp_path / "json.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(str(tmp_path))
     process = GrammarProcess(VOCABULARY)
-    row = SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])
+    row = SlowRow(0, "", grammars.regex_grammar("ab"), 1, None, [], [])
     assert process.submit(row).result(LATE_S).bits.any()
     process.close()
 
 
 def test_a_process_that_ends_by_itself_leaves_no_zombie() -> None:
     process = GrammarProcess(VOCABULARY)
-    process.submit(SlowRow(0, grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S)
+    process.submit(SlowRow(0, "", grammars.regex_grammar("ab"), 1, None, [], [])).result(LATE_S)
     pid = process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

@@ -297,8 +297,12 @@ def test_a_process_keeps_no_matcher_of_an_ended_answer(
     ours, theirs = Pipe()
     with ours, theirs:
         for key in range(3):
-            kept.answer(SlowRow(key, grammars.regex_grammar("ab"), 1, None, [], []), theirs)
-        kept.forget([0, 2, 7])
+            kept.answer(SlowRow(key, "", grammars.regex_grammar("ab"), 1, None, [], []), theirs)
+        assert kept._grammars.find("", grammars.regex_grammar("ab")) is not None
+        assert kept._grammars.find("key a", grammars.regex_grammar("ab")) is None
+        kept.answer(SlowRow(3, "key a", grammars.regex_grammar("ab"), 1, None, [], []), theirs)
+        assert kept._grammars.find("key a", grammars.regex_grammar("ab")) is not None
+        kept.forget([0, 2, 3, 7])
         assert list(kept._followers) == [1]
 
 

@@ -285,10 +285,12 @@ def test_what_was_checked_is_kept_and_what_was_refused_too() -> None:
         return grammar.upper()
 
     for _ in range(2):
-        assert check(IN_FULL, "good", "x") == "GOOD"
+        assert check("key a", IN_FULL, "good", "x") == "GOOD"
         with pytest.raises(InvalidParameter, match="x: is bad") as refused:
-            check(BRIEFLY, "bad", "x")
+            check("key a", BRIEFLY, "bad", "x")
         refusals.append(refused.value)
     assert asked == ["good", "bad"] and [each.param for each in refusals] == ["x", "x"]
     # An exception that was kept itself would hold the frames of every time that it was raised.
     assert refusals[0] is not refusals[1]
+    assert check("key b", IN_FULL, "good", "x") == "GOOD"
+    assert asked == ["good", "bad", "good"], "the time would tell key b what key a has sent"
