@@ -18,6 +18,7 @@ from deployments.http.errors import StreamTakenOver
 from deployments.http.plan import Plan
 from deployments.http.resume.journal import Journal
 from deployments.http.resume.numbered import NumberedSerializer
+from llama_core.shared_cache import heaviest_owner
 
 BASE_BYTES = 16 * 2**10  # of a stream without its events: serializer, detokenizers, parsers
 PLACE_BYTES = 8  # of a token in a list
@@ -187,8 +188,11 @@ class KeptStreams:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Forget streams that nobody reads, the least recently used first; then the largest that is being read."""
+        """Forget streams of the owner whose streams take most: those that nobody reads, the least recently used first; then the
+        largest that is being read."""
         while self.num_bytes > self.limits.max_bytes:
-            unread = (stream for stream in self._streams.values() if stream.reader is None)
+            owner = heaviest_owner((stream.key.owner, stream.num_bytes) for stream in self._streams.values())
+            own = [stream for stream in self._streams.values() if stream.key.owner == owner]
+            unread = (stream for stream in own if stream.reader is None)
             self._count_dropped("memory")
-            self.drop(next(unread, None) or max(self._streams.values(), key=lambda stream: stream.num_bytes))
+            self.drop(next(unread, None) or max(own, key=lambda stream: stream.num_bytes))

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.metrics import Metrics
 from deployments.http.answer import AnswerSerializer
-from deployments.http.app import build_http_app
+from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from deployments.http.resume.journal import Journal, parsed_id
@@ -24,7 +25,7 @@ from deployments.http.resume.kept_streams import (
 )
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
-from tests.support.joined_events import id_of
+from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
 from tests.support.waiting import until_true
 
@@ -45,9 +46,9 @@ class FakeSerializer:
     has_logprobs = False
 
 
-def kept(store: KeptStreams, name: str) -> tuple[KeptStream, Reader]:
+def kept(store: KeptStreams, name: str, owner: str = "") -> tuple[KeptStream, Reader]:
     """A new stream that is being read."""
-    key, reader = StreamKey("", "/v1/completions", name), Reader()
+    key, reader = StreamKey(owner, "/v1/completions", name), Reader()
     plan = Plan([[1]], [SamplingParams(max_tokens=4)])
     store.keep(key, Asked(b"", 0), plan, cast(Choices, FakeChoices()), cast(AnswerSerializer, FakeSerializer()))
     return store.take(key, reader), reader
@@ -79,6 +80,30 @@ async def test_of_streams_that_are_read_the_largest_goes_and_its_events_have_no_
     assert large.journal.add(EVENT) == EVENT and names(store) == ["small"]
     assert small.journal.add(EVENT).startswith(b"id: ")
     assert store.num_bytes == small.num_bytes
+
+
+@pytest.mark.parametrize("are_read", [False, True])
+async def test_an_owner_with_many_streams_displaces_none_of_an_owner_with_few(are_read: bool) -> None:
+    store = KeptStreams(KeepLimits(60.0, 4 * ROOM))
+    stream, reader = kept(store, "few", "a")
+    store.put_back(stream, reader)
+    for number in range(8):
+        stream, reader = kept(store, f"many {number}", "b")
+        stream.journal.add(EVENT * (2 if are_read else 1))
+        if not are_read:
+            store.put_back(stream, reader)
+    assert names(store)[0] == "few" and 2 <= len(store) <= 4 and store.num_bytes <= 4 * ROOM
+
+
+async def test_a_stream_is_kept_beside_larger_ones_of_another_api_key() -> None:
+    async with LoopEngine().running() as engine:
+        limits = HttpLimits(keep=KeepLimits(max_bytes=100_000))
+        app = build_http_app(engine, Metrics(in_ray=False), limits, keys=ApiKeys(digests_of("aaaa,bbbb")))
+        events = await cut(app, BODY, "a", 10, Authorization="Bearer aaaa")
+        for number in range(8):
+            await cut(app, BODY | {"filler": "x" * 30_000}, str(number), 10, Authorization="Bearer bbbb")
+        rest = call(app, BODY, "a", id_of(events[-1]), Authorization="Bearer aaaa")
+        assert joined(events + await rest.end()) and rest.status == 200
 
 
 async def test_a_dropped_stream_is_suspended_when_its_reader_leaves() -> None:

@@ -40,9 +40,11 @@ def call(
     return AsgiCall(app, path, body, headers | more)
 
 
-async def cut(app: HttpApp, body: dict[str, Any], key: str, num_events: int, path: str = COMPLETIONS) -> list[bytes]:
+async def cut(
+    app: HttpApp, body: dict[str, Any], key: str, num_events: int, path: str = COMPLETIONS, **more: str
+) -> list[bytes]:
     """The first events of a stream whose client leaves when it has them."""
-    first = call(app, body, key, path=path)
+    first = call(app, body, key, path=path, **more)
     events = (await first.arrived(num_events))[:num_events]
     await first.leave()
     return events
