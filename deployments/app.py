@@ -9,7 +9,14 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from cluster.driver.placement import REPLICA_BUNDLE, fair_cpus_per_rank, group_bundles, resolve_device, shortage
+from cluster.driver.placement import (
+    REPLICA_BUNDLE,
+    fair_cpus_per_rank,
+    group_bundles,
+    resolve_device,
+    shortage,
+    surge_percent,
+)
 from deployments.args import ServerArgs
 from deployments.ingress import LlamaIngress
 from deployments.local.serve_run import builds_before_ray_starts, replica_variables, set_cluster_variables
@@ -50,7 +57,7 @@ def build_app(args: ServerArgs) -> Application:
         placement_group_bundles=bundles,
         placement_group_strategy=strategy,
         max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,
-        max_surge_percent=100 if _has_room_for(bundles) else 0,
+        max_surge_percent=_surge_percent(bundles),
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=1.0,
@@ -70,11 +77,16 @@ def _runtime_env(log_format: LogFormat) -> dict[str, dict[str, dict[str, str]]]:
     return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 
-def _has_room_for(bundles: list[dict[str, float]]) -> bool:
-    """Whether one more replica fits now. If so, an update starts new replicas before it ends old ones, which keep serving if
-    the new replicas fail.
-    """
-    return ray.is_initialized() and shortage(bundles, [ray.available_resources()]) is None  # type: ignore[no-untyped-call]
+def _surge_percent(bundles: list[dict[str, float]]) -> int:
+    """New replicas that an update starts before it ends old ones, which keep serving if the new ones fail; in percent."""
+    if not ray.is_initialized():
+        return 0
+    running = [
+        list(group["bundles"].values())
+        for group in ray.util.placement_group_table().values()
+        if group["state"] == "CREATED" and "#LlamaIngress#" in group["name"]  # as Serve names a replica's group
+    ]
+    return surge_percent(bundles, running, ray.available_resources())  # type: ignore[no-untyped-call]
 
 
 def _node_resources() -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ from cluster.driver.placement import (
     group_bundles,
     resolve_device,
     shortage,
+    surge_percent,
 )
 
 GPU_NODE = {"CPU": 16.0, "GPU": 4.0, "memory": 1e11}
@@ -130,3 +131,25 @@ def test_a_bundle_larger_than_any_node_is_named() -> None:
 
 def test_strict_spread_needs_a_node_for_each_bundle() -> None:
     assert shortage(group_bundles(2, "cuda"), [GPU_NODE] * 2, "STRICT_SPREAD") == "needs 3 nodes, the cluster has 2"
+
+
+@pytest.mark.parametrize(
+    ("old_cpus", "num_running", "free", "percent"),
+    [
+        (1, 0, 2, 100),
+        (1, 1, 0, 0),
+        (1, 3, 4, 100),
+        (1, 3, 1, 33),
+        (1, 3, 2, 66),
+        (2, 3, 2, 66),
+        (0.5, 2, 2, 100),
+        (0.5, 2, 1.4, 0),  # one fits, and the last would wait for ever
+        (1, 150, 1, 1),
+    ],
+)
+def test_an_update_starts_as_many_replicas_at_once_as_fit(
+    old_cpus: float, num_running: int, free: float, percent: int
+) -> None:
+    old, new = group_bundles(2, "cpu", cpus_per_rank=old_cpus / 2), group_bundles(2, "cpu", cpus_per_rank=0.5)
+    assert surge_percent(new, [old] * num_running, {"CPU": free}) == percent
+    assert percent in (0, 1, 100) or -(-percent * num_running // 100) == int(free), "Serve rounds up"
