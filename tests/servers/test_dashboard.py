@@ -3,11 +3,13 @@
 Runs before `test_end_to_end.py`, which ends the server.
 """
 
-import shutil
 import subprocess
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.programs.dashboard import check
 from tests.support.prometheus import MONITORING, is_installed
@@ -32,6 +34,27 @@ def test_promtool_finds_no_fault_in_a_servers_metrics(plain: Server) -> None:
     assert [line for line in lines if not line.startswith(known)] == []
 
 
-def test_promtool_takes_the_alerts(tmp_path: object) -> None:
-    assert shutil.which("promtool") is not None
-    subprocess.run(["promtool", "check", "rules", str(MONITORING / "alerts.yml")], check=True, capture_output=True)
+@pytest.mark.parametrize("prefix", ["llama_", "ray_llama_"], ids=["of a replica", "of Ray"])
+def test_the_alerts_fire_for_the_names_of_a_replica_and_of_ray(prefix: str, tmp_path: Path) -> None:
+    at_20_minutes = {
+        "LlamaRanksMissing": ("num_ranks", "0x40"),
+        "LlamaRanksRestart": ("rank_restarts_total", "0+1x40"),
+        "LlamaQueueGrows": ("num_requests_waiting", "20x40"),
+        "LlamaRequestsRejected": ("requests_rejected_total{cause='queue_full'}", "0+60x40"),
+        "LlamaFirstTokenSlow": ("time_to_first_token_seconds_bucket{le='+Inf'}", "0+60x40"),
+        "LlamaCacheFull": ("num_preemptions_total", "0+120x40"),
+    }
+    series = [{"series": prefix + name, "values": values} for name, values in at_20_minutes.values()]
+    series.append({"series": f"{prefix}time_to_first_token_seconds_bucket{{le='20'}}", "values": "0x40"})
+
+    def names(metrics: list[dict[str, str]], *expected: str) -> dict[str, Any]:
+        query: dict[str, Any] = {"expr": "group by (alertname) (ALERTS{alertstate='firing'})", "eval_time": "20m"}
+        query["exp_samples"] = [{"labels": f"{{alertname='{name}'}}", "value": 1} for name in expected]
+        return {"interval": "1m", "input_series": metrics, "promql_expr_test": [query]}
+
+    rules: dict[str, Any] = {"rule_files": [str(MONITORING / "alerts.yml")], "evaluation_interval": "1m"}
+    rules["tests"] = [names(series, *at_20_minutes), names([], "LlamaMetricsMissing")]
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump(rules))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
