@@ -95,11 +95,15 @@ def test_kuberays_dashboard_asks_for_a_token() -> None:
     assert "dashboard-host" not in ray_cluster["headGroupSpec"]["rayStartParams"]
 
 
-def test_files_for_several_nodes_alone_open_http_and_ask_for_keys() -> None:
+def test_only_files_for_several_nodes_and_the_image_open_http_and_ask_for_keys() -> None:
     opened = [
         str(path.relative_to(ROOT))
         for path in SHIPPED
         if re.search(r"^[^#\n]*\b0\.0\.0\.0\b", path.read_text(), re.MULTILINE)
     ]
-    assert opened == ["cluster/deploy/rayservice.yaml", "cluster/deploy/serve_cluster.yaml"]
+    image = "cluster/deploy/Dockerfile"
+    assert opened == [image, "cluster/deploy/rayservice.yaml", "cluster/deploy/serve_cluster.yaml"]
+    assert re.search(
+        r"^# docker run .*-p 127\.0\.0\.1:.* LLAMA_API_KEYS=", (ROOT / opened.pop(0)).read_text(), re.MULTILINE
+    )
     assert all(re.search(r"^\s+api_key_file: \S", (ROOT / path).read_text(), re.MULTILINE) for path in opened)
