@@ -159,7 +159,7 @@ class ServerArgs(BaseModel):
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
         None, description="Strategy of the placement group; PACK if absent."
     )
-    request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+    request_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(  # RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
         None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
     )
     api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(

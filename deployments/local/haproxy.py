@@ -41,6 +41,12 @@ def settings(directory: Path) -> dict[str, str]:
         # HAProxy closes a connection whose client reads nothing for so long. Longer than the interval of a stream's pings, and
         # than the replica's own limit for such a client.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+        # After a change of the replicas the former HAProxy lives until its requests have ended, at most so long. Serve's
+        # default of 120 s cuts longer streams. It closes idle connections within 1 s, so no late request needs the
+        # quarantine of ports that Serve derives from the first value: a node has 1,000 ports.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "90000",  # longer than the largest request_timeout_s
+        "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "1",
+        "RAY_SERVE_PORT_QUARANTINE_S": "150",
         # Serve's default of 30 s is for load balancers that learn late that a replica is leaving; HAProxy is told at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }

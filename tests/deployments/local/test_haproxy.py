@@ -1,20 +1,29 @@
 """HAProxy as `llama-ray up` configures it, beside other servers on the machine."""
 
-import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
 
+from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, end_process, is_running
+from deployments.args import ServerArgs
 from deployments.http.errors import error_object
 from deployments.local import haproxy, ray_patches
 from llama_core.errors import NotReady
 from tests.support.scripted_engine import eventually
 
+LONGEST_REQUEST_S = 86_400
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -71,35 +80,93 @@ def test_the_wrapper_edits_the_configuration_once_only(tmp_path: Path) -> None:
     assert bound == [f"127.0.0.1:{metrics}", f"127.0.0.1:{stats}", "*:18998"], "the public port stays public"
 
 
-CONFIG = """defaults
-  mode http
-  timeout client 1s
-  timeout server 1s
-  timeout connect 1s
-frontend http_frontend
-    bind *:18999
-    default_backend http-llama
-backend http-llama
-  {}server SERVE_PROXY_ACTOR-fallback 127.0.0.1:1 check backup
-"""
+@contextmanager
+def running(
+    folder: Path, backend: BackendConfig | None = None
+) -> Iterator[tuple["subprocess.Popen[bytes]", httpx.Client]]:
+    """HAProxy with the configuration that Serve writes for one application, and a client with a connection of its own."""
+    settings = haproxy.settings(folder)
+    config = HAProxyConfig(
+        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
+        socket_path=f"{folder}/admin.sock",
+        server_state_base=str(folder),
+        server_state_file=f"{folder}/server-state",
+        stats_port=int(settings["RAY_SERVE_HAPROXY_STATS_PORT"]),
+        metrics_port=int(settings["RAY_SERVE_HAPROXY_METRICS_PORT"]),
+        hard_stop_after_s=int(settings["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]),
+        close_spread_time_s=int(settings["RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S"]),
+    )
+    backends = {} if backend is None else {backend.name: backend}
+    HAProxyApi(config, backends, f"{folder}/haproxy.cfg")._generate_config_file_internal()
+    check(settings, folder / "haproxy.cfg")
+    url = f"http://127.0.0.1:{config.http_options.port}"
+    with httpx.Client(base_url=url, timeout=20) as client, started(folder) as process:
+        yield process, client
 
 
-@pytest.mark.parametrize("replica", ["", "server SERVE_REPLICA-1 127.0.0.1:2 check\n  "], ids=["no replica", "one"])
-def test_haproxy_answers_503_at_ready_only_while_there_is_no_replica(tmp_path: Path, replica: str) -> None:
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [str(haproxy.WRAPPER), "-db", "-f", f"{folder}/haproxy.cfg", *options]
+    env = os.environ | haproxy.settings(folder)
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually((folder / "admin.sock").exists)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="haproxy-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def backend() -> Iterator[BackendConfig]:
+    """An application without replicas. Serve's own proxy accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as fallback:
+        port = fallback.getsockname()[1]
+        yield BackendConfig("http-llama", "/", fallback_server=ServerConfig("SERVE_PROXY_ACTOR-1", "127.0.0.1", port))
+
+
+@pytest.mark.parametrize("case", ["no replica", "an ended replica", "no application"])
+def test_haproxy_answers_503_at_ready_while_no_replica_serves(folder: Path, backend: BackendConfig, case: str) -> None:
+    """A request that Serve's own proxy gets would wait there."""
+    if case == "an ended replica":
+        backend.servers = [ServerConfig("SERVE_REPLICA-1", "127.0.0.1", free_port())]
+    with running(folder, None if case == "no application" else backend) as (_, client):
+        answer = client.get("/ready")
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+    body = answer.json()
+    error = error_object(NotReady(body["detail"]))
+    assert body == {"ready": False, "phase": "waiting", "detail": body["detail"]} | error
+
+
+def test_haproxys_own_errors_have_openais_shape_instead_of_serves_500(folder: Path) -> None:
+    with running(folder, BackendConfig("http-llama", "/")) as (_, client):
+        answer = client.post("/v1/completions", json={})
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+    assert answer.json()["error"]["code"] == "not_ready"
+
+
+def test_an_idle_connection_leaves_a_replaced_haproxy_at_once(folder: Path) -> None:
+    with running(folder) as (replaced, client):
+        assert client.get("/ready").status_code == 503
+        with started(folder, "-sf", str(replaced.pid), "-x", f"{folder}/admin.sock"):
+            eventually(lambda: replaced.poll() is not None)
+            assert client.get("/ready").status_code == 503
+
+
+def test_a_replaced_haproxy_lives_longer_than_the_longest_request(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="request_timeout_s"):
+        ServerArgs(request_timeout_s=LONGEST_REQUEST_S + 1)
+    ServerArgs(request_timeout_s=LONGEST_REQUEST_S)
     settings = haproxy.settings(tmp_path)
-    file = tmp_path / "haproxy.cfg"
-    file.write_text(CONFIG.format(replica))
-    for _ in range(2):
-        check(settings, file)
-    rules = [line for line in file.read_text().splitlines() if "path_end /ready" in line]
-    assert len(rules) == (0 if replica else 1)
-    for rule in rules:
-        assert "status 503" in rule and "hdr Retry-After 2" in rule
-        body = json.loads(rule.split("'")[1])
-        assert body == {"ready": False, "phase": "waiting", "detail": body["detail"]} | error_object(
-            NotReady(body["detail"])
-        )
-    assert "bind *:18999" in file.read_text()
+    assert float(settings["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > LONGEST_REQUEST_S
+    # Serve's default would be as long as the hard stop, for requests of connections that stay open meanwhile.
+    assert float(settings["RAY_SERVE_PORT_QUARANTINE_S"]) < 600
 
 
 def test_without_a_variable_the_wrapper_finds_the_binary_of_the_package(tmp_path: Path) -> None:
