@@ -18,6 +18,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ DEPLOY = REPOSITORY / "cluster" / "deploy"
 KEY = "own-cluster-key"
 LIMIT_S = 180.0
 NODE_STARTS = 3
+HELD_S = 125.0  # longer than Serve's default of RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
 DRAINING_PERIOD = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 HOST = "127.0.0.2"  # of both nodes; Ray replaces 127.0.0.1 by the machine's other address
 OPTIONS = f"--node-ip-address={HOST} --num-cpus=3 --object-store-memory=100000000 --block"
@@ -106,8 +108,8 @@ class Cluster:
         config = yaml.safe_load((DEPLOY / "serve_cluster.yaml").read_text())
         config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": self.port}}
         (application,) = config["applications"]
-        # Two ranks take a node, so a third replica has no room. Standby processes would cost processor time only.
-        application["args"] |= {"cpus_per_rank": 1.5, "spare_ranks": False} | args
+        # Standby processes would cost processor time only.
+        application["args"] |= {"spare_ranks": False, "max_seq_len": 4096} | args
         (application["deployments"][0])["num_replicas"] = num_replicas
         path = self.directory / "serve.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -125,9 +127,13 @@ class Cluster:
         # A replica that stops is still listed, as STOPPING, until its process has ended; one that starts, as STARTING.
         return {replica["replica_id"] + ("" if replica["state"] == "RUNNING" else " stops") for replica in replicas}
 
+    def processes(self, name: str) -> list[int]:
+        """Processes whose command line contains `name`."""
+        return [pid for pid in tagged_processes(self.tag) if name in _command_line(pid)]
+
     def replica_processes(self) -> list[int]:
         """Replicas whose processes have not ended, draining ones too."""
-        return [pid for pid in tagged_processes(self.tag) if _command_line(pid).startswith("ray::ServeReplica")]
+        return self.processes("ray::ServeReplica")
 
     def draining_periods(self) -> set[str]:
         """The least number of seconds for which each replica drains, from the environment of its process."""
@@ -197,19 +203,55 @@ class Streams:
         return dict(self.endings)
 
 
-def _stream(http: httpx.Client) -> str:
-    """The end of a streamed completion: its finish reason, or its error."""
-    body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
+def _stream(http: httpx.Client, num_tokens: int = 100, on_line: Callable[[], object] = bool) -> str:
+    """The end of a streamed completion: its finish reason, or its error. Calls `on_line` for each line."""
+    body = {"prompt": "Once", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     try:
         with http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 return f"{response.status_code} {response.read()[:200]!r}"
-            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+            lines = [line for line in response.iter_lines() if on_line() or line.startswith("data: ")]
     except httpx.HTTPError as error:
         return repr(error)
     if lines[-1] != "data: [DONE]":
         return f"cut off: {lines[-1]}"
     return str(json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"])
+
+
+def hold_over_a_change(cluster: Cluster, change: Callable[[], None]) -> tuple[str, float]:
+    """The end of a stream that lives when `change` has HAProxy reloaded, and for how many seconds it lived after that.
+
+    Its ranks are stopped for 4 s again and again: the server takes 10 s without a step for a hang.
+    """
+    ranks, proxies = cluster.processes("ray::RankWorker"), set(cluster.processes("bin/haproxy"))
+    begun, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.wait()
+        while not over.is_set():
+            for number, pause_s in ((signal.SIGSTOP, 4.0), (signal.SIGCONT, 0.05)):
+                for rank in ranks:
+                    os.kill(rank, number)
+                over.wait(pause_s)
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
+
+    client = httpx.Client(base_url=cluster.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=LIMIT_S)
+    with client, ThreadPoolExecutor(2) as pool:
+        ending, holding = pool.submit(_stream, client, 4000, begun.set), pool.submit(hold)
+        try:
+            wait("the stream begins", begun.is_set)
+            change()
+            wait("HAProxy is reloaded", lambda: set(cluster.processes("bin/haproxy")) - proxies)
+            began = time.monotonic()
+            with contextlib.suppress(TimeoutError):  # a stream that is cut ends early
+                ending.result(HELD_S)
+            lived_s = time.monotonic() - began
+        finally:
+            begun.set()
+            over.set()
+        holding.result()
+        return ending.result(), lived_s
 
 
 class Stopping:
@@ -253,7 +295,9 @@ def ready(url: str) -> tuple[int, str]:
 def run(cluster: Cluster) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     cluster.start()
-    cluster.deploy(1)
+    # Beside two small replicas one large one has room, but not two.
+    small, large = {"cpus_per_rank": 0.7}, {"cpus_per_rank": 1.5, "max_batch_size": 16}
+    cluster.deploy(1, **small)
     answers: list[tuple[int, str]] = []
     began = time.monotonic()
 
@@ -267,15 +311,15 @@ def run(cluster: Cluster) -> dict[str, Any]:
     streams = Streams(cluster.url)
     try:
         first = cluster.replicas()
-        cluster.deploy(2)
+        cluster.deploy(2, **small)
         seen["scaled_up_s"] = wait("two replicas", lambda: all_run(two := cluster.replicas(), 2) and first < two)
         seen["draining_periods"] = sorted(cluster.draining_periods())
         old = cluster.replicas()
-        cluster.deploy(2, max_batch_size=16)
+        cluster.deploy(2, **large)
         stopping = Stopping(cluster)
         seen["updated_s"] = wait("two new replicas", lambda: all_run(now := stopping.look(), 2) and not now & old)
         seen["longest_stop_s"] = stopping.longest_s
-        cluster.deploy(1, max_batch_size=16)
+        cluster.deploy(1, **large)
         seen["scaled_down_s"] = wait("one replica's process", lambda: len(cluster.replica_processes()) == 1)
         wait("one replica", lambda: all_run(cluster.replicas(), 1))
     finally:
@@ -283,6 +327,7 @@ def run(cluster: Cluster) -> dict[str, Any]:
     seen["longest_pause_s"] = streams.longest_pause_s
     answer = http.get(f"{cluster.url}/props", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
     seen["max_batch_size"] = answer.json()["max_batch_size"]
+    seen["held"], seen["held_s"] = hold_over_a_change(cluster, lambda: cluster.deploy(2, **large))
     return seen
 
 

@@ -28,6 +28,16 @@ def test_no_stream_fails_while_the_cluster_scales_and_updates(seen: dict[str, An
     assert seen["max_batch_size"] == 16, "the update took effect"
 
 
+def test_an_update_to_larger_replicas_completes_without_room_for_all_at_once(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["updated_s"] > 0
+
+
+def test_a_stream_lives_two_minutes_after_a_change_of_the_replicas(seen: dict[str, Any]) -> None:
+    assert seen["held"] == "length" and seen["held_s"] > 120
+
+
 def test_replicas_drain_for_one_second_at_least_instead_of_serves_30(seen: dict[str, Any]) -> None:
     """On a quiet machine an update without room stops a replica for 2.6 s, with Serve's default for 30.3 s. The times depend on
     the other load of the machine, so this test compares the setting that reaches the replicas."""

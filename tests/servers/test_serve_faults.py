@@ -103,6 +103,16 @@ async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(serve
 
     heard = await streams(server, kill_it, 4000)  # so that none has ended when the replica is killed
     assert all(each.error is not None and not each.done for each in heard), "no stream ends without an error"
+    looks: list[tuple[int, object]] = []
+
+    async def is_ready() -> bool:
+        status, body = await asyncio.to_thread(server.get, "/ready")
+        looks.append((status, body.get("phase")))
+        return status == 200
+
+    await until("the new replica is ready", is_ready, 240, 0.05)
+    assert {status for status, _ in looks} == {200, 503} and all(phase for _, phase in looks), "never a plain 500"
+    assert len(looks) > 3, "no look waited for the new replica"
     await until_true("the killed replica's ranks have ended", lambda: not ranks & server.processes().keys(), 60)
     await answers(server)
     props = server.get("/props")[1]

@@ -1,5 +1,6 @@
 """The files for clusters parse, and Ray and this server accept them."""
 
+import json
 import os
 import re
 import resource
@@ -14,6 +15,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.driver.placement import group_bundles, shortage
 from deployments.args import ServerArgs
+from deployments.local import haproxy
+from deployments.local.config_file import read_config
 from tests.support.programs import REPOSITORY
 
 DEPLOY = REPOSITORY / "cluster" / "deploy"
@@ -109,9 +112,17 @@ def test_the_rayservice_survives_the_loss_of_its_head_and_the_upgrade_of_its_nod
 
 def test_only_the_http_port_is_open_to_other_pods() -> None:
     policy = objects()["NetworkPolicy"]["spec"]
-    for pod in pods():
-        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (selector,) = policy["podSelector"]["matchExpressions"]
+    redis = objects()["StatefulSet"]["spec"]["template"]
+    for pod in (*pods(), redis):
+        assert selector["operator"] == "In" and pod["metadata"]["labels"][selector["key"]] in selector["values"]
     assert [rule["ports"] for rule in policy["ingress"] if "from" not in rule] == [[{"port": 8000, "protocol": "TCP"}]]
+
+
+def test_kubernetes_restarts_a_redis_that_does_not_answer() -> None:
+    (redis,) = objects()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert "redis-cli ping" in redis[probe]["exec"]["command"][-1]
 
 
 def test_the_object_store_fits_the_shared_memory_of_a_pod() -> None:
@@ -159,6 +170,13 @@ def test_the_environment_file_sets_the_same_in_every_shell(script: str) -> None:
     assert float(found["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) <= 1, "a replica's drain lasts 2 s, not 30"
 
 
+def test_the_environment_file_sets_haproxys_times_as_llama_ray_up_does(tmp_path: Path) -> None:
+    found, ours = exported(". cluster/deploy/cluster.env && env"), haproxy.settings(tmp_path)
+    names = {name for name in ours if name.endswith("_S")}
+    assert "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" in names
+    assert {name: found.get(name) for name in names} == {name: ours[name] for name in names}
+
+
 def test_the_environment_file_keeps_what_is_set() -> None:
     own = {"RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "0", "LLAMA_HOME": "/app", "PYTHONPATH": "/x"}
     found = exported(". cluster/deploy/cluster.env && . cluster/deploy/cluster.env && env", **own)
@@ -191,6 +209,33 @@ def test_a_node_starts_where_the_hard_limit_of_open_files_is_low(tmp_path: Path)
     assert done.stdout == "2048 token start --head\n", done.stderr
 
 
+STUB = """#!/bin/sh
+echo "$(basename "$0") $* auth=$RAY_AUTH_MODE" >>~/calls
+case "$*" in deploy*) test -s ~/.llama/api_keys ;; esac
+"""
+
+
+def test_each_command_of_the_docs_works_in_the_order_written(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    block = text.partition("By hand")[2].partition("\n\n")[2].partition("\n\n")[0]
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("ray", "serve"):  # found only where cluster.env has been read
+        (tools / name).write_text(STUB)
+        (tools / name).chmod(0o755)
+    commands = "\n".join(line for line in block.splitlines() if "curl" not in line)
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LLAMA_HOME": str(tmp_path)}
+    shell(f"set -e\n{commands}", **env)
+    lines = (tmp_path / "calls").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["ray", "get-auth-token"],
+        ["ray", "start"],
+        ["ray", "start"],
+        ["serve", "deploy"],
+    ]
+    assert all(line.endswith("auth=token") for line in lines)
+
+
 # Dockerfile
 
 
@@ -216,9 +261,18 @@ def test_the_dockerfile_installs_the_pinned_versions_only() -> None:
         assert f"{name}=={version}" in pinned
 
 
+def test_the_image_serves_beyond_its_loopback_and_can_export_traces(tmp_path: Path) -> None:
+    command = json.loads(dict(instructions())["CMD"])
+    name, _, path, *options = command
+    assert (name, path) == ("llama-ray", "/app/serve_config.yaml")
+    overrides = [option for option in options if "=" in option]
+    assert read_config(REPOSITORY / "serve_config.yaml", overrides, tmp_path).host == "0.0.0.0"
+    assert [rest for word, rest in instructions() if word == "RUN"][-1].endswith('--editable ".[otlp]"')
+
+
 def test_the_dockerfile_names_a_python_that_the_project_supports() -> None:
     (base,) = (rest for word, rest in instructions() if word == "FROM")
-    match = re.match(r"python:3\.(\d+)-", base)
-    assert match is not None and int(match[1]) >= 11
+    match = re.match(r"python:3\.(\d+)\.\d+-", base)
+    assert match is not None and int(match[1]) >= 11, "another patch version is another image"
     variables = " ".join(rest for word, rest in instructions() if word == "ENV")
     assert "BASH_ENV=/app/cluster/deploy/cluster.env" in variables and "LLAMA_HOME=/app" in variables
