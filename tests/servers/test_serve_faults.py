@@ -111,7 +111,10 @@ async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(serve
         return status == 200
 
     await until("the new replica is ready", is_ready, 240, 0.05)
-    assert {status for status, _ in looks} == {200, 503} and all(phase for _, phase in looks), "never a plain 500"
+    # 502 where the replica ended between a connection and its answer.
+    assert {status for status, _ in looks} - {502} == {200, 503} and all(phase for _, phase in looks), (
+        "never a plain 500"
+    )
     assert len(looks) > 3, "no look waited for the new replica"
     await until_true("the killed replica's ranks have ended", lambda: not ranks & server.processes().keys(), 60)
     await answers(server)
