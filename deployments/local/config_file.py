@@ -1,8 +1,10 @@
 """The configuration file that `llama-ray up` serves, with the command line's key=value arguments applied."""
 
+import contextlib
 import difflib
 import re
 import socket
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +185,29 @@ def similar_argument(name: str, known: Iterable[str] = ServerArgs.model_fields) 
     """The argument that an unknown `name` probably means, or where all of them are listed."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "docs/configuration.md lists every argument"
+
+
+def claim_port(host: str, port: int) -> socket.socket:
+    """Hold the port against other commands `llama-ray up` as long as the returned socket is open, from before HAProxy listens.
+
+    HAProxy and Serve's proxy would share a port with another server's. Raises ConfigError with the process that holds it.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    name = f"\0llama-ray {host}:{port}"  # in no file system: the kernel frees it when its process ends
+    try:
+        claim.bind(name)
+        claim.listen()
+    except OSError as error:
+        pid = 0
+        with claim, contextlib.suppress(OSError):
+            claim.settimeout(1)
+            claim.connect(name)
+            pid = struct.unpack("3i", claim.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+        raise ConfigError(
+            f"{host}:{port} is the port of another `llama-ray up`"
+            f"{f', process {pid}' if pid else ''}. End that one, or set http_options.port."
+        ) from error
+    return claim
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -48,7 +48,8 @@ def test_a_second_server_on_the_same_port_is_refused(server: Server) -> None:
         timeout=240,
         check=False,
     )
-    assert second.returncode != 0 and f"127.0.0.1:{server.port} cannot be used" in second.stderr
+    said = f"127.0.0.1:{server.port} is the port of another `llama-ray up`, process {server.process.pid}."
+    assert second.returncode == 1 and said in second.stderr
 
 
 async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(server: Server) -> None:

@@ -1,5 +1,6 @@
 """The configuration file of `llama-ray up` and the command line's key=value arguments."""
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.local.config_file import HttpOptions, check_port_is_free, read_config
+from deployments.local.config_file import HttpOptions, check_port_is_free, claim_port, read_config
 from llama_core.errors import ConfigError
 
 CONFIG = """
@@ -129,6 +130,17 @@ def test_a_port_in_use_is_refused_by_name() -> None:
     check_port_is_free("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"http_options\.host"):
         check_port_is_free("a" * 64 + ".é", port)
+
+
+def test_a_port_belongs_to_the_first_command_before_a_server_listens_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with claim_port("127.0.0.1", port):
+        check_port_is_free("127.0.0.1", port)
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is the port of another .* process {os.getpid()}\\."):
+            claim_port("127.0.0.1", port)
+    claim_port("127.0.0.1", port).close()
 
 
 def test_a_port_with_a_connection_that_its_server_has_closed_is_free() -> None:
