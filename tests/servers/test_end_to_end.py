@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import getpass
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +22,7 @@ from deployments.local.controller_interval import SERVING_S
 from tests.support import http
 from tests.support.programs import output_of
 from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import WITH_TOKEN, Server, address_of, is_idle, num_generated
+from tests.support.server import WITH_TOKEN, Server, address_of, is_idle, num_generated, option_of
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -138,6 +140,23 @@ def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     # 127.0.0.1 as an IPv4 and as an IPv6 address, as the kernel writes them.
     loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
     assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
+
+
+AS_NOBODY = """
+import os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+os.rename(sys.argv[1], sys.argv[1] + ".moved")
+"""
+
+
+def test_another_user_cannot_put_a_socket_in_the_place_of_the_raylets(demo: Server) -> None:
+    socket = Path(option_of(demo, "--raylet_socket_name="))
+    assert socket.is_socket()
+    private = [folder for folder in socket.parents if folder.owner() == getpass.getuser()]
+    assert any(folder.stat().st_mode & 0o077 == 0 for folder in private), socket
+    if os.getuid() == 0:
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", AS_NOBODY, socket], capture_output=True, check=False)
+        assert b"PermissionError" in done.stderr and socket.exists(), done.stderr
 
 
 INTERVAL = """

@@ -154,14 +154,19 @@ def openai_client(server: Server) -> openai.OpenAI:
 
 
 def address_of(server: Server) -> str:
-    """The Ray address of a server's own cluster, from the command line of its raylet."""
+    """The Ray address of a server's own cluster."""
+    return option_of(server, "--gcs-address=")
+
+
+def option_of(server: Server, option: str) -> str:
+    """The value of an option of Ray's own processes, from the command line of the first one that has it."""
     for pid in server.processes():
         words: list[str] = []
         with contextlib.suppress(OSError):  # it has just ended
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         for word in words:
-            if word.startswith("--gcs-address="):
-                return word.removeprefix("--gcs-address=")
+            if word.startswith(option):
+                return word.removeprefix(option)
     raise AssertionError("the server's cluster was not found")
 
 

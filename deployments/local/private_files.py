@@ -1,0 +1,36 @@
+"""Keeps the files of a Ray cluster from the other users of the machine.
+
+Ray makes the folders of a session writable for everyone: another user could rename the raylet's socket and listen in its
+place. So they go into a folder that only this user can enter. cluster/deploy/start_node.sh does the same in a shell.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from llama_core.errors import ConfigError
+
+VARIABLE: Final = "RAY_TMPDIR"  # Ray puts its sessions into the folder `ray` of this one
+PARENT = Path("/tmp")  # not TMPDIR: the kernel allows 107 bytes for the path of a socket, of which Ray takes 68
+
+
+def keep_files_private() -> None:
+    """For the Ray cluster that this process starts. Sets RAY_TMPDIR unless it is set, and the umask, which Ray's processes
+    inherit. Raises ConfigError for a directory that other users can enter.
+    """
+    os.umask(0o077)  # Ray writes a new token and its logs with the mode that the umask leaves
+    with suppress(OSError):  # there is no token yet
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
+    directory = Path(os.environ.setdefault(VARIABLE, str(PARENT / f"llama-ray-{os.getuid()}")))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        found = directory.lstat()  # of a link: another user may change where it leads
+    except OSError as error:
+        raise ConfigError(f"{VARIABLE}: {directory} cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{VARIABLE}: {directory} must be a directory of yours with mode 0700, or other users could replace Ray's sockets. "
+            f"Change its mode, or set {VARIABLE} to another directory."
+        )
