@@ -85,7 +85,7 @@ class LlamaIngress(ChatHandleApi):
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
-            log.warning("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
+            log.info("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
         except BaseException:
             self._starting.cancel()
             await self.service.stop()

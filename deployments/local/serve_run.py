@@ -19,6 +19,8 @@ from deployments.local import haproxy
 SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
 # One event loop for HTTP and the engine. With Serve's own thread for the replica's code, every token would change threads.
 ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+# By default Serve kills a proxy, and warns, that is not ready after 5 s or answers late, as on a machine whose cores are busy.
+PATIENT: Final = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
 
 
 def cluster_variables(directory: Path) -> dict[str, str]:
@@ -26,6 +28,7 @@ def cluster_variables(directory: Path) -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         **ONE_LOOP,
+        **PATIENT,
         # Serve reads some of the clients' headers before the replica does, and answers invalid ones by itself.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": SAFE_HEADERS,
         **haproxy.settings(directory),
@@ -47,8 +50,7 @@ def set_cluster_variables(environment: MutableMapping[str, str] = os.environ) ->
     """Set the variables that are not set yet. HAProxy's files are removed when this process ends."""
     directory = tempfile.mkdtemp(prefix="llama-ray-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    # `serve run`, unlike `llama-ray up`, does not end processes that outlive Ray.
-    for name, value in {**cluster_variables(Path(directory)), "LLAMA_HAPROXY_ENDS_WITH_PARENT": "1"}.items():
+    for name, value in cluster_variables(Path(directory)).items():
         environment.setdefault(name, value)
 
 

@@ -17,6 +17,7 @@ from cluster.driver.placement import group_bundles, shortage
 from deployments.args import ServerArgs
 from deployments.local import haproxy
 from deployments.local.config_file import read_config
+from deployments.local.serve_run import PATIENT
 from tests.support.programs import REPOSITORY
 
 DEPLOY = REPOSITORY / "cluster" / "deploy"
@@ -164,6 +165,7 @@ def exported(script: str, **env: str) -> dict[str, str]:
 def test_the_environment_file_sets_the_same_in_every_shell(script: str) -> None:
     env = {"BASH_ENV": str(DEPLOY / "cluster.env")} if script == "env" else {}
     found = exported(script, **env)
+    assert found["RAY_TMPDIR"] == f"/tmp/llama-ray-{os.getuid()}"
     assert found["RAY_AUTH_MODE"] == "token" and found["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert found["LLAMA_HOME"] == found["PYTHONPATH"] == str(REPOSITORY)
     assert os.access(found["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
@@ -189,24 +191,54 @@ def test_the_docs_table_has_every_variable_of_the_environment_file() -> None:
     assert len(names) >= 8 and names - rows == set()
 
 
-def test_a_node_starts_where_the_hard_limit_of_open_files_is_low(tmp_path: Path) -> None:
-    ray = tmp_path / "ray"
-    ray.write_text('#!/bin/sh\necho "$(ulimit -n) $RAY_AUTH_MODE $*"\n')
+def test_the_environment_file_gives_proxies_the_time_that_llama_ray_up_gives_them() -> None:
+    found = exported(". cluster/deploy/cluster.env && env")
+    assert found | PATIENT == found
+
+
+def start_node(directory: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run start_node.sh with a `ray` that prints how it was called. All files are in `directory`."""
+    ray = directory / "ray"
+    ray.write_text('#!/bin/sh\necho "$(ulimit -n) $(umask) $RAY_AUTH_MODE $*"\n')
     ray.chmod(0o755)
 
     def lower() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, 2048))
 
-    done = subprocess.run(
+    own = {"PATH": f"{directory}:{os.environ['PATH']}", "LLAMA_HOME": str(directory), "HOME": str(directory)}
+    own |= {
+        "RAY_TMPDIR": str(directory / "sessions"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{directory}/haproxy/haproxy.cfg",
+    }
+    return subprocess.run(
         [DEPLOY / "start_node.sh", "--head"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "LLAMA_HOME": str(tmp_path)},
+        env=own | env,
         preexec_fn=lower,
         capture_output=True,
         text=True,
         check=False,
         timeout=180,
     )
-    assert done.stdout == "2048 token start --head\n", done.stderr
+
+
+def test_a_node_starts_with_private_files_and_where_the_hard_limit_of_open_files_is_low(tmp_path: Path) -> None:
+    (tmp_path / ".ray").mkdir()
+    token = tmp_path / ".ray" / "auth_token"
+    token.touch(mode=0o644)
+    sessions = tmp_path / "sessions"
+    for _ in range(2):  # the second start finds the directories
+        done = start_node(tmp_path)
+        assert done.stdout == f"2048 0077 token start --temp-dir={sessions}/ray --head\n", done.stderr
+    modes = [path.stat().st_mode & 0o777 for path in (sessions, tmp_path / "haproxy", token)]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
+def test_a_node_does_not_start_where_other_users_could_replace_rays_files(tmp_path: Path, variable: str) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    done = start_node(tmp_path, **{variable: str(shared if variable == "RAY_TMPDIR" else shared / "haproxy.cfg")})
+    assert (done.returncode, done.stdout) == (2, "") and f"{shared} must be a directory of yours" in done.stderr
 
 
 STUB = """#!/bin/sh
