@@ -75,7 +75,7 @@ class DeploymentWatcher(threading.Thread):
             if self._console.log is not None:
                 self._console.event(f"All output is in {self._console.log}")
             self.stopping.set()
-            os.kill(os.getpid(), signal.SIGINT)  # `serve run` shuts everything down on Ctrl-C
+            os.kill(os.getpid(), signal.SIGINT)  # the command then ends everything that it has started
 
     def _check_ready(self) -> bool:
         """Whether the server is ready; the banner has then been printed. Notes a failure."""

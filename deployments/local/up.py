@@ -7,31 +7,29 @@ The command's own cluster starts sooner than that of `serve run`: without proces
 (`small_cluster`), and with concurrent steps that `serve run` performs one after another (`serve_start`).
 """
 
-import contextlib
 import importlib
 import os
-import signal
 import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from deployments.local import process_tag
-from deployments.local.config_file import ConfigFile, check_port_is_free, read_config
+from deployments.local.config_file import ConfigFile, check_port_is_free, claim_port, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
 from deployments.local.model_files import check_model_files
+from deployments.local.private_files import keep_files_private
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
 from llama_core.errors import LlamaError
 
 
 def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = False) -> int:
-    """Serve the configuration file until a signal ends the server. Returns the command's exit status: 2 for wrong settings.
+    """Serve the configuration file until a signal ends the server, and this process with it. Returns the exit status only where
+    nothing was started: 2 for wrong settings, else 1.
 
     overrides: "key=value" arguments of the application. verbose: leave the lines of Ray, Serve and HAProxy on the terminal.
     """
@@ -41,7 +39,9 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
         config = read_config(path, overrides, Path(directory.name))
         if _starts_cluster():
             config.server_args  # noqa: B018  raises ConfigError
+            keep_files_private()
         status = 1
+        claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
         check_port_is_free(config.host, config.port)
         if _starts_cluster():
             check_model_files(config)  # Ray and Serve would start first, which takes seconds
@@ -52,24 +52,26 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
     console = Console(None if verbose else new_log_file())
     console.phase(f"starting {config.model}" + ("" if console.log is None else f", log {console.log}"))
     tag = uuid.uuid4().hex
+    process_tag.start_watcher(tag, directory.name)
     owns_cluster = _set_environment(tag, Path(directory.name), is_logged=console.log is not None)
     watcher = DeploymentWatcher(config, console, owns_cluster=owns_cluster)
     shutdown = Shutdown(watcher, console, tag, Path(directory.name), directory.cleanup)
+    shutdown.start()
     try:
         _run(config, watcher, shutdown, console)
-    except (SystemExit, KeyboardInterrupt, click.Abort):  # click turns a second Ctrl-C into Abort
+    except SystemExit:  # `serve run` has ended by itself
         pass
     except Exception as error:
-        watcher.fail(f"{type(error).__name__}: {error}")
-        console.event(f"\nThe server cannot start: {watcher.failure}")
-    finally:
-        _end(watcher, shutdown, tag, directory.cleanup)
-    return _exit_status(watcher, shutdown, console)
+        if not watcher.stopping.is_set():  # else it is an effect of the end
+            watcher.fail(f"{type(error).__name__}: {error}")
+            console.event(f"\nThe server cannot start: {watcher.failure}")
+    shutdown.end()
 
 
 def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     """Set the variables that Ray's and Serve's processes inherit. Returns whether this command starts the Ray cluster."""
     os.environ[process_tag.VARIABLE] = tag
+    os.environ["SPT_NOENV"] = "1"  # Ray's agents would write their titles over their environment in /proc
     owns_cluster = _starts_cluster()
     if owns_cluster:
         os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
@@ -95,7 +97,6 @@ def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, con
 
     # Import Serve while Ray's processes start; both take about as long.
     threading.Thread(target=importlib.import_module, args=("ray.serve.scripts",), daemon=True, name="import").start()
-    # Before `serve run`, because connecting replaces the handler of SIGTERM by one that skips the shutdown.
     if watcher.owns_cluster:
         small_cluster.start("serve", console.event)
         console.phase("Ray started")
@@ -103,10 +104,7 @@ def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, con
         ray.init(namespace="serve")
         console.phase("connected to Ray")
     worker_lines.follow(console)
-    signal.signal(signal.SIGTERM, shutdown.on_signal)
-    signal.signal(
-        signal.SIGINT, shutdown.on_signal
-    )  # a shell has SIGINT ignored by the commands that it starts in the background
+    shutdown.ray_started()
     watcher.start()
     if watcher.owns_cluster:
         start_serve_early(config.content, watcher)
@@ -114,29 +112,3 @@ def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, con
     from ray.serve.scripts import cli
 
     cli(["run", str(config.path)], standalone_mode=False)
-
-
-def _end(watcher: DeploymentWatcher, shutdown: Shutdown, tag: str, clean_up: Callable[[], None]) -> None:
-    """Disconnect from Ray, and end every process that this command started."""
-    import ray
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watcher.stopping.set()
-    if watcher.is_alive():
-        watcher.join(2)
-    shutdown.finish()
-    with contextlib.suppress(Exception):  # Ray may be half started
-        ray.shutdown()
-    process_tag.end_tagged_processes(tag)
-    clean_up()
-
-
-def _exit_status(watcher: DeploymentWatcher, shutdown: Shutdown, console: Console) -> int:
-    """0 for a requested shutdown, else 1: `serve run` ends with status 0 even after an error."""
-    if shutdown.is_requested and watcher.failure is None:
-        console.event("Stopped")
-        return 0
-    if watcher.failure is None:
-        console.event(f"\nServe ended by itself. The last lines of its output:\n{console.end_of_log()}")
-    return 1

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import yaml
 
 from benchmarks.harness.programs import free_port
 from deployments.args import PROJECT_ROOT
-from deployments.local import up
+from deployments.local import process_tag, up
 from deployments.local.config_file import ConfigFile
 from deployments.local.model_files import check_model_files
+from deployments.local.shutdown import Shutdown
 from llama_core.errors import ConfigError
 
 NOBODY = 65534
@@ -174,7 +176,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What `serve_file` starts, instead of Ray."""
     begun: list[str] = []
     monkeypatch.setattr(up, "_run", lambda *_: begun.append("Ray"))
-    monkeypatch.setattr(up, "_end", lambda *_: None)
+    monkeypatch.setattr(up, "keep_files_private", lambda: None)
+    monkeypatch.setattr(process_tag, "start_watcher", lambda *_: None)
+    monkeypatch.setattr(Shutdown, "start", lambda _: None)
+    monkeypatch.setattr(Shutdown, "end", lambda _: sys.exit(1))
     monkeypatch.setattr(up, "_set_environment", lambda *_, **__: False)
     return begun
 
@@ -198,6 +203,7 @@ def test_up_judges_the_files_only_for_a_cluster_that_it_starts(
     config.write_text(
         yaml.safe_dump({"http_options": http_options, "applications": [application(Path("/nowhere/model"))]})
     )
-    assert up.serve_file(config, verbose=True) == 1
+    with pytest.raises(SystemExit, match="1"):
+        sys.exit(up.serve_file(config, verbose=True))
     assert started == starts
     assert capfd.readouterr().err.startswith("/nowhere/model cannot be read") is not bool(starts)
