@@ -51,7 +51,7 @@ class Cluster:
         self.directory, self.tag, self.port = directory, uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._dashboard = free_port()
-        (directory / "haproxy").mkdir()
+        (directory / "haproxy").mkdir(mode=0o700)
         haproxy = settings(directory / "haproxy")
         own = {name: value for name, value in haproxy.items() if name.endswith(("_PORT", "_LOC", "SOCKET_PATH"))}
         own |= {name: value for name, value in haproxy.items() if "SERVER_STATE" in name}
@@ -62,7 +62,7 @@ class Cluster:
             RAY_TMPDIR=str(directory),
             PYTHONUNBUFFERED="1",  # so that the output of `ray start` is seen while it runs
             PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            **{VARIABLE: self.tag},
+            **{VARIABLE: self.tag, "SPT_NOENV": "1"},  # no title of Ray's overwrites the tag
         )
         self.nodes: list[subprocess.Popen[bytes]] = []
 
@@ -146,6 +146,15 @@ class Cluster:
             )
             found.add(variables.get(DRAINING_PERIOD, "Serve's default"))
         return found
+
+    def kill_raylet(self) -> float:
+        """Kill the raylet of the head, on which HAProxy runs. Seconds until no HAProxy is left."""
+        commands = {pid: _command_line(pid) for pid in tagged_processes(self.tag)}
+        (raylet,) = (pid for pid, line in commands.items() if "/raylet " in f"{line} "[:200] and " --head" in line)
+        os.kill(raylet, signal.SIGKILL)
+        return wait(
+            "HAProxy ends", lambda: not any("bin/haproxy" in _command_line(pid) for pid in tagged_processes(self.tag))
+        )
 
     def end(self) -> list[str]:
         """Ends both nodes. Returns the command lines of processes that had to be killed."""
@@ -337,6 +346,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             seen = run(cluster)
+            seen["haproxy_ends_s"] = cluster.kill_raylet()
         except BaseException:
             logs = Path(directory) / "ray" / "session_latest" / "logs" / "serve"
             for log in [

@@ -45,5 +45,9 @@ def test_replicas_drain_for_one_second_at_least_instead_of_serves_30(seen: dict[
     assert seen["longest_stop_s"] > 0, "no replica was seen to stop"
 
 
+def test_haproxy_ends_when_its_raylet_is_killed(seen: dict[str, Any]) -> None:
+    assert seen["haproxy_ends_s"] >= 0
+
+
 def test_the_nodes_end_with_all_their_processes(seen: dict[str, Any]) -> None:
     assert seen["left"] == []
