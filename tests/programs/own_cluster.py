@@ -163,7 +163,7 @@ class Cluster:
         for node in self.nodes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.wait(90)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90  # without a GCS server, an agent of Ray's asks for it for 60 s before it ends
         while tagged_processes(self.tag) and time.monotonic() < deadline:
             time.sleep(0.2)
         left = [_command_line(pid)[:80] for pid in tagged_processes(self.tag)]
