@@ -39,12 +39,13 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
         config = read_config(path, overrides, Path(directory.name))
         if _starts_cluster():
             config.server_args  # noqa: B018  raises ConfigError
-            keep_files_private()
         status = 1
         claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
         check_port_is_free(config.host, config.port)
         if _starts_cluster():
             check_model_files(config)  # Ray and Serve would start first, which takes seconds
+            status = 2
+            keep_files_private()
     except LlamaError as error:
         directory.cleanup()
         print(error.message, file=sys.stderr)

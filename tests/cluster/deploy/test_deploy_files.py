@@ -236,7 +236,8 @@ def test_a_node_starts_with_private_files_and_where_the_hard_limit_of_open_files
 @pytest.mark.parametrize("variable", ["RAY_TMPDIR", "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
 def test_a_node_does_not_start_where_other_users_could_replace_rays_files(tmp_path: Path, variable: str) -> None:
     shared = tmp_path / "shared"
-    shared.mkdir(mode=0o755)
+    shared.mkdir()
+    shared.chmod(0o755)
     done = start_node(tmp_path, **{variable: str(shared if variable == "RAY_TMPDIR" else shared / "haproxy.cfg")})
     assert (done.returncode, done.stdout) == (2, "") and f"{shared} must be a directory of yours" in done.stderr
 
