@@ -193,7 +193,7 @@ def claim_port(host: str, port: int) -> socket.socket:
     HAProxy and Serve's proxy would share a port with another server's. Raises ConfigError with the process that holds it.
     """
     claim = socket.socket(socket.AF_UNIX)
-    name = f"\0llama-ray {host}:{port}"  # in no file system: the kernel frees it when its process ends
+    name = f"\0llama-ray {port}"  # in no file system: the kernel frees it when its process ends
     try:
         claim.bind(name)
         claim.listen()
