@@ -20,24 +20,29 @@ class SharedCache(Generic[Value]):
         """max_bytes: of all values together; a single one may have more."""
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._values: OrderedDict[tuple[str, Hashable], tuple[Value, int]] = OrderedDict()
+        self._held: dict[str, int] = {}  # bytes by owner
+        self._values: dict[str, OrderedDict[Hashable, tuple[Value, int]]] = {}
         self._lock = Lock()
 
     def find(self, owner: str, key: Hashable) -> Value | None:
         with self._lock:
-            if (found := self._values.get((owner, key))) is None:
+            own = self._values.get(owner)
+            if own is None or (found := own.get(key)) is None:
                 return None
-            self._values.move_to_end((owner, key))
+            own.move_to_end(key)
             return found[0]
 
     def keep(self, owner: str, key: Hashable, value: Value, num_bytes: int) -> None:
         with self._lock:
-            self._remove((owner, key))
-            self._values[owner, key] = value, num_bytes
+            self._remove(owner, key)
+            self._values.setdefault(owner, OrderedDict())[key] = value, num_bytes
+            self._held[owner] = self._held.get(owner, 0) + num_bytes
             self._num_bytes += num_bytes
-            while self._num_bytes > self._max_bytes and len(self._values) > 1:
-                heaviest = heaviest_owner((owner, size) for (owner, _), (_, size) in self._values.items())
-                self._remove(next(each for each in self._values if each[0] == heaviest))
+            while self._num_bytes > self._max_bytes:
+                heaviest = max(self._held, key=self._held.__getitem__)
+                if len(self._values) == len(self._values[heaviest]) == 1:
+                    break
+                self._remove(heaviest, next(iter(self._values[heaviest])))
 
     def find_or_make(self, owner: str, key: Hashable, make: Callable[[], Value]) -> Value:
         """For values that are texts, as keys are. What `make` raises is not kept."""
@@ -48,11 +53,17 @@ class SharedCache(Generic[Value]):
 
     def drop(self, owner: str, key: Hashable) -> None:
         with self._lock:
-            self._remove((owner, key))
+            self._remove(owner, key)
 
-    def _remove(self, key: tuple[str, Hashable]) -> None:
-        _, num_bytes = self._values.pop(key, (None, 0))
+    def _remove(self, owner: str, key: Hashable) -> None:
+        own = self._values.get(owner)
+        if own is None or key not in own:
+            return
+        _, num_bytes = own.pop(key)
         self._num_bytes -= num_bytes
+        self._held[owner] -= num_bytes
+        if not own:
+            del self._values[owner], self._held[owner]
 
 
 def heaviest_owner(sizes: Iterable[tuple[str, int]]) -> str:

@@ -112,14 +112,14 @@ def shortage(
 def surge_percent(new: Sequence[Bundle], running: Sequence[Sequence[Bundle]], free: Mapping[str, float]) -> int:
     """The percentage of replicas that an update starts before it ends old ones: as many as fit into `free`. 0: one ends first.
 
-    `running` has the groups of old replicas. Where all of these are smaller than a new one, all new ones must fit: Serve ends
+    `running` has the groups of old replicas. Where one of these is smaller than a new one, all new ones must fit: Serve ends
     the last old one when all new ones run, so the last new one gets no more room than the old ones before had.
     """
     need, count = _sum(new), max(1, len(running))
     fitting = min(int((free.get(name, 0) + _EPSILON) / amount) for name, amount in need.items())
     if fitting >= count:
         return 100
-    is_larger = not any(_fits(need, _sum(group)) for group in running)
+    is_larger = not all(_fits(need, _sum(group)) for group in running)
     return 0 if is_larger or not fitting else max(1, 100 * fitting // count)
 
 

@@ -43,7 +43,8 @@ class ChatMessage(BodyWithUnknownFields):
         if not isinstance(given.get("reasoning", ""), str | None):  # another server's object, which no template reads
             given = {**given, "reasoning": None}
         if given.get("role") == "tool":
-            return {**given, "content": only_text(given.get("content"), ("text",))}
+            content = given.get("content")
+            return {**given, "content": "" if content is None else only_text(content, ("text", "refusal"))}
         if given.get("role") != "assistant":
             return given
         if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):

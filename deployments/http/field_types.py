@@ -126,16 +126,19 @@ def _content(value: object) -> str:
 
 
 def only_text(parts: object, text_types: Collection[str]) -> object:
-    """The parts of a tool's result, with NOT_TEXT for each of another type: agents send screenshots, and send them again with
-    every later turn."""
+    """The parts of a tool's result. A part of another type becomes its `text`, or NOT_TEXT: agents send screenshots, and send
+    them again with every later turn."""
     if not isinstance(parts, list):
         return parts
-    stand_in = {"type": "text", "text": NOT_TEXT}
-    kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
-    return [
-        stand_in if isinstance(kind, str) and kind not in text_types else part
-        for kind, part in zip(kinds, parts, strict=True)
-    ]
+    return [_as_text(part) if _has_other_type(part, text_types) else part for part in parts]
+
+
+def _has_other_type(part: object, types: Collection[str]) -> bool:
+    return isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind not in types
+
+
+def _as_text(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": text if isinstance(text := part.get("text"), str) else NOT_TEXT}
 
 
 def _logit_bias(value: object) -> dict[int, float]:

@@ -17,6 +17,8 @@ from llama_core.errors import InvalidParameter
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+# Ends of the types of items of tools that this server does not run: web_search_call, custom_tool_call_output.
+_OTHER_TOOLS = ("_call", "_call_output")
 OFFERED = ("function", "namespace")  # types of tools; the model gets no others
 TOOL_NEUTRAL = {"allowed_callers": equals([], ["direct"]), "async": equals(False), "output_schema": no_value}
 
@@ -46,7 +48,8 @@ def _result(value: object) -> str:
 
 
 def _items(value: object) -> object:
-    """A text as one message; refuses items of other types than this server has. An answer may have no content."""
+    """A text as one message; refuses items of other types than this server has. An answer may have no content. Calls of other
+    tools, in earlier turns by another model, are left out: an empty item keeps their place."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
@@ -58,6 +61,8 @@ def _items(value: object) -> object:
         kind = item.get("type") or "message"
         if kind == "item_reference":
             raise Unsupported(f"[{index}]: this server stores no items: send the item itself, with store false")
+        if kind not in _ITEMS and isinstance(kind, str) and kind.endswith(_OTHER_TOOLS):
+            item, kind = {}, "reasoning"
         if kind not in _ITEMS:
             raise Unsupported(f"[{index}].type: the types supported here are {', '.join(_ITEMS)}")
         content = {"content": ""} if item.get("role") == "assistant" else {}
@@ -96,7 +101,7 @@ class FunctionCallItem(Body):
 class FunctionCallOutputItem(Body):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
-    output: Result = Field(description="A string, or a list of parts. Images in it become a text that says so.")
+    output: Result = Field("", description="A string, or a list of parts. Images in it become a text that says so.")
 
 
 class ReasoningItem(Body):

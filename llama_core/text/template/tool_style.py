@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -29,16 +29,21 @@ _DIALOG: Final[Sequence[Mapping[str, Any]]] = (
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "content": "probe_result", "name": "probe_tool", "tool_call_id": _CALL["id"]},
 )
+Render = Callable[[Sequence[Mapping[str, Any]], list[dict[str, Any]]], str]
 _WRITTEN: Final = ("probe_tool", "probe_value", "probe_result")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """arguments_are_text: not an object. content_is_null: of a call without text. has_short_ids: 9 characters."""
+    """arguments_are_text: not an object. content_is_null: of a call without text. has_short_ids: 9 characters.
+
+    needs_object: the template iterates over the arguments. A model's text that is no object becomes {"arguments": text}.
+    """
 
     arguments_are_text: bool
     content_is_null: bool
     has_short_ids: bool
+    needs_object: bool = False
 
     def styled(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message in OpenAI's form, with arguments as JSON text, as the template takes it."""
@@ -56,7 +61,9 @@ class ToolStyle:
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
         if not self.arguments_are_text:
-            function["arguments"] = parsed_arguments(function["arguments"])
+            arguments = parsed_arguments(function["arguments"])
+            is_wrapped = self.needs_object and isinstance(arguments, str)
+            function["arguments"] = {"arguments": arguments} if is_wrapped else arguments
         return {**call, "id": self._id(call["id"]), "function": function}
 
     def _id(self, call_id: str) -> str:
@@ -65,7 +72,7 @@ class ToolStyle:
         return base64.b32encode(hashlib.sha256(call_id.encode()).digest()).decode()[:SHORT_ID_CHARS].lower()
 
 
-def find_tool_style(render: Callable[[Sequence[Mapping[str, Any]], list[dict[str, Any]]], str]) -> ToolStyle | None:
+def find_tool_style(render: Render) -> ToolStyle | None:
     """The first style in which `render`, given messages and tools, writes a call and its result; None if it does in none."""
     for has_short_ids, arguments_are_text, content_is_null in product((False, True), repeat=3):
         style = ToolStyle(arguments_are_text, content_is_null, has_short_ids)
@@ -75,5 +82,14 @@ def find_tool_style(render: Callable[[Sequence[Mapping[str, Any]], list[dict[str
             continue
         # The tool's name twice: where the tool is offered, and in the call.
         if all(text in written for text in _WRITTEN) and written.count("probe_tool") > 1 and "probe_key" in written:
-            return style
+            return style if _writes_text_arguments(render, style) else replace(style, needs_object=True)
     return None
+
+
+def _writes_text_arguments(render: Render, style: ToolStyle) -> bool:
+    call = {**_CALL, "function": {"name": "probe_tool", "arguments": "probe_text"}}
+    dialog = (_DIALOG[0], {**_DIALOG[1], "tool_calls": [call]}, _DIALOG[2])
+    try:
+        return "probe_text" in render([style.styled(message) for message in dialog], [_TOOL])
+    except InvalidDialog:
+        return False

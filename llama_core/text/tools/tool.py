@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 ToolMode = Literal["auto", "required"]
+MAX_ARGUMENT_DEPTH: Final = 100  # of an earlier call's arguments, as a chat template gets them
 MAX_CALLS: Final = 16  # of one answer; the grammar ends there
 
 
@@ -62,12 +63,17 @@ class Call:
 
 
 def parsed_arguments(text: str) -> dict[str, Any] | str:
-    """The object that the text has as JSON; other text as it is."""
+    """The object that the text has as JSON; other text, and one that is nested deep, as it is."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return parsed if isinstance(parsed, dict) else text
+    return parsed if isinstance(parsed, dict) and not _is_deep(parsed, MAX_ARGUMENT_DEPTH) else text
+
+
+def _is_deep(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_is_deep(each, levels - 1) for each in inner)
 
 
 def described(tools: Sequence[Tool]) -> list[dict[str, Any]]:

@@ -153,3 +153,8 @@ def test_an_update_starts_as_many_replicas_at_once_as_fit(
     old, new = group_bundles(2, "cpu", cpus_per_rank=old_cpus / 2), group_bundles(2, "cpu", cpus_per_rank=0.5)
     assert surge_percent(new, [old] * num_running, {"CPU": free}) == percent
     assert percent in (0, 1, 100) or -(-percent * num_running // 100) == int(free), "Serve rounds up"
+
+
+def test_an_update_beside_one_smaller_replica_ends_one_first() -> None:
+    small, new = group_bundles(2, "cpu", cpus_per_rank=0.25), group_bundles(2, "cpu", cpus_per_rank=0.5)
+    assert surge_percent(new, [new, small, new], {"CPU": 2}) == 0

@@ -108,13 +108,17 @@ async def test_a_later_turn_of_the_codex_cli_has_what_the_earlier_ones_had() -> 
         *codex_call(3, "get_goal", "", "none"),
         *codex_call(4, "get_goal", "null", "none"),
         *codex_call(5, "exec_command", "ls", "arguments must be JSON"),
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search"}},
+        {"type": "custom_tool_call", "call_id": "c6", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c6", "output": "Done"},
+        *codex_call(7, "get_goal", "{}", None),
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So far."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
     ]
     assert [call["name"] for call in calls_of(await post(engine, "/v1/responses", codex(*later)))] == ["get_goal"]
     prompt = prompt_of(engine)
     assert '"name": "multi_agent_v1__close_agent", "arguments": {"target": "x"}' in prompt
-    assert prompt.count('"name": "get_goal", "arguments": {}') == 2
+    assert prompt.count('"name": "get_goal", "arguments": {}') == 3
     assert '"name": "exec_command", "arguments": "ls"' in prompt and NOT_TEXT in prompt
 
 

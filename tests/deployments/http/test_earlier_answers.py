@@ -211,6 +211,7 @@ async def test_an_image_in_the_result_of_a_tool_becomes_a_text(path: str) -> Non
     engine = engine_with("x")
     texts = ["Here it is."] + (["image"] if path != "/v1/responses" else ["input_image", "input_file"])
     parts = [{"type": "text", "text": texts[0]}, *({"type": kind, "source": {}} for kind in texts[1:])]
+    parts += [{"type": "another_text", "text": "Kept."}]
     by_user = [{"role": "user", "content": parts}]
     if path == "/v1/responses":
         call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
@@ -230,6 +231,7 @@ async def test_an_image_in_the_result_of_a_tool_becomes_a_text(path: str) -> Non
     if engine.streams:
         prompt = engine.tokenizer.decode(engine.streams[-1].prompt)
         assert prompt.count(NOT_TEXT) == len(texts) - 1 and prompt.index(texts[0]) < prompt.index(NOT_TEXT)
+        assert "Kept." in prompt
 
 
 @pytest.mark.parametrize("stream", [False, True])

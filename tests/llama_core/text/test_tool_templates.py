@@ -53,6 +53,16 @@ def test_a_template_gets_tools_in_openais_form_and_arguments_as_an_object() -> N
     assert '<call>get_weather:{"city": "Rome"}</call>' in text and "Sunny" in text
 
 
+@pytest.mark.parametrize("given", ["x", "[1]", "not json", '{"a":' * 500 + "1" + "}" * 500])
+@pytest.mark.parametrize("items", ["arguments | items", "arguments.items()"])
+def test_a_template_that_iterates_arguments_gets_a_text_in_an_object(items: str, given: str) -> None:
+    chat = template("{{ c.function.name }}{% for k, v in c.function." + items + " %}[{{ k }}={{ v }}]{% endfor %}")
+    call = {**CALL, "function": {"name": "get_weather", "arguments": given}}
+    dialog = cast(Dialog, [DIALOG[0], {**DIALOG[1], "tool_calls": [call]}, *DIALOG[2:]])
+    assert f"<call>get_weather[arguments={given}]</call>" in chat.render(dialog, OPTIONS)
+    assert "<call>get_weather[city=Rome]</call>" in chat.render(DIALOG, OPTIONS)
+
+
 def test_a_template_that_joins_texts_gets_arguments_as_text() -> None:
     chat = template("{{ c.function.name + ':' + c.function.arguments }}")
     assert chat.writes_tools
