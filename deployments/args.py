@@ -15,7 +15,6 @@ from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import (
     DEFAULT_STEP_TOKENS,
     UNKNOWN_CONTEXT,
-    AllReduceName,
     BackendName,
     CacheDType,
     Device,
@@ -143,10 +142,6 @@ class ServerArgs(BaseModel):
     )
     batch_invariant: bool = Field(
         False, description="On GPUs, compute each request with the same bits beside any others, which is slower."
-    )
-    all_reduce: AllReduceName = Field(
-        "auto",
-        description="Sums of small steps over the GPUs of one host: nccl, one_shot (a kernel), multimem (NVSwitch).",
     )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     prefix_cache_scope: PrefixCacheScope = Field(

@@ -23,7 +23,6 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
 CacheDType = Literal["auto", "fp8"]
-AllReduceName = Literal["auto", "nccl", "one_shot", "multimem"]
 PrefixCacheScope = Literal["key", "all"]
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "device": get_args(Device),
@@ -31,7 +30,6 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "backend": get_args(BackendName),
     "quantization": QUANTIZATIONS,
     "kv_cache_dtype": get_args(CacheDType),
-    "all_reduce": get_args(AllReduceName),
     "prefix_cache_scope": get_args(PrefixCacheScope),
 }
 
@@ -58,7 +56,6 @@ class EngineConfig:
     weight format of linear layers, one of `QUANTIZATIONS`: "auto" is as the checkpoint stores each matrix, "none" the
     model's dtype; the others quantize every matrix. batch_invariant: the fused backend computes a
     request's tokens with the same bits beside any other requests, which is slower; the native backend always does.
-    all_reduce: how the fused backend sums small steps over the GPUs of one host; "auto" is one_shot where it works, else nccl.
     tokenizer_path: where rank 0 finds the vocabulary for grammars, and stop_ids: what may follow a complete answer; without
     them no request may have a grammar.
     """
@@ -86,7 +83,6 @@ class EngineConfig:
     backend: BackendName = "auto"
     quantization: str = "auto"
     batch_invariant: bool = False
-    all_reduce: AllReduceName = "auto"
     tokenizer_path: str = ""
     stop_ids: tuple[int, ...] = ()
 

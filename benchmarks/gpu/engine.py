@@ -14,7 +14,7 @@ from benchmarks.harness.make_checkpoint import SHAPES
 from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.source import CheckpointSource, Slice, WeightReader
 from llama_core.checkpoint.weights import Box
-from llama_core.config import AllReduceName, Device, DType, EngineConfig
+from llama_core.config import Device, DType, EngineConfig
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.parallel import Parallel, alone, smallest
 from llama_core.execution.runner import ModelRunner
@@ -135,7 +135,6 @@ def open_engine(
     kv_cache_bytes: int | None = None,
     batch_invariant: bool = False,
     parallel: Parallel | None = None,
-    all_reduce: AllReduceName = "auto",
     former_blocks: int = 0,
 ) -> Engine:
     """The fused backend, ready for steps. ckpt: a checkpoint of the shape; if absent, random weights, which differ between
@@ -156,7 +155,6 @@ def open_engine(
         speculation=False,
         prefix_caching=False,
         batch_invariant=batch_invariant,
-        all_reduce=all_reduce,
     )
     parallel = parallel or alone(config.device)
     begin = time.perf_counter()

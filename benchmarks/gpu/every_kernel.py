@@ -57,7 +57,6 @@ def parts(device: torch.device) -> dict[str, Callable[[], None]]:
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if device.type == "cuda" else (torch.float32,)
     launches = {
         "layer": launch_layer,
-        "sum": launch_sum,
         "products": launch_products,
         "fused products": launch_fused_products,
     }
@@ -121,19 +120,6 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     ops.embed(tokens, tables, slots, positions, block_size, new(1, dim))
     ops.store_samples(slots, slots, positions, tokens, torch.zeros_like(slots))
     ops.add_time(torch.zeros(2, dtype=torch.int64, device=device), 1, -n_heads)
-
-
-def launch_sum(device: torch.device, dtype: torch.dtype) -> None:
-    """The one-shot all-reduce of a rank that is its only peer."""
-    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
-    from llama_core.execution.fused.peer_memory import PeerMemory, peer_bytes
-
-    rows, dim = 3, 40
-    part = torch.zeros(peer_bytes(1, rows, dim * dtype.itemsize), dtype=torch.uint8, device=device)
-    memory = PeerMemory.of(0, rows, dim * dtype.itemsize, [part.data_ptr()], device, part)
-    states, weight = torch.randn(rows, dim).to(device, dtype), torch.randn(dim).to(device, dtype)
-    for turn, bias in ((0, None), (1, weight)):
-        sum_add_norm(memory, turn, states, torch.randn_like(states), weight, 1e-5, bias)
 
 
 def launch_products(device: torch.device, dtype: torch.dtype) -> None:

@@ -17,26 +17,20 @@ import torch.distributed as dist
 
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.engine import Engine, HandMadeSteps, open_engine
-from benchmarks.gpu.rank_processes import WAYS
 from benchmarks.gpu.sections.invariance import REQUESTS, texts
 from benchmarks.gpu.settings import Settings, add_settings, settings_of
-from llama_core.config import AllReduceName, EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.fused.all_reduce import choose_all_reduce
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device import fused_device
-from llama_core.execution.fused.ops_choice import ops_for
 from llama_core.execution.parallel import Parallel, join, leave, smallest
 
-_CALLS = 10  # of both turns, in one graph
 _WARM_UP = 5
 
 
 class Rank:
-    """One rank's place, and what is known already. way: of the all-reduce, for tasks with one."""
+    """One rank's place, and what is known already."""
 
     def __init__(self, settings: Settings, parallel: Parallel, options: argparse.Namespace) -> None:
-        self.settings, self.parallel, self.way = settings, parallel, options.way
+        self.settings, self.parallel = settings, parallel
         self.ckpt: Path | None = options.ckpt
         self._have = set(options.have)
 
@@ -57,51 +51,15 @@ class Rank:
             print(json.dumps({name: value}), flush=True)
 
 
-def all_reduce(rank: Rank) -> None:
-    """Microseconds of one sum with its add and norm, by way, width and number of rows, from a graph of many."""
-    sizes = rank.settings.sizes
-    for dim, way in itertools.product(sizes.all_reduce_dims, WAYS):
-        rank.measure(f"{rank.parallel.world_size}_ranks_{way}_{dim}", partial(_sum_times, rank, way, dim))
-
-
-def _sum_times(rank: Rank, way: AllReduceName, dim: int) -> dict[str, float]:
-    settings, parallel = rank.settings, rank.parallel
-    dtype, device = getattr(torch, settings.dtype), fused_device(parallel.device)
-    config = EngineConfig("", settings.vocab_size, settings.sizes.context, 1, all_reduce=way)
-    weight = torch.ones(dim, dtype=dtype, device=parallel.device)
-    found = {}
-    with torch.inference_mode():
-        chosen = choose_all_reduce(config, parallel, ops_for(parallel.device), dim, dtype)
-        for rows in settings.sizes.all_reduce_rows:
-            # Zeros, which sums of sums leave finite.
-            states, part = (torch.zeros((rows, dim), dtype=dtype, device=parallel.device) for _ in range(2))
-
-            def sums(states: torch.Tensor = states, part: torch.Tensor = part) -> None:
-                for turn in (0, 1) * _CALLS:
-                    chosen.add_norm(states, part, weight, 1e-5, None, turn)
-
-            work: Callable[[], object] = sums
-            if device.captures:
-                device.warm_up([sums])
-                work = device.capture(sums).replay
-            smallest(parallel, 1)  # waits for all ranks
-            times = clock_of(settings.device).milliseconds(work, settings.sizes.repeats)
-            found[f"rows_{rows}_us"] = times.median * 1e3 / (2 * _CALLS)
-    return found
-
-
 def decode(rank: Rank) -> None:
-    """Milliseconds of decode steps by the number of rows, with random weights, by way of the all-reduce."""
-    if rank.parallel.world_size == 1:
-        rank.measure("1_rank", lambda: _decode_times(rank, "auto"))
-        return
-    for way in WAYS:
-        rank.measure(f"{rank.parallel.world_size}_ranks_{way}", partial(_decode_times, rank, way))
+    """Milliseconds of decode steps by the number of rows, with random weights."""
+    count = rank.parallel.world_size
+    rank.measure("1_rank" if count == 1 else f"{count}_ranks", partial(_decode_times, rank))
 
 
-def _decode_times(rank: Rank, way: AllReduceName) -> dict[str, float]:
+def _decode_times(rank: Rank) -> dict[str, float]:
     settings, sizes = rank.settings, rank.settings.sizes
-    engine = open_engine(settings, sizes.context, max(sizes.rows), parallel=rank.parallel, all_reduce=way)
+    engine = open_engine(settings, sizes.context, max(sizes.rows), parallel=rank.parallel)
     found = {}
     for rows in sizes.rows:
         steps = HandMadeSteps(engine, rows, engine.context_for(rows, max(1, sizes.prompt // 4)))
@@ -121,11 +79,7 @@ def _decode_times(rank: Rank, way: AllReduceName) -> dict[str, float]:
 def replay(rank: Rank) -> None:
     """Decodes until it is killed."""
     sizes = rank.settings.sizes
-    try:
-        engine = open_engine(rank.settings, sizes.context, max(sizes.rows), parallel=rank.parallel, all_reduce=rank.way)
-    except ConfigError as error:
-        rank.say("refused", str(error))
-        return
+    engine = open_engine(rank.settings, sizes.context, max(sizes.rows), parallel=rank.parallel)
     steps = HandMadeSteps(engine, max(sizes.rows), engine.context_for(max(sizes.rows), max(1, sizes.prompt // 4)))
     pending = engine.runner.start(steps.decode())
     rank.say("ready", value=True)
@@ -164,7 +118,6 @@ def _release_graphs(engine: Engine) -> None:
 
 
 TASKS: dict[str, Callable[[Rank], None]] = {
-    "all_reduce": all_reduce,
     "decode": decode,
     "replay": replay,
     "texts": write_texts,
@@ -179,7 +132,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--have", action="append", default=[], help="a figure that is not to be measured again")
     parser.add_argument("--ckpt", type=Path)
-    parser.add_argument("--way", choices=WAYS, default="nccl", help="of the all-reduce")
     add_settings(parser)
     options = parser.parse_args()
     settings = settings_of(options)

@@ -14,9 +14,7 @@ from typing import Any, Final
 from benchmarks.gpu.recorder import Recorder
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
-from llama_core.config import AllReduceName
 
-WAYS: Final[tuple[AllReduceName, ...]] = ("nccl", "one_shot", "multimem")
 _POLL_S: Final = 0.2
 _LEAVE_S: Final = 20.0  # for ranks that have said all to leave their group
 

@@ -24,8 +24,6 @@ class Sizes:
     repeats: int
     probe_bytes: int
     product_size: int
-    all_reduce_rows: tuple[int, ...]
-    all_reduce_dims: tuple[int, ...]
     loading_bytes: int
     loading_threads: tuple[int, ...]
 
@@ -46,8 +44,6 @@ FULL = Sizes(
     repeats=20,
     probe_bytes=4 * 2**30,
     product_size=8192,
-    all_reduce_rows=(1, 8, 32, 64, 128, 256),
-    all_reduce_dims=(4096, 8192),
     loading_bytes=6 * 10**9,
     loading_threads=(1, 2, 4, 8),
 )
@@ -80,8 +76,6 @@ TINY = Sizes(
     repeats=2,
     probe_bytes=2**20,
     product_size=64,
-    all_reduce_rows=(1, 3),
-    all_reduce_dims=(64, 96),
     loading_bytes=2**20,
     loading_threads=(1, 2),
 )

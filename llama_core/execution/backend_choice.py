@@ -40,8 +40,6 @@ def choose(
     dtype = preferred_dtype(config, reader.dtype, parallel)
     plan = plan_stored(config, model, reader, dtype, parallel)
     kind = choose_backend(config, model, dtype, plan, voters or parallel)
-    if kind != "fused" and config.all_reduce in ("one_shot", "multimem"):
-        raise ConfigError(f"all_reduce {config.all_reduce} needs GPUs with the fused backend", param="all_reduce")
     if kind == "torch" and config.dtype == "auto" and dtype != reader.dtype:
         dtype = reader.dtype
         plan = plan_stored(config, model, reader, dtype, parallel)

@@ -15,7 +15,6 @@ from llama_core.config import EngineConfig
 from llama_core.execution.backend import Backend
 from llama_core.execution.backend_choice import BackendKind, choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
-from llama_core.execution.fused.all_reduce import choose_all_reduce
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device import fused_device
 from llama_core.execution.fused.device_slots import DeviceSlots
@@ -181,9 +180,8 @@ class _Loading:
         config, parallel, invariant = self.config, self.parallel, self.config.batch_invariant
         ops = ops_for(parallel.device, batch_invariant=invariant)
         with torch.inference_mode():
-            all_reduce = choose_all_reduce(config, parallel, ops, self.model.dim, self.dtype)
             common = self.model, parallel, config.max_seq_len, self.dtype, ops, matrix_types(self.plan)
-            transformer = FusedTransformer(*common, (), all_reduce, batch_invariant=invariant)
+            transformer = FusedTransformer(*common, (), batch_invariant=invariant)
         backend = FusedBackend(config, transformer, parallel, slots, ops, fused_device(parallel.device))
         if former.num_blocks and backend.captures:
             # Every rank says whether it can before any does: their warm-ups communicate.

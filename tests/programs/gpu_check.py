@@ -32,19 +32,17 @@ from tests.support.kernel_launches import (
     launch_layer,
     launch_products,
     launch_sampling,
-    launch_sums,
 )
 
 SPILL_LIMIT: Final = 64  # bytes of one thread; more than a few registers would show in a kernel that waits for memory
 DTYPES: Final = ("bfloat16", "float16", "float32")
 RANKS: Final = (1, 2, 4, 8)
 BLOCK_SIZES: Final = (16, 32)
-MULTICAST_SM: Final = 90  # the first that has the instructions
 EARLY_SM: Final = 90  # the first that has programmatic dependent launch
 VOCABULARIES: Final = (640, 32_000, 128_256, 151_936)  # of the small model of the tests, and of families
 
-# Unless families or ranks are named, the layers of these alone are compiled in float16 and float32, on the fewest ranks, and
-# sums over ranks have no bias there. They are one for each head size, window, bias and norm.
+# Unless families or ranks are named, the layers of these alone are compiled in float16 and float32, on the fewest ranks. They
+# are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(
     ("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B", "heads of 96", "heads of 256")
 )
@@ -86,8 +84,6 @@ def compile_for(sm: int, choice: Choice) -> list[Variant]:
                 launch_products(dtype, choice.rows)
                 is_chosen, is_usual = (*families, *ranks) != (*FAMILIES, *RANKS), dtype == torch.bfloat16
                 is_whole = is_chosen or is_usual
-                for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
-                    launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM, has_bias=is_whole)
                 for shape in QUANTIZED_SHAPES[: NUM_QUANTIZED_SHAPES[dtype]]:
                     launch_fused_products(shape, dtype, choice.formats, choice.rows)
                 names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llama_core.config import EngineConfig
 from llama_core.execution.fused import backend as fused
-from llama_core.execution.fused.all_reduce import GroupAllReduce
 from llama_core.execution.fused.device import Graph, HostDevice, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
@@ -84,8 +83,7 @@ def stub_backend() -> tuple[fused.FusedBackend, DeviceSlots, _StubDevice]:
     parallel, device = Parallel(0, 1, META), _StubDevice()
     with torch.inference_mode():
         ops = TorchOps()
-        all_reduce = GroupAllReduce(parallel, ops)
-        model = FusedTransformer(model_config, parallel, 4096, torch.bfloat16, ops, matrix_type, [], all_reduce)
+        model = FusedTransformer(model_config, parallel, 4096, torch.bfloat16, ops, matrix_type, [])
     slots = DeviceSlots(config, META, spare=1)
     backend = fused.FusedBackend(config, model, parallel, slots, TorchOps(), device)
     with patch.object(fused, "smallest", lambda parallel, value: value):

@@ -100,19 +100,6 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
         )
 
 
-def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: bool, has_bias: bool) -> None:
-    """The one-shot all-reduce of a group, by reading and by NVLink's switch. has_bias: also with a bias."""
-    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
-    from llama_core.execution.fused.peer_memory import PeerMemory
-
-    device = torch.device("cpu")
-    rows, weight = torch.zeros((2, dim), dtype=dtype), torch.zeros(dim, dtype=dtype)
-    for multicast in (0, 1 << 20) if has_switch and dtype != torch.float16 else (0,):
-        memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [1 << 20] * num_ranks, device, None, multicast)
-        for bias in (None, weight) if has_bias else (None,):
-            sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
-
-
 def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
     """The product of each quantized format, for each number of rows, and batch-invariant products."""
     from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order

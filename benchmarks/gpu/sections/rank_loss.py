@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.rank_processes import WAYS, RankProcesses
+from benchmarks.gpu.rank_processes import RankProcesses
 from benchmarks.gpu.recorder import Recorder, waited
 from benchmarks.gpu.settings import Settings
 
@@ -19,19 +19,14 @@ _VICTIM, _SURVIVOR = 1, 0
 
 
 def run(record: Recorder, settings: Settings) -> None:
-    for way in WAYS if settings.device == "cuda" else WAYS[:1]:
-        record.measure(way, partial(loss, settings, way))
+    record.measure("nccl", partial(loss, settings))
 
 
-def loss(settings: Settings, way: str) -> dict[str, object] | str:
+def loss(settings: Settings) -> dict[str, object]:
     """Seconds after the kill. memory_before_gb: that the victim held."""
     idle = [free_bytes(settings, rank) for rank in range(2)]
-    with RankProcesses("replay", 2, settings, ["--way", way]) as ranks:
-        figures = ranks.figures()
-        name, value = next(figures)
-        if name == "refused":
-            list(figures)  # until the ranks have left
-            return str(value)
+    with RankProcesses("replay", 2, settings) as ranks:
+        next(ranks.figures())
         time.sleep(_REPLAYING_S)
         held = [idle[rank] - free_bytes(settings, rank) for rank in range(2)]
         victim, survivor = ranks.processes[_VICTIM], ranks.processes[_SURVIVOR]

@@ -13,7 +13,6 @@ import torch
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.rank_share import RankShare
-from llama_core.execution.fused.all_reduce import AllReduce
 from llama_core.execution.fused.ops import HeadNorms, Ops
 from llama_core.execution.fused.step_clock import StepClock
 from llama_core.execution.fused.step_plan import StepTensors
@@ -66,19 +65,18 @@ class FusedTransformer:
         ops: Ops,
         matrix_type: Callable[[str], TorchMatrixType],
         weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]],
-        all_reduce: AllReduce,
         *,
         batch_invariant: bool = False,
     ) -> None:
         """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: those of
         `load`, which may also be called later. `batch_invariant`: the bits of a token's hidden states do not depend on the
-        number of tokens; `ops` and `all_reduce` must keep that too.
+        number of tokens; `ops` must keep that too.
         """
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
         self._ops = ops
-        self._all_reduce = all_reduce
+        self._sum = parallel.sum_in_rank_order if batch_invariant else parallel.sum
         self._matrix_type = matrix_type
         self._batch_invariant = batch_invariant
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
@@ -106,8 +104,8 @@ class FusedTransformer:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are kept beside the weights: the rotary table and the memory of the all-reduce."""
-        return self._rotary.nbytes + self._all_reduce.nbytes
+        """Bytes that are kept beside the weights: the rotary table."""
+        return self._rotary.nbytes
 
     def hidden_states(
         self,
@@ -133,9 +131,9 @@ class FusedTransformer:
             qkv = ops.product(x, layer.qkv).view(len(x), -1, self.head_dim)
             arguments = step.positions, slot_mapping, cache.keys[i], cache.values[i]
             q = ops.rotate_and_store(qkv, self._rotary, *arguments, biases.get("qkv"), layer.head_norms)
-            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0, timed)
+            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), timed)
             gated = ops.gated_product(x, layer.gate_up, biases.get("gate_up"))
-            x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), 1, timed)
+            x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), timed)
         return x
 
     def _embed(
@@ -161,17 +159,17 @@ class FusedTransformer:
         matrix: TorchMatrix,
         norm: torch.Tensor,
         bias: torch.Tensor | None,
-        turn: int,
         clock: StepClock | None,
     ) -> torch.Tensor:
-        """hidden_states += the product, summed over the ranks, + bias; then their norm. turn: as `AllReduce.add_norm`. clock:
-        gets the time of the sum, times the number of layers."""
+        """hidden_states += the product, summed over the ranks, + bias; then their norm. clock: gets the time of the sum, times
+        the number of layers."""
         eps = self.config.norm_eps
         if self.parallel.world_size == 1:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
         partial = matrix.multiply(x)
         with clock.waiting(len(self._layers)) if clock is not None else nullcontext():
-            return self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)
+            total = self._sum(partial)
+        return self._ops.add_norm(hidden_states, total, norm, eps, bias)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""

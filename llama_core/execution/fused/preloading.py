@@ -12,10 +12,8 @@ log = logging.getLogger(__name__)
 
 _MODULES: Final = (
     "llama_core.execution.fused.kernels",
-    "llama_core.execution.fused.all_reduce_kernels",
     "llama_core.execution.weight_formats.kernels",
     "llama_core.execution.weight_formats.invariant_kernels",
-    "torch.distributed._symmetric_memory",
 )
 
 

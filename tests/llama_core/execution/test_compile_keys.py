@@ -17,7 +17,6 @@ from llama_core.config import EngineConfig
 from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
-from llama_core.execution.fused.all_reduce import GroupAllReduce
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device import Graph, HostDevice, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
@@ -81,8 +80,7 @@ def opened(name: str) -> tuple[FusedBackend, DeviceSlots, EngineConfig]:
     invariant = config.batch_invariant
     ops = TritonOps(batch_invariant=invariant, fuses=of_few_rows)
     common = model, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
-    all_reduce = GroupAllReduce(parallel, ops, batch_invariant=invariant)
-    transformer = FusedTransformer(*common, [], all_reduce, batch_invariant=invariant)
+    transformer = FusedTransformer(*common, [], batch_invariant=invariant)
     slots = DeviceSlots(config, META, spare=1)
     backend = FusedBackend(config, transformer, parallel, slots, ops, _Captures())
     with patch.object(fused, "smallest", lambda parallel, value: value):

@@ -174,8 +174,6 @@ def test_prompt_logprobs_wait_in_declared_calls_and_read_no_token_of_the_device(
 
 
 CALLS_OF_CUDA = {
-    "execution/fused/peer_memory.py": {"synchronize", "device_count", "can_device_access_peer"},
-    "execution/fused/all_reduce.py": {"get_device_properties"},
     "execution/fused/attention_kernels.py": {"get_device_properties"},
     "execution/memory_budget.py": {"mem_get_info", "empty_cache"},
     "execution/parallel.py": {"is_available", "device_count", "get_device_name", "set_device"},

@@ -11,7 +11,6 @@ from llama_core.config import EngineConfig
 from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
-from llama_core.execution.fused.all_reduce import GroupAllReduce
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
@@ -93,9 +92,8 @@ def counted(name: str) -> Counted:
         from llama_core.execution.fused.kernels import TritonOps
 
         device, ops = CountingDevice(live), TritonOps(batch_invariant=invariant)
-        all_reduce = GroupAllReduce(parallel, ops, batch_invariant=invariant)
         common = model, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
-        transformer = FusedTransformer(*common, [], all_reduce, batch_invariant=invariant)
+        transformer = FusedTransformer(*common, [], batch_invariant=invariant)
         slots = DeviceSlots(config, META, spare=1)
         backend = FusedBackend(config, transformer, parallel, slots, ops, device)
         backend.allocate_cache(NUM_BLOCKS)
