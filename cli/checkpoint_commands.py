@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from cli.options import size_option
-from llama_core.errors import LlamaError
 
 
 class ConvertFormat(StrEnum):
@@ -71,13 +70,10 @@ class Backend(StrEnum):
 
 
 def _checked_gpu(name: str | None) -> str | None:
-    from llama_core.step_time.devices import find_gpu
+    from cli.estimate import GPU_BYTES
 
-    try:
-        if name is not None:
-            find_gpu(name)
-    except LlamaError as error:
-        raise typer.BadParameter(error.message.removeprefix("gpu ")) from None
+    if name is not None and name not in GPU_BYTES:
+        raise typer.BadParameter(f"must be one of {', '.join(GPU_BYTES)}")
     return name
 
 
@@ -182,20 +178,12 @@ def estimate(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Also estimate the time of steps on this GPU, such as h100; a wrong name lists all.",
+            help="Also show the cache that this GPU holds, such as h100; a wrong name lists all.",
             metavar="NAME",
             callback=_checked_gpu,
         ),
     ] = None,
-    context: Annotated[
-        int,
-        size_option(
-            "--context", help="With --gpu: cached tokens of each decode, at most --max-seq-len.", metavar="TOKENS"
-        ),
-    ] = 1024,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object, in bytes and seconds, instead of tables.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, in bytes, instead of tables.")] = False,
 ) -> None:
     """Show the memory of each rank before anything is loaded.
 
@@ -235,4 +223,4 @@ def estimate(
     given = {
         name: str(value) if isinstance(value, texts) else value for name, value in options.items() if value is not None
     }
-    sys.exit(run(ckpt, given, gpu, context, as_json=as_json))
+    sys.exit(run(ckpt, given, gpu, as_json=as_json))

@@ -1,39 +1,43 @@
-"""`llama-ray estimate`: the memory of each rank, and the time of a step on a GPU, from a checkpoint's header alone."""
+"""`llama-ray estimate`: the memory of each rank, from a checkpoint's header alone."""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from cli.gpu_estimate import gpu_estimate
 from deployments.args import ServerArgs
 from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config
 from llama_core.errors import ConfigError, LlamaError
 from llama_core.sizes import format_bytes
-from llama_core.step_time.devices import find_gpu
 
 if TYPE_CHECKING:
     from llama_core.memory_estimate import MemoryEstimate
 
 CONTEXTS = (512, 2048, 4096, 8192, 16384, 32768, 131072)
 BATCHES = (1, 4, 8, 16, 32, 64)
+# Memory of GPUs, as nvidia-smi reports it.
+_MIB = {
+    **{"rtx3090": 24_576, "a10": 23_028, "a100-40": 40_960, "a100": 81_920, "l4": 23_034, "l40s": 46_068},
+    **{"rtx4090": 24_564, "h100": 81_559, "h200": 143_771, "b200": 183_359, "rtx5090": 32_607},
+}
+GPU_BYTES: Final = {name: mib * 2**20 for name, mib in _MIB.items()}
+# Of the CUDA context and the libraries' workspaces, which torch counts neither as allocated nor as free.
+_CONTEXT_BYTES: Final = 600 * 2**20
 
 
-def run(ckpt: Path, given: Mapping[str, Any], gpu_name: str | None, context: int, *, as_json: bool) -> int:
+def run(ckpt: Path, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) -> int:
     """Print the estimate. Returns the exit status. ckpt: a checkpoint, or a configuration file, whose arguments count where
-    `given` has none. context: cached tokens of each decode on the GPU."""
+    `given` has none."""
     try:
-        gpu = find_gpu(gpu_name) if gpu_name is not None else None
-        estimate, longest = make(server_args(ckpt, given), on_gpu=gpu is not None)
-        shown = as_data(estimate, _grid(estimate, longest))
-        on_gpu = gpu_estimate(estimate, gpu, context) if gpu is not None else None
+        estimate, context = make(server_args(ckpt, given), on_gpu=gpu is not None)
+        shown = as_data(estimate, _grid(estimate, context))
+        if gpu is not None:
+            shown["gpu"] = _cache_on_gpu(estimate, gpu)
         if as_json:
-            print(json.dumps(shown if on_gpu is None else shown | {"gpu": on_gpu.as_data()}))
+            print(json.dumps(shown))
             return 0
         _show(estimate, shown)
-        if on_gpu is not None:
-            on_gpu.show()
     except (LlamaError, MemoryError) as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 1
@@ -93,6 +97,18 @@ def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[s
     }
 
 
+def _cache_on_gpu(estimate: "MemoryEstimate", gpu: str) -> dict[str, Any]:
+    """What weights and working memory leave for the cache on the rank that has least left; negative where they do not fit."""
+    from llama_core.execution.memory_budget import GPU_HEADROOM
+
+    taken = max(one.weights + one.working for one in estimate.ranks)
+    free = int(GPU_BYTES[gpu] * (1 - GPU_HEADROOM)) - _CONTEXT_BYTES - taken
+    if (limit := estimate.config.kv_cache_bytes) is not None:
+        free = min(free, limit)
+    tokens = max(0, free // estimate.block_bytes) * estimate.config.block_size
+    return {"name": gpu, "ranks": estimate.num_ranks, "cache_bytes": free, "cache_tokens": tokens}
+
+
 def _grid(estimate: "MemoryEstimate", context: int | None) -> list[tuple[int, int, int]]:
     """The largest rank's bytes for contexts up to the model's own, or to the configured one, and for numbers of sequences."""
     config = estimate.config
@@ -143,3 +159,9 @@ def _show(estimate: "MemoryEstimate", shown: dict[str, Any]) -> None:
             "sequence. An empty rank process takes 0.2 GB more.",
             highlight=False,
         )
+    if (on_gpu := shown.get("gpu")) is not None:
+        free, tokens = on_gpu["cache_bytes"], on_gpu["cache_tokens"]
+        text = f"a cache of {format_bytes(free)}, {tokens:,} tokens"
+        if free < 0:
+            text = f"the weights do not fit: {format_bytes(-free)} too many. Give more --ranks."
+        console.print(f"Each rank on {on_gpu['name']}: {text}", highlight=False)

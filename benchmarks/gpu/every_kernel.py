@@ -73,10 +73,10 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     from benchmarks.gpu.sections.attention import attention_tiles
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
+    from llama_core.execution.fused.step_memory import max_split_decode_tokens
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
     from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
     from llama_core.scheduling.step import Row
-    from llama_core.step_time.attention_splits import max_split_decode_tokens
 
     n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
     rows = [Row(0, 150, 1, True), Row(1, 20, 5, True, 4), Row(2, 3, 37, True), Row(3, 0, 18, False)]

@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.harness.common import REPOSITORY, number
 from benchmarks.harness.options import command_parser
 from benchmarks.report.gpu import gpu, gpu_check
-from benchmarks.report.gpu_estimate import gpu_estimate, gpu_published
 from benchmarks.report.markdown import cell, table
 
 Result = dict[str, Any]
@@ -332,8 +331,6 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "slow_grammars": slow_grammars,
     "gpu": gpu,
     "gpu_check": gpu_check,
-    "gpu_estimate": gpu_estimate,
-    "gpu_published": gpu_published,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,6 @@ from tests.support.programs import seen_by
 TOLERANCE = 0.05
 # Pages of libraries that a rank touches when it first computes. The estimate leaves them out; processors differ in them.
 CODE_BYTES = 4 * 2**20
-PARTS = ("products_s", "attention_s", "activations_s", "logits_s", "collectives_s", "launches_s")
 
 
 def test_the_estimate_of_each_rank_agrees_with_its_measured_memory() -> None:
@@ -126,34 +126,23 @@ def test_no_weight_is_read(tmp_path: Path) -> None:
     assert before and llama_ray("estimate", str(folder), "--json").stdout == before
 
 
-def test_steps_on_a_gpu_that_need_not_be_here_are_estimated_with_their_assumptions() -> None:
-    words = ("estimate", "demo", "--ranks", "2", "--max-seq-len", "512", "--dtype", "bfloat16", "--gpu", "h100")
-    done = llama_ray(*words)
-    assert done.returncode == 0, done.stderr
-    for text in ("Estimated, not measured", "2 x H100 SXM", "64 decodes", "left out", "fused backend on cuda"):
-        assert text in on_one_line(done.stdout), text
-    found = json.loads(llama_ray(*words, "--json").stdout)["gpu"]
-    assert found["is_estimate"] and (found["name"], found["ranks"], found["context"]) == ("h100-sxm", 2, 512)
-    for step in found["steps"]:
-        assert step["seconds"] == pytest.approx(sum(value for name, value in step.items() if name in PARTS))
-        assert step["tokens_per_s"] == pytest.approx((step["decodes"] or step["prompt_tokens"]) / step["seconds"])
-    assert found["cache_tokens"] * 2 * 512 < found["cache_bytes"] < 81_559 * 2**20
+def test_the_cache_that_a_gpu_holds_grows_with_fewer_weight_bytes() -> None:
+    def on_gpu(quantization: str) -> dict[str, Any]:
+        words = ("estimate", "demo", "--ranks", "2", "--gpu", "l4", "--quantization", quantization, "--json")
+        found: dict[str, Any] = json.loads(llama_ray(*words).stdout)["gpu"]
+        return found
+
+    plain, packed = on_gpu("none"), on_gpu("int4")
+    assert (plain["name"], plain["ranks"]) == ("l4", 2)
+    assert plain["cache_tokens"] < packed["cache_tokens"] and plain["cache_bytes"] < 0.9 * 23_034 * 2**20
+    shown = llama_ray("estimate", "demo", "--ranks", "2", "--gpu", "l4", "--quantization", "none").stdout
+    assert "Each rank on l4: a cache of" in shown and f"{plain['cache_tokens']:,} tokens" in shown
 
 
 def test_ranks_on_gpus_are_planned_on_a_machine_without_one() -> None:
     done = llama_ray("estimate", "demo", "--device", "cuda", "--json")
     found = json.loads(done.stdout)
     assert (found["device"], found["backend"]) == ("cuda", "fused") and "gpu" not in found
-
-
-def test_fewer_weight_bytes_make_decodes_faster_and_leave_more_cache() -> None:
-    def on_gpu(quantization: str) -> tuple[float, int]:
-        words = ("estimate", "demo", "--gpu", "l4", "--dtype", "bfloat16", "--quantization", quantization, "--json")
-        found = json.loads(llama_ray(*words).stdout)["gpu"]
-        return found["steps"][0]["products_s"], found["cache_tokens"]
-
-    plain, packed = on_gpu("none"), on_gpu("int4")
-    assert packed[0] < 0.4 * plain[0] and packed[1] > plain[1]
 
 
 def test_a_file_of_no_known_format_is_refused_as_such() -> None:
@@ -163,4 +152,4 @@ def test_a_file_of_no_known_format_is_refused_as_such() -> None:
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
     done = llama_ray("estimate", "demo", "--gpu", "h9")
-    assert done.returncode == 2 and "h100-sxm" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "h100" in done.stderr and "Traceback" not in done.stderr

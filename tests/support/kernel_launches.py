@@ -51,9 +51,9 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
+    from llama_core.execution.fused.step_memory import max_split_decode_tokens
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
     from llama_core.execution.kv_cache import FLOAT8_BYTES
-    from llama_core.step_time.attention_splits import max_split_decode_tokens
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(sizes, dtype=of)

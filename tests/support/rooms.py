@@ -72,7 +72,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "llama_core.checkpoint.loader",
     ),
     "llama_core.execution.reference": MODEL,
-    "llama_core.execution.fused": (*MODEL, "llama_core.step_time"),
+    "llama_core.execution.fused": MODEL,
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
     GRAMMARS: (*MODEL, JSON_PROCESS),
@@ -85,7 +85,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.batch_loop": CORE,
     "llama_core.generation": (*CORE, "llama_core.batch_loop", "llama_core.results"),
-    "llama_core.step_time": BASE,  # arithmetic over the architecture
     "llama_core.memory_estimate": CORE,  # plans a rank's memory as the runner does, before anything is loaded
     # cluster: the driver runs in the replica, rank in the rank actors, wire in both.
     "cluster": (),
@@ -160,7 +159,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "llama_core.sizes",
         "llama_core.host_cpu",
         "llama_core.memory_estimate",
-        "llama_core.step_time",
         "llama_core.execution",  # `estimate` plans a GPU's memory as a rank does
         "llama_core.execution.native",  # `doctor` builds the library
         "llama_core.convert",
@@ -185,7 +183,6 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.host_cpu",
             "llama_core.text",
             "llama_core.scheduling",
-            "llama_core.step_time",
             "llama_core.model_config",
             "llama_core.checkpoint.digest",
             "llama_core.checkpoint.files",

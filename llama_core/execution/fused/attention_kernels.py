@@ -31,16 +31,16 @@ from llama_core.execution.fused.split_kernels import (
     split_of,
     weighted_sum,
 )
-from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
-from llama_core.execution.kv_cache import FLOAT8_BYTES
-from llama_core.model_config import FULL_ATTENTION
-from llama_core.step_time.attention_splits import (
+from llama_core.execution.fused.step_memory import (
     PROGRAMS_PER_MULTIPROCESSOR,
     SPLIT_BITS,
     SPLIT_UNIT,
     combines_in_kernel,
     split_count,
 )
+from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
+from llama_core.execution.kv_cache import FLOAT8_BYTES
+from llama_core.model_config import FULL_ATTENTION
 
 _LOG2_E: Final = math.log2(math.e)
 

@@ -1,12 +1,14 @@
 """Decides which products run in a kernel of our own (`product_kernels.py`). cuBLAS computes the others."""
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
 from llama_core.execution.weight_formats.format import HeldWeights
-from llama_core.step_time.fused_products import MOST_ROWS
 
+# Rows of a product that reading the weights limits on every GPU of sm_80 and later. More rows go to cuBLAS.
+MOST_ROWS: Final = 64
 # (weights, rows) -> whether the product is ours. Nothing else decides, so that a step computes the same in a graph and outside.
 Fuses = Callable[[HeldWeights, int], bool]
 

@@ -14,8 +14,8 @@ import triton.language as tl
 
 from llama_core.execution.fused.attention_launches import MIN_DOT
 from llama_core.execution.fused.kernel_functions import early_launch, let_next_start, wait_for_previous
+from llama_core.execution.fused.step_memory import SPLIT_BITS, SPLIT_UNIT
 from llama_core.execution.fused.step_plan import TILE_COLUMNS
-from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT
 
 _COMBINED_AT_ONCE: Final = 8  # splits whose results are loaded before the first one is added
 
@@ -30,7 +30,7 @@ def first_seen_of(length, window: tl.constexpr):
 
 @triton.jit
 def split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
-    """See `attention_splits.split_of`. The exponent is read from a float32, which represents integers below 2^24 exactly."""
+    """See `step_memory.split_of`. The exponent is read from a float32, which represents integers below 2^24 exactly."""
     units = position // split_unit
     exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - split_bits
     exponent = tl.maximum(exponent, 0)
@@ -39,7 +39,7 @@ def split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
 
 @triton.jit
 def split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
-    """See `attention_splits.split_begin`."""
+    """See `step_memory.split_begin`."""
     exponent = tl.maximum((split >> split_bits) - 1, 0)
     return ((split - (exponent << split_bits)) << exponent) * split_unit
 

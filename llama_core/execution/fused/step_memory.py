@@ -22,7 +22,6 @@ from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
-from llama_core.step_time.attention_splits import combines_in_kernel, max_split_decode_tokens, split_count
 
 # Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
 CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
@@ -31,6 +30,15 @@ LIBRARY_BYTES: Final = 2**28
 LARGEST_PADDING: Final = 1.06  # of a step with more tokens, whose products are as long as its padding
 _INT: Final = 8
 _FLOAT32: Final = 4
+# The context of a decode is split at positions that neither max_seq_len nor other sequences change: 64 splits of SPLIT_UNIT
+# positions end at 8,192, 32 of twice as many at 16,384, and so on. So a short context has many splits, and the results of a
+# long one's splits take little memory.
+SPLIT_UNIT: Final = 128  # a multiple of the positions that a program reads at a time
+SPLIT_BITS: Final = 5  # binary logarithm of the splits of each size
+# Aimed at where programs share a decode's splits: more would only shorten each program's loop.
+PROGRAMS_PER_MULTIPROCESSOR: Final = 4
+# With so many programs, an H100 or H200 is full.
+_FULL_PROGRAMS: Final = PROGRAMS_PER_MULTIPROCESSOR * 132
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
@@ -133,3 +141,34 @@ def _head_bytes(model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows
     if parallel.world_size > 1:
         values += model.vocab_size + (1 + parallel.world_size) * widest
     return rows * values * dtype.itemsize
+
+
+def combines_in_kernel(num_decode_tokens: int, n_kv_heads: int) -> bool:
+    """Whether the attention kernel combines the splits of decodes itself: it has enough programs with one for each decode token
+    and key head. Independent of the GPU, because the memory plan uses it too."""
+    return num_decode_tokens * n_kv_heads >= _FULL_PROGRAMS
+
+
+def max_split_decode_tokens(n_kv_heads: int) -> int:
+    """The largest number of decode tokens whose splits a kernel of its own combines."""
+    return (_FULL_PROGRAMS - 1) // n_kv_heads
+
+
+def split_of(position: int) -> int:
+    """The split that has this position."""
+    units = position // SPLIT_UNIT
+    exponent = max(units.bit_length() - 1 - SPLIT_BITS, 0)
+    return (exponent << SPLIT_BITS) + (units >> exponent)
+
+
+def split_begin(split: int) -> int:
+    """The first position of a split."""
+    exponent = max((split >> SPLIT_BITS) - 1, 0)
+    return ((split - (exponent << SPLIT_BITS)) << exponent) * SPLIT_UNIT
+
+
+def split_count(num_positions: int, window: int) -> int:
+    """Splits that one query sees at most, of so many positions. window: that it sees, 0 for all."""
+    all_splits = split_of(num_positions - 1) + 1
+    # As many as if all splits were as short as the first ones.
+    return min(all_splits, (window + SPLIT_UNIT - 2) // SPLIT_UNIT + 1) if window else all_splits

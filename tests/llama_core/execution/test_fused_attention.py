@@ -9,17 +9,16 @@ import torch
 
 from benchmarks.gpu.varlen import varlen_attention
 from llama_core.execution.fused.ops import TorchOps
-from llama_core.execution.fused.step_plan import TileSizes, plan_of
-from llama_core.scheduling.step import Row
-from llama_core.step_time.attention_splits import (
+from llama_core.execution.fused.step_memory import (
     SPLIT_UNIT,
     combines_in_kernel,
-    longest_split,
     max_split_decode_tokens,
     split_begin,
     split_count,
     split_of,
 )
+from llama_core.execution.fused.step_plan import TileSizes, plan_of
+from llama_core.scheduling.step import Row
 from tests.support.attention_cases import (
     COMPILED_WINDOWS,
     LIMITS,
@@ -124,7 +123,7 @@ def test_a_decode_has_the_same_bits_alone_as_in_a_large_batch_on_a_gpu(dtype: to
 
 GROWING = """
 import torch
-from llama_core.step_time import attention_splits as splits
+from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT, splits.SPLIT_BITS, start = {}
 from llama_core.execution.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
@@ -145,7 +144,7 @@ def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> Non
 
 BORDERS = """
 import torch
-from llama_core.step_time import attention_splits as splits
+from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT = 32
 from llama_core.execution.fused import attention_kernels as kernels
 from llama_core.execution.fused.kernels import TritonOps
@@ -170,7 +169,7 @@ def test_queries_of_a_tile_see_other_splits_than_each_other_in_tritons_interpret
 
 COMBINED = """
 import torch
-from llama_core.step_time import attention_splits as splits
+from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
 from llama_core.execution.fused import attention_kernels as kernels
 from llama_core.execution.fused.kernels import TritonOps
@@ -217,7 +216,7 @@ SHARED_OUT = """
 import torch
 from collections import Counter
 from triton.runtime.interpreter import interpreter_builder
-from llama_core.step_time import attention_splits as splits
+from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
 from llama_core.execution.fused import attention_kernels as kernels
 from llama_core.execution.fused.kernels import TritonOps
@@ -232,7 +231,7 @@ def counted(*args):
     return attend_tile(*args)
 
 kernels._attend_tile = counted
-longest = splits.longest_split(2048) // 32
+longest = (2048 - splits.split_begin(splits.split_of(2047))) // 32
 for kernels.PROGRAMS_PER_MULTIPROCESSOR in (1, 2, 3, 5):  # a program each
     tiles.clear()
     case.attend(TritonOps(), case.rows, case.q, 0)
@@ -343,7 +342,6 @@ def test_splits_are_short_at_first_and_few_at_last() -> None:
     assert [split_count(length, 0) for length in (512, 1024, 4096, 8192, 131_072)] == [4, 8, 32, 64, 192]
     # 129 positions lie in two splits of 128, and 130 in three, if one of them is the last of the first split.
     assert [split_count(4096, window) for window in (1, 129, 130)] == [1, 2, 3]
-    assert [longest_split(length) for length in (1, 128, 130, 8192, 8193, 8500)] == [1, 128, 128, 128, 128, 256]
 
 
 def test_a_window_has_no_more_splits_than_are_counted() -> None:

@@ -9,13 +9,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llama_core.execution.fused.product_choice import always, never, of_few_rows
+from llama_core.execution.fused.product_choice import MOST_ROWS, always, never, of_few_rows
 from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from llama_core.step_time.fused_products import MOST_ROWS
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
 from tests.support.plain_model import forward, load_runner, random_weights

@@ -19,6 +19,7 @@ from llama_core.execution.fused.step_memory import (
     LARGEST_PADDING,
     LIBRARY_BYTES,
     kept_bytes,
+    max_split_decode_tokens,
     passing_bytes,
     step_bytes,
 )
@@ -28,7 +29,6 @@ from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from llama_core.step_time.attention_splits import max_split_decode_tokens
 from tests.support.counted_memory import META, CountingDevice, LiveBytes, without_kernels
 
 pytest.importorskip("triton")
