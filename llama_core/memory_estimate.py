@@ -109,7 +109,7 @@ class MemoryEstimate:
         if self.backend == "native":
             threads = max(1, torch.get_num_threads() // self.num_ranks)
             return native.planned_bytes(config, self.model, at, self.dtype, self.plan, threads)
-        working = step_bytes_of(self.backend)(config, self.model, at, self.dtype)
+        working = step_bytes_of(self.backend, at.device)(config, self.model, at, self.dtype)
         return planned_weight_bytes(self.model, self.plan, at), working
 
 

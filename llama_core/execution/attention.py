@@ -7,7 +7,6 @@ are never read, because they may belong to another sequence.
 import torch
 import torch.nn.functional as F
 
-from llama_core.execution.kv_cache import AttentionMetadata, KVCache
 from llama_core.model_config import FULL_ATTENTION
 
 # Queries of a windowed prefill that attend together at least: fewer would waste launches on small products.
@@ -31,16 +30,6 @@ def attend_decodes(
     if window:
         block_tables, starts, lengths = _cut_to_window(block_tables, lengths, window, block_size=keys.shape[1])
     return _attend_rows(q, keys[block_tables].flatten(1, 2), values[block_tables].flatten(1, 2), starts, lengths)
-
-
-def attend_prefills(
-    out: torch.Tensor, q: torch.Tensor, cache: KVCache, layer: int, metadata: AttentionMetadata, window: int
-) -> None:
-    """Write the results of the step's prefill rows to their tokens of `out`; q and out [T, n_heads, head_dim]."""
-    for row in metadata.prefills:
-        first = max(0, row.start - window + 1) if window else 0
-        keys, values = cache.of_prefill(layer, row, first)
-        out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, window)
 
 
 def attend_prefill(

@@ -16,7 +16,6 @@ from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.weight_formats.format import TorchMatrixType, find_weight_format
-from llama_core.execution.weight_formats.registry import FUSED_ONLY
 from llama_core.execution.weight_plan import WeightPlan, plan_weights
 from llama_core.model_config import ModelConfig
 
@@ -43,7 +42,7 @@ def choose(
     if kind == "torch" and config.dtype == "auto" and dtype != reader.dtype:
         dtype = reader.dtype
         plan = plan_stored(config, model, reader, dtype, parallel)
-    return kind, dtype, plan_held(kind, plan, parallel)
+    return kind, dtype, plan_held(kind, config, plan, parallel)
 
 
 def plan_stored(
@@ -57,16 +56,7 @@ def choose_backend(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, plan: WeightPlan, parallel: Parallel
 ) -> BackendKind:
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
-    for_torch = plan.is_plain or config.quantization == "auto"
-    for_fused = for_torch or _fused_holds(plan)
-    if config.backend == "torch" and config.kv_cache_dtype != "auto":
-        raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype} needs the fused backend", param="kv_cache_dtype")
-    if config.backend == "torch" and config.batch_invariant:
-        raise ConfigError("batch_invariant needs the native or the fused backend, not torch", param="batch_invariant")
     if config.backend == "fused" or config.backend == "torch":
-        if not (for_fused if config.backend == "fused" else for_torch):
-            backends = "fused" if config.quantization in FUSED_ONLY else "native or fused" if for_fused else "native"
-            raise ConfigError(f"quantization {config.quantization} needs the {backends} backend", param="quantization")
         return config.backend
     reason = ""
     try:
@@ -79,23 +69,15 @@ def choose_backend(
     reason = reason or "another rank cannot use it"
     if config.backend == "native":
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
-    if for_fused and parallel.device.type == "cuda":
+    if parallel.device.type == "cuda":
         return "fused"
-    if config.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype} needs a GPU, or backend: fused, which is slow on a CPU",
-            param="kv_cache_dtype",
-        )
-    if config.quantization in FUSED_ONLY:
-        raise ConfigError(
-            f"quantization {config.quantization} needs a GPU, or backend: fused, which is slow on a CPU",
-            param="quantization",
-        )
-    if not for_torch:
-        raise ConfigError(
-            f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
-            param="quantization",
-        )
+    for name, are_usual in (("kv_cache_dtype", ("auto",)), ("quantization", ("auto", "none"))):
+        if (value := getattr(config, name)) not in are_usual:
+            raise ConfigError(
+                f"{name} {value} needs a GPU, or the native backend, which cannot be used ({reason}); backend: torch has it "
+                "on any device, and is slow",
+                param=name,
+            )
     if config.batch_invariant:
         raise ConfigError(
             f"batch_invariant needs the native backend, which cannot be used: {reason}", param="batch_invariant"
@@ -104,37 +86,25 @@ def choose_backend(
     return "torch"
 
 
-def step_bytes_of(kind: str) -> StepBytes:
+def step_bytes_of(kind: str, device: torch.device) -> StepBytes:
     """The backend's function that states a step's working memory before the backend is made."""
-    if kind == "torch":
-        from llama_core.execution.reference.backend import step_bytes
-
-        return step_bytes
-    return native.step_bytes if kind == "native" else step_memory.step_bytes
+    if kind == "native":
+        return native.step_bytes
+    return step_memory.step_bytes if kind == "fused" and device.type == "cuda" else step_memory.eager_step_bytes
 
 
-def holds(kind: str, plan: WeightPlan) -> bool:
-    """Whether such a backend multiplies every matrix in its format."""
-    return kind == "native" or plan.is_plain or (kind == "fused" and _fused_holds(plan))
-
-
-def _fused_holds(plan: WeightPlan) -> bool:
-    """Whether the fused backend multiplies matrices in these formats."""
-    return all(find_weight_format(name).torch_matrix is not None for name in plan.formats)
+def holds(kind: str, config: EngineConfig, plan: WeightPlan) -> bool:
+    """Whether such a backend holds every matrix in its format. In torch each product expands quantized weights, which is done
+    once where nobody asked for the format."""
+    return kind != "torch" or config.quantization != "auto" or plan.is_plain
 
 
 def matrix_types(plan: WeightPlan) -> Callable[[str], TorchMatrixType]:
-    """The types of the fused backend's matrices by their names. `_fused_holds` must be true of the plan."""
-
-    def matrix_type(name: str) -> TorchMatrixType:
-        found = find_weight_format(plan.matrices[name]).torch_matrix
-        assert found is not None
-        return found
-
-    return matrix_type
+    """The types of the matrices in torch and Triton, by their names."""
+    return lambda name: find_weight_format(plan.matrices[name]).torch_matrix
 
 
-def plan_held(kind: str, plan: WeightPlan, parallel: Parallel) -> WeightPlan:
+def plan_held(kind: str, config: EngineConfig, plan: WeightPlan, parallel: Parallel) -> WeightPlan:
     """The plan with which the backend holds the weights. Logs what is expanded."""
     if plan.expanded and parallel.rank == 0:
         log.warning(
@@ -146,7 +116,7 @@ def plan_held(kind: str, plan: WeightPlan, parallel: Parallel) -> WeightPlan:
             ", ".join(plan.expanded[:4]),
             ", ..." if len(plan.expanded) > 4 else "",
         )
-    if holds(kind, plan):
+    if holds(kind, config, plan):
         return plan
     if parallel.rank == 0:
         log.warning("the %s backend expands weights to %s that are stored as %s", kind, plan.dtype, plan)

@@ -1,4 +1,4 @@
-"""The KV cache in blocks, and the attention metadata that maps one step's tokens to it.
+"""The KV cache in blocks.
 
 Position p of a sequence lies in block `block_table[p // block_size]` at offset `p % block_size`. Sequences may share the blocks
 of a common prefix: one row writes such a block, once, and other rows read it, perhaps in the same step. So in each layer a step
@@ -37,37 +37,6 @@ def cached_as(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillRow:
-    """One row of several tokens: their indices in the step, and the physical positions of all keys up to its last.
-
-    begin .. end of the step's tokens are positions start .. start + (end - begin) of the sequence.
-    keys: int64 [start + (end - begin)].
-    """
-
-    begin: int
-    end: int
-    start: int
-    keys: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionMetadata:
-    """How the T tokens of one step, its rows concatenated, map to the cache.
-
-    positions: int64 [T] in their sequences. slot_mapping: int64 [T] physical positions of the new keys and values. Rows of
-    one token are computed together: decode_index int64 [B] into T, decode_block_tables int64 [B, N] their block tables cut to
-    the longest, decode_lengths int64 [B] keys each attends to. The other rows are computed one by one.
-    """
-
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    decode_index: torch.Tensor
-    decode_block_tables: torch.Tensor
-    decode_lengths: torch.Tensor
-    prefills: list[PrefillRow]
-
-
-@dataclass(frozen=True, slots=True)
 class CacheShape:
     """The shape of one rank's cache but for its number of blocks."""
 
@@ -95,13 +64,3 @@ class KVCache:
         sizes = (shape.n_layers, num_blocks, shape.block_size, shape.n_kv_heads, shape.head_dim)
         self.keys = torch.zeros(sizes, dtype=shape.dtype, device=device)
         self.values = torch.zeros(sizes, dtype=shape.dtype, device=device)
-
-    def store(self, layer: int, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the step's keys and values, each [T, n_local_kv_heads, head_dim]."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, metadata.slot_mapping, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, metadata.slot_mapping, values)
-
-    def of_prefill(self, layer: int, row: PrefillRow, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one row from position `first`, each [len(row.keys) - first, n_local_kv_heads, head_dim]."""
-        keys = row.keys[first:]
-        return self.keys[layer].flatten(0, 1)[keys], self.values[layer].flatten(0, 1)[keys]

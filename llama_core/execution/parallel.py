@@ -1,7 +1,7 @@
 """The group of ranks that share one model: this rank's number, its device, and collective operations on small values.
 
-Other modules receive a `Parallel`. A rank without peers creates a process group only if the reference model needs one,
-because gloo starts 12 threads that wake 400 times a second.
+Other modules receive a `Parallel`. A rank without peers creates no process group, because gloo starts 12 threads that wake 400
+times a second.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import Store
 
 from llama_core.config import Device
 from llama_core.errors import ConfigError
@@ -131,12 +131,6 @@ def before_leaving(forget: Callable[[], None]) -> None:
     """Register a function that `leave` calls first, to drop objects that belong to the group."""
     if forget not in _before_leaving:
         _before_leaving.append(forget)
-
-
-def join_alone(parallel: Parallel) -> None:
-    """Create the process group of a rank without peers, for libraries that need one. Does nothing if a group exists."""
-    if not dist.is_initialized():
-        dist.init_process_group(_library(parallel.device), store=HashStore(), rank=0, world_size=1)
 
 
 def smallest(parallel: Parallel, value: int) -> int:

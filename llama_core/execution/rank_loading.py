@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llama_core.checkpoint.loader import GroupedWeight, Progress, planned_weights, rank_weights
-from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.loader import GroupedWeight, Progress, planned_weights
+from llama_core.checkpoint.rank_share import RankShare, is_even
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.source import CheckpointSource, WeightReader
 from llama_core.config import EngineConfig
@@ -16,10 +16,9 @@ from llama_core.execution.backend import Backend
 from llama_core.execution.backend_choice import BackendKind, choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device import fused_device
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops_choice import ops_for
+from llama_core.execution.fused.ops_choice import choose_ops
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
@@ -95,12 +94,12 @@ def load_rank(
     loading = replace(loading, config=loading.fitted_config(kind))
     backend: Backend
     slots: SlotTable
-    if kind == "fused":
-        slots = DeviceSlots(loading.config, parallel.device, spare=1)
-        backend, former = loading.fused_backend(slots, former)
-    else:
+    if kind == "native":
         slots = SlotTable(loading.config, parallel.device)
-        backend = loading.native_backend(slots) if kind == "native" else loading.torch_backend(slots)
+        backend = loading.native_backend(slots)
+    else:
+        slots = DeviceSlots(loading.config, parallel.device, spare=1)
+        backend, former = loading.fused_backend(kind, slots, former)
     checks.verify_unchanged()
     report = LoadReport(
         seconds=time.perf_counter() - begin,
@@ -144,7 +143,7 @@ class _Loading:
         if former_blocks and self.parallel.device.type == "cuda":
             cached = cache_dtype(self.config, self.dtype)
             block_bytes = CacheShape.of(self.model, self.config.block_size, self.parallel, cached).block_bytes
-            step_bytes = step_bytes_of(kind)(self.config, self.model, self.parallel, self.dtype)
+            step_bytes = step_bytes_of(kind, self.parallel.device)(self.config, self.model, self.parallel, self.dtype)
             former_bytes = step_bytes + former_blocks * block_bytes
         check_weights_fit(planned_weight_bytes(self.model, self.plan, self.parallel), self.parallel, former_bytes)
 
@@ -154,35 +153,37 @@ class _Loading:
         def plan_on(num_ranks: int) -> WeightPlan:
             group = replace(self.parallel, rank=0, world_size=num_ranks)
             found = plan_stored(self.config, self.model, self.reader, self.dtype, group)
-            return found if holds(kind, found) else found.expand()
+            return found if holds(kind, self.config, found) else found.expand()
 
-        return fit_context(self.config, self.model, self.dtype, plan_on, self.parallel, step_bytes_of(kind))
+        return fit_context(
+            self.config, self.model, self.dtype, plan_on, self.parallel, step_bytes_of(kind, self.parallel.device)
+        )
 
     def native_backend(self, slots: SlotTable) -> Backend:
         return native.NativeBackend(
             self.config, self.model, self.parallel, slots, self.dtype, self.plan, self._planned_weights()
         )
 
-    def torch_backend(self, slots: SlotTable) -> Backend:
-        # Imported here, because only the reference model may need fairscale.
-        from llama_core.execution.reference.backend import TorchBackend
-        from llama_core.execution.reference.model import Transformer
-
-        weights = rank_weights(self.reader, self.model, self._share, self.dtype, self.parallel.device, self.on_progress)
-        with torch.inference_mode():
-            model = Transformer(self.model, self.parallel, self.config.max_seq_len)
-            model.load_state_dict(dict(weights), strict=True, assign=True)
-        return TorchBackend(self.config, model.eval(), self.parallel, slots)
-
-    def fused_backend(self, slots: DeviceSlots, former: FormerCache) -> tuple[Backend, FormerCache]:
+    def fused_backend(self, kind: BackendKind, slots: DeviceSlots, former: FormerCache) -> tuple[Backend, FormerCache]:
         """Where every rank has room for the former cache while the weights load: allocates as many blocks and captures the CUDA
         graphs meanwhile. Otherwise only loads."""
         config, parallel, invariant = self.config, self.parallel, self.config.batch_invariant
-        ops = ops_for(parallel.device, batch_invariant=invariant)
+        ops, device = choose_ops(kind, parallel.device, batch_invariant=invariant)
         with torch.inference_mode():
-            common = self.model, parallel, config.max_seq_len, self.dtype, ops, matrix_types(self.plan)
-            transformer = FusedTransformer(*common, (), batch_invariant=invariant)
-        backend = FusedBackend(config, transformer, parallel, slots, ops, fused_device(parallel.device))
+            common = self.model, parallel, config.max_seq_len, self.dtype, ops, matrix_types(self.plan), ()
+            if (
+                kind == "torch"
+                and parallel.world_size > 1
+                and self.plan.is_plain
+                and is_even(self.model, parallel.world_size)
+            ):
+                # Imported here, because machines with GPUs may lack fairscale.
+                from llama_core.execution.fused.fairscale_layers import FairscaleTransformer
+
+                transformer: FusedTransformer = FairscaleTransformer(*common)
+            else:
+                transformer = FusedTransformer(*common, batch_invariant=invariant)
+        backend = FusedBackend(config, transformer, parallel, slots, ops, device, kind)
         if former.num_blocks and backend.captures:
             # Every rank says whether it can before any does: their warm-ups communicate.
             can_have = self._may_have_former(backend, former) and self._has_room_for_former(backend, former)

@@ -12,7 +12,6 @@ from llama_core.scheduling.request import TokenLogprob
 GREEDY_BELOW = (
     1e-5  # dividing by a lower temperature could leave float32's range; only one token would have a probability
 )
-NUCLEUS_GUESS = 256  # most nuclei have fewer tokens; `sample` sorts the vocabulary only for the others
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -25,30 +24,12 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
-    """One token a row: int64 [B] from float32 logits [B, vocab], for positions int64 [B].
+    """One token a row: int64 [B] from float32 logits [B, vocab], for positions int64 [B]. No shape or branch depends on a
+    value, so that a CUDA graph could capture it.
 
     The nucleus is the reference's: tokens in descending probability, as long as the mass before them does not exceed top_p.
     With top_k, the mass is that of the k most likely.
     """
-    tokens = logits.argmax(-1)
-    rows = (sampling.temperature >= GREEDY_BELOW).nonzero().squeeze(-1)
-    if not rows.numel():
-        return tokens
-    sampling = sampling.at(rows)
-    probs = _likely((logits[rows] / sampling.temperature[:, None]).softmax(-1), sampling.min_p)
-    numbers = uniform(sampling.seed, positions[rows])
-    sampled, closed = _sample_most_likely(probs, sampling, numbers)
-    if not bool(closed.all()):
-        wide = (~closed).nonzero().squeeze(-1)
-        ordered, ids = probs[wide].sort(dim=-1, descending=True, stable=True)
-        picked = _invert(ordered, sampling.at(wide), numbers[wide])
-        sampled[wide] = ids.gather(-1, picked[:, None]).squeeze(-1)
-    tokens[rows] = sampled
-    return tokens
-
-
-def sample_sorted(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
-    """The same as `sample` where no shape and no branch may depend on a value, as in a CUDA graph: every row is sorted."""
     probs = (logits / sampling.temperature.clamp(min=GREEDY_BELOW)[:, None]).softmax(-1)
     probs = _likely(probs, sampling.min_p)
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
@@ -70,33 +51,6 @@ def logprobs_of(
     chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return chosen, top.values, top.indices
-
-
-def _sample_most_likely(
-    probs: torch.Tensor, sampling: SamplingTensors, numbers: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] sampled from the most likely tokens only, and whether these sufficed [B] to know the nucleus exactly."""
-    top_k = sampling.top_k
-    vocab = probs.shape[-1]
-    guess = min(NUCLEUS_GUESS, vocab)
-    values, ids = probs.topk(min(guess + 1, vocab), dim=-1)
-    # topk returns equal values in any order. Order them by id, and use only values strictly above the first one left out.
-    ids, by_id = ids[:, :guess].sort(-1)
-    ordered, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, by_value)
-    certain = (ordered > values[:, guess:]).sum(-1) if vocab > guess else torch.full_like(top_k, vocab)
-    before = ordered.cumsum(-1) - ordered
-    # The first token outside the nucleus; 0 if all of these tokens lie inside.
-    ends_inside = (before > sampling.top_p[:, None]).long().argmax(-1)
-    within_p = (ends_inside > 0) & (ends_inside <= certain)
-    within_k = (top_k > 0) & (top_k <= certain)
-    # min_p removes the least likely tokens. If it removes one of these, all that it leaves are among these.
-    within_min_p = (sampling.min_p > 0) & ((ordered > 0).sum(-1) < certain)
-    picked = _invert(ordered, sampling, numbers)
-    # With top_k, the nucleus lies within the k most likely tokens: if these are known, so is the nucleus.
-    is_limited = (top_k > 0) | (sampling.min_p > 0)
-    closed = torch.where(is_limited, within_k | within_min_p, within_p) | (certain == vocab)
-    return ids.gather(-1, picked[:, None]).squeeze(-1), closed
 
 
 def _invert(ordered: torch.Tensor, sampling: SamplingTensors, numbers: torch.Tensor) -> torch.Tensor:

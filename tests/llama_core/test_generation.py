@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.harness.programs import free_port
 from llama_core import Llama
+from llama_core.config import BackendName
 from llama_core.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -24,8 +25,8 @@ from llama_core.errors import (
     InvalidRequest,
     NonFiniteLogits,
 )
+from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.native.backend import NativeBackend
-from llama_core.execution.reference.backend import TorchBackend
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from llama_core.text.chat_format import SAFE_RESPONSE
@@ -148,17 +149,19 @@ def test_a_request_and_its_unfinished_generations_are_logged(llama: Llama, caplo
     assert {record.levelno for record in caplog.records} == {logging.INFO}, "a token limit is usual"
 
 
-def test_a_non_finite_embedding_fails_only_its_own_request() -> None:
-    model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 4, dtype="float32")
+@pytest.mark.parametrize("backend_name", ["native", "torch"])
+def test_a_non_finite_embedding_fails_only_its_own_request(backend_name: BackendName) -> None:
+    tokenizer = GOLDEN / "mp1" / "tokenizer.model"
+    model = Llama.build(GOLDEN / "mp1", tokenizer, 64, 4, dtype="float32", backend=backend_name)
     long = [1] + [5 + i % 90 for i in range(40)]
     good, _ = model.generate([PROMPT, long], 16, temperature=0)
     backend = model.runner.backend
     if isinstance(backend, NativeBackend):
         backend.poke_embedding(333, float("nan"))
     else:
-        assert isinstance(backend, TorchBackend)
+        assert isinstance(backend, FusedBackend)
         with torch.inference_mode():
-            backend.model.tok_embeddings.get_parameter("weight")[333] = float("nan")
+            backend.model._embeddings[333] = float("nan")
     bad = [1] + [333] * 21
     # The other rows are a shorter one, whose block table is padded, and a longer one. The bad row has slot 0 and blocks 0, 1.
     admit = [

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llama_core.config import EngineConfig
 from llama_core.execution.fused import backend as fused
-from llama_core.execution.fused.device import Graph, HostDevice, Work
+from llama_core.execution.fused.device import EagerDevice, Graph, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import TorchOps
@@ -28,7 +28,7 @@ DECODES, CONTEXT, PROMPT = 32, 300, 2048
 ROUNDS = 100
 
 
-class _StubDevice(HostDevice):
+class _StubDevice(EagerDevice):
     """Counts what the host asks for, and does none of it."""
 
     captures = True

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llama_core.execution.fused.device import Graph, HostDevice, Work
+from llama_core.execution.fused.device import EagerDevice, Graph, Work
 
 META = torch.device("meta")
 
@@ -55,7 +55,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 @dataclass
-class CountingDevice(HostDevice):
+class CountingDevice(EagerDevice):
     """pool: the most bytes that a captured work has at once: graphs share their memory. eager: those of other works."""
 
     live: LiveBytes

@@ -22,7 +22,8 @@ GRAMMARS = "llama_core.execution.grammars"
 REPORT = "llama_core.execution.load_report"
 PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
-BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
+BACKENDS = ("llama_core.execution.fused", "llama_core.execution.native")
+FAIRSCALE = "llama_core.execution.fused.fairscale_layers"  # imported where ranks share a model in plain torch
 CHOICE = "llama_core.execution.backend_choice"
 LOADING = "llama_core.execution.rank_loading"
 CORE = (
@@ -71,13 +72,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "llama_core.scheduling",
         "llama_core.checkpoint.loader",
     ),
-    "llama_core.execution.reference": MODEL,
     "llama_core.execution.fused": MODEL,
+    FAIRSCALE: (*MODEL, "llama_core.execution.fused"),
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
     GRAMMARS: (*MODEL, JSON_PROCESS),
     CHOICE: (*MODEL, *BACKENDS),
-    LOADING: (*MODEL, *BACKENDS, CHOICE, "llama_core.execution.verify_files"),
+    LOADING: (*MODEL, *BACKENDS, FAIRSCALE, CHOICE, "llama_core.execution.verify_files"),
     "llama_core.execution.runner": (*MODEL, GRAMMARS, LOADING),
     # Users of the core in one process.
     "llama_core.results": PURE,
@@ -204,7 +205,7 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "fast backends": (
         ("llama_core.execution.fused", "llama_core.execution.native", "llama_core.execution.runner"),
-        ("fairscale", "llama_core.execution.reference.model"),
+        ("fairscale",),
     ),
     "driver and wire": (("cluster.driver", "cluster.wire"), ("torch", "fairscale", "fastapi")),
     "replica": (("deployments", "cli"), ("torch", "fairscale")),
@@ -213,5 +214,5 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 PROCESSES = (("without tensors", "driver and wire", "replica"), ("fast backends", "llama_core"))
 # Libraries that no file of a package imports directly.
 NEVER_IMPORTED: Mapping[str, tuple[str, ...]] = {"llama_core": ("ray", "msgspec", *HTTP), "cluster": HTTP}
-# Modules that only a machine with a GPU, or a command, can import.
-NOT_IMPORTED_HERE = ("__main__", "kernels")
+# Modules that only a machine with a GPU, or a command, can import, and the one for fairscale.
+NOT_IMPORTED_HERE = ("__main__", "kernels", "fairscale_layers")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from llama_core.execution.fused import rule_table
-from llama_core.execution.fused.sampler import SamplingState
+from llama_core.execution.fused.sampler import SamplingState, TorchSampler
 from llama_core.execution.fused.step_plan import SampleTensors
-from llama_core.execution.logit_rules import LogitRules, edit_logits
+from llama_core.execution.logit_rules import LogitRules
 from llama_core.execution.sampling import GREEDY_BELOW, uniform
 from llama_core.execution.sampling_tensors import SlotSamplingArray
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -108,35 +108,13 @@ class Case:
         return SampleTensors(index, 2 * index + 1, torch.tensor(self.positions, device=device))
 
     def edited(self) -> torch.Tensor:
-        """The logits under rules and masks, by the reference."""
-        count = len(self.inits)
-        tokens = torch.zeros((count, MAX_SEQ_LEN), dtype=torch.int64)
-        for i, init in enumerate(self.inits):
-            tokens[i, : len(init.tokens)] = torch.tensor(init.tokens)
-        places = list(enumerate(self.positions))
-        return edit_logits(self.logits, places, self.rules(), tokens, _Masks.of(self.masks))
+        """The logits under rules and masks, in torch."""
+        cpu = torch.device("cpu")
+        sampler, has_masks = TorchSampler(self.state(cpu)), any(mask is not None for mask in self.masks)
+        return sampler._edited(self.logits, self.samples(cpu), has_masks=has_masks)
 
     def reversed(self) -> "Case":
         return Case(self.logits.flip(0), self.params[::-1], self.inits[::-1], self.masks[::-1])
-
-
-@dataclass
-class _Masks:
-    bits: np.ndarray
-    has_mask: list[bool]
-    is_ready: np.ndarray
-    is_done: bool = True
-
-    @classmethod
-    def of(cls, masks: Seq[np.ndarray | None]) -> "_Masks | None":
-        words = next((mask for mask in masks if mask is not None), None)
-        if words is None:
-            return None
-        bits = [np.zeros_like(words) if mask is None else mask for mask in masks]
-        return cls(np.stack(bits), [mask is not None for mask in masks], np.ones(len(masks), np.uint32))
-
-    def wait(self) -> None:
-        pass
 
 
 @st.composite

@@ -93,8 +93,7 @@ def _uninitialized_is_nan() -> Iterator[None]:
 
 def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice, **overrides: Any) -> ModelRunner:
     with (
-        patch(f"{_LOADING}.ops_for", lambda torch_device, *, batch_invariant: CapturableOps()),
-        patch(f"{_LOADING}.fused_device", lambda torch_device: device),
+        patch(f"{_LOADING}.choose_ops", lambda kind, torch_device, **options: (CapturableOps(), device)),
         _uninitialized_is_nan(),
     ):
         return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", **overrides)

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from llama_core.execution.fused.device import EagerDevice
 from llama_core.execution.fused.sampler import Mode, Sampler, SamplingState, TorchSampler
 from llama_core.execution.fused.step_plan import SampleTensors
-from llama_core.execution.logit_rules import edit_logits
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -69,7 +69,6 @@ def _virtual_time() -> Iterator[None]:
     with (
         patch.multiple(dist, **collectives),
         patch("llama_core.execution.fused.ops.time", SimpleNamespace(perf_counter_ns=_time.nanoseconds)),
-        patch("llama_core.execution.reference.stopwatch.perf_counter", lambda: _time.seconds),
     ):
         yield
 
@@ -92,30 +91,6 @@ class _SlowOps(CapturableOps):
         return _SlowSampler(state)
 
 
-def _fused(parallel: Parallel, ckpt_dir: str, pause_s: float) -> ModelRunner:
-    with (
-        patch(f"{_LOADING}.ops_for", lambda torch_device, *, batch_invariant: _SlowOps(pause_s)),
-        patch(f"{_LOADING}.fused_device", lambda torch_device: SimulatedDevice()),
-    ):
-        return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", max_batch_size=1, max_step_tokens=16)
-
-
-def _reference(parallel: Parallel, ckpt_dir: str, pause_s: float) -> ModelRunner:
-    runner = on_ranks.new_runner(parallel, ckpt_dir, backend="torch", max_batch_size=1)
-    model: Any = runner.backend.model  # type: ignore[attr-defined]
-    for layer in model.layers:
-        layer.feed_forward.register_forward_pre_hook(lambda module, inputs: _time.pause(inputs[0], pause_s))
-    return runner
-
-
-def _pausing_edit(edit: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def call(logits: torch.Tensor, *args: Any) -> torch.Tensor:
-        _time.pause(logits, SAMPLING_S)
-        return edit(logits, *args)
-
-    return call
-
-
 @dataclass(frozen=True, slots=True)
 class Spent:
     """Seconds of NUM_STEPS decodes of a model of `layers`."""
@@ -130,8 +105,9 @@ def spent(parallel: Parallel, ckpt_dir: str, kind: str, slow_rank: int) -> Spent
     """kind: "fused", whose steps are graphs on a simulated device, or "torch". The slow rank pauses in each layer, and every
     rank that samples pauses there."""
     pause_s = LAYER_S if parallel.rank == slow_rank else 0.0
-    with _virtual_time(), patch("llama_core.execution.reference.backend.edit_logits", _pausing_edit(edit_logits)):
-        runner = {"fused": _fused, "torch": _reference}[kind](parallel, ckpt_dir, pause_s)
+    device = SimulatedDevice() if kind == "fused" else EagerDevice(torch.device("cpu"))
+    with _virtual_time(), patch(f"{_LOADING}.choose_ops", lambda *args, **options: (_SlowOps(pause_s), device)):
+        runner = on_ranks.new_runner(parallel, ckpt_dir, backend=kind, max_batch_size=1, max_step_tokens=16)
         init = SlotInit(0, PROMPT, list(range(runner.config.blocks_per_sequence)), SamplingParams(0.7, seed=1))
         runner.step(StepInput(0, 0, [Row(0, 0, len(PROMPT), True)], admit=[init]))
         before = _totals(runner)

@@ -21,7 +21,7 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.varlen import varlen_attention
 from benchmarks.harness.common import Spread
 from llama_core.execution.fused.ops import Ops
-from llama_core.execution.fused.ops_choice import ops_for
+from llama_core.execution.fused.ops_choice import choose_ops
 from llama_core.execution.fused.step_plan import (
     SAMPLE_COLUMNS,
     TILE_COLUMNS,
@@ -41,7 +41,7 @@ _MOST_COPIES = 32
 
 def run(record: Recorder, settings: Settings) -> None:
     sizes, model, clock = settings.sizes, model_of(settings), clock_of(settings.device)
-    ops, dtype = ops_for(clock.device), getattr(torch, settings.dtype)
+    (ops, _), dtype = choose_ops("fused", clock.device), getattr(torch, settings.dtype)
     num_bytes = min(sizes.probe_bytes, int(clock.free_bytes() * 0.5))
     record.measure("read_gb_s", lambda: read_gb_s(clock, num_bytes, sizes.repeats))
     size = sizes.product_size

@@ -1,4 +1,6 @@
-"""Steps on a GPU, queued without waiting: the host reads a step's tokens while the next step runs."""
+"""Steps of the layers over `Ops`. On a GPU they are queued without waiting: the host reads a step's tokens while the next
+step runs.
+"""
 
 import logging
 import os
@@ -6,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +27,7 @@ from llama_core.execution.fused.sampling_head import SamplingHead
 from llama_core.execution.fused.step_buckets import StepBuckets
 from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepSeconds
-from llama_core.execution.fused.step_memory import passing_bytes, received_size, spare_block_bytes
+from llama_core.execution.fused.step_memory import received_size, unallocated_bytes
 from llama_core.execution.fused.step_plan import LaunchShape, StepPlan, plan_of
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
@@ -45,7 +47,8 @@ _LEAVE_POLL_S = 0.01
 @dataclass(slots=True)
 class _Step:
     """A step whose layers are queued. answer, logprobs: page-locked copies on the host, valid once the event `copied` is
-    reached. copied: None before the sampling is queued."""
+    reached. copied: None before the sampling is queued. mask_wait_s: None where it is not measured, because a GPU computes
+    the layers meanwhile."""
 
     turn: int
     plan: StepPlan
@@ -54,6 +57,7 @@ class _Step:
     answer: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
     copied: Event | None = None
+    mask_wait_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -82,8 +86,10 @@ class FusedBackend:
         slots: DeviceSlots,
         ops: Ops,
         device: FusedDevice,
+        name: str = "fused",
     ) -> None:
         self.model = model
+        self._name = name
         self._config = config
         self._parallel = parallel
         self._slots = slots
@@ -109,13 +115,13 @@ class FusedBackend:
         self._turn = 0
         self._unsampled: _Step | None = None
         self._answers = [Prefixes(answer) for answer in device.page_locked(_TURNS, NUM_SUMS + max_samples)]
-        self._seconds = StepSeconds()
+        self._seconds, self._mask_wait_s = StepSeconds(), 0.0
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
     @property
     def name(self) -> str:
         num_graphs = len(self._bodies) + self._head.num_graphs
-        return "fused" + (f", {num_graphs} CUDA graphs" if num_graphs else "")
+        return self._name + (f", {num_graphs} CUDA graphs" if num_graphs else "")
 
     @property
     def weight_bytes(self) -> int:
@@ -138,11 +144,11 @@ class FusedBackend:
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
         about = replace(self._config, max_seq_len=max_seq_len), self.model.config, self._parallel, self.model.dtype
-        return passing_bytes(*about) + spare_block_bytes(*about)
+        return unallocated_bytes(*about, is_eager=not self._device.captures)
 
     @property
     def seconds_waited(self) -> float:
-        return self._seconds.waited
+        return self._seconds.waited + self._mask_wait_s
 
     @property
     def seconds_sampled(self) -> float:
@@ -213,7 +219,7 @@ class FusedBackend:
         """
         self.queue_samples()
         plan = plan_of(rows, self._tile_sizes)
-        shape = self._buckets.of(plan.shape)
+        shape = self._buckets.of(plan.shape) if self.captures else plan.shape
         changes = self._slots.take_changes()
         parts = [part for change in changes for part in (change.places, change.values)]
         sent = self._buffers.send(self._turn, plan, shape, parts)
@@ -226,7 +232,10 @@ class FusedBackend:
             body.replay()
         step = self._unsampled = _Step(self._turn, plan, masks, keep_logits)
         self._turn = (self._turn + 1) % _TURNS
-        if masks is None:
+        if not self.captures:  # the layers are computed already
+            step.mask_wait_s = 0.0 if masks is None else _seconds_of(masks.wait)
+            self._mask_wait_s += step.mask_wait_s
+        if masks is None or not self.captures:
             self.queue_samples()
         return Pending(partial(self._read, step), partial(self._is_ready, step))
 
@@ -263,7 +272,7 @@ class FusedBackend:
         assert step.copied is not None and step.answer is not None
         step.copied.wait()
         self._seconds.read(step.answer[:NUM_SUMS])
-        sampled = Sampled.of(step.answer[NUM_SUMS:].tolist())
+        sampled = Sampled.of(step.answer[NUM_SUMS:].tolist(), step.mask_wait_s)
         return sampled if step.logprobs is None else sampled._replace(logprobs=partial(unpacked, step.logprobs))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
@@ -340,6 +349,12 @@ class FusedBackend:
         self._device.synchronize()
         self._bodies.clear()
         self._head.release_graphs()
+
+
+def _seconds_of(wait: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    wait()
+    return time.perf_counter() - began_s
 
 
 def _until(is_over: threading.Event, weights: Weights) -> Iterator[Weight]:

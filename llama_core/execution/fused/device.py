@@ -3,7 +3,7 @@
 While the backend serves, it calls CUDA in one other place only: torch reads prompt logprobs from logits for which `compute` has
 waited. At the start, weights (`checkpoint/uploads.py`) and the budget of memory (`memory_budget.py`) call CUDA themselves.
 
-`HostDevice` computes at once, on the CPU. The tests have a third implementation, which runs queued work as late as its
+`EagerDevice` computes at once. The tests have a third implementation, which runs queued work as late as its
 ordering allows, so that a missing wait gives wrong results (`tests/support/simulated_device.py`).
 """
 
@@ -86,13 +86,13 @@ class _Reached:
         pass
 
 
-class HostDevice:
-    """Runs work when it is queued."""
+class EagerDevice:
+    """Runs work when it is queued, on a CPU or any other device. Its copies wait."""
 
     captures = False
 
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cpu")
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
 
     def page_locked(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int64)
@@ -114,7 +114,7 @@ class HostDevice:
             work()
 
     def capture(self, work: Work) -> Graph:
-        raise RuntimeError("a CPU captures nothing")
+        raise RuntimeError("this device captures nothing")
 
     def start_in_thread(self, work: Work) -> ThreadWork:
         done: Future[object] = Future()
@@ -206,7 +206,3 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
-
-
-def fused_device(torch_device: torch.device) -> FusedDevice:
-    return CudaDevice(torch_device) if torch_device.type == "cuda" else HostDevice()

@@ -1,11 +1,12 @@
-"""One rank's part of the Transformer in plain tensors. Projections of one input are one matrix, and no call waits.
+"""One rank's part of the Transformer. Projections of one input are one matrix, and no call waits, so that a CUDA graph can
+capture a whole step.
 
-It computes what `reference/model.py` computes, but owns its weights and its collectives, so that a CUDA graph can capture a
-whole step.
+Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (`rotary.py`), grouped-query attention (Ainslie et al. 2023),
+SwiGLU (Shazeer 2020), sliding windows (Beltagy et al. 2020).
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,10 +167,16 @@ class FusedTransformer:
         eps = self.config.norm_eps
         if self.parallel.world_size == 1:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
+        waiting = clock.waiting(len(self._layers)) if clock is not None else nullcontext()
+        return self._ops.add_norm(hidden_states, self._sum_of_products(x, matrix, waiting), norm, eps, bias)
+
+    def _sum_of_products(
+        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None]
+    ) -> torch.Tensor:
+        """The sum over the ranks, made within `waiting`."""
         partial = matrix.multiply(x)
-        with clock.waiting(len(self._layers)) if clock is not None else nullcontext():
-            total = self._sum(partial)
-        return self._ops.add_norm(hidden_states, total, norm, eps, bias)
+        with waiting:
+            return self._sum(partial)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""

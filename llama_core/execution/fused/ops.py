@@ -22,10 +22,13 @@ _library.define("add_time(Tensor(a!) sums, int index, int factor) -> ()")
 
 
 def _add_time(sums: torch.Tensor, index: int, factor: int) -> None:
+    if sums.is_cuda:
+        torch.cuda.synchronize()
     sums[index] += factor * time.perf_counter_ns()
 
 
-_library.impl("add_time", _add_time, "CPU")
+for _key in ("CPU", "CUDA"):
+    _library.impl("add_time", _add_time, _key)
 _library.impl("add_time", lambda sums, index, factor: None, "Meta")
 
 
@@ -266,7 +269,7 @@ class TorchOps:
         return TorchSampler(state)
 
     def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
-        """As `Ops.add_time`, by the host's clock, for the CPU."""
+        """As `Ops.add_time`, by the host's clock, which waits for a GPU."""
         torch.ops.llama_core.add_time(sums, index, factor)
 
 

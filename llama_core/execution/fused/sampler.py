@@ -19,7 +19,7 @@ from llama_core.execution.fused.rule_table import (
     WORD_WIDTH,
 )
 from llama_core.execution.fused.step_plan import SampleTensors
-from llama_core.execution.sampling import logprobs_of, sample_sorted
+from llama_core.execution.sampling import logprobs_of, sample
 from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS
@@ -87,7 +87,7 @@ class TorchSampler:
             usable = self._edited(usable, samples, has_masks=mode == "masked")
         allowed = usable.amax(-1) > -math.inf
         usable = torch.where(allowed[:, None], usable, 0.0)
-        tokens = sample_sorted(usable, self._state.sampling.at(samples.slots), samples.positions)
+        tokens = sample(usable, self._state.sampling.at(samples.slots), samples.positions)
         return tokens.where(allowed, NOTHING_ALLOWED).where(finite, NOT_FINITE)
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

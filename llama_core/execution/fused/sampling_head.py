@@ -110,7 +110,7 @@ class SamplingHead:
             return Samples(results, None)
         if masks is not None:
             self._masks.send(turn, masks)
-        bucket = self._buckets[bisect_left(self._buckets, count)]
+        bucket = self._buckets[bisect_left(self._buckets, count)] if self._device.captures else count
         self._queue(bucket, self._mode(slots, masks))
         if not wants_logprobs:
             return Samples(results, None)

@@ -30,6 +30,7 @@ LIBRARY_BYTES: Final = 2**28
 LARGEST_PADDING: Final = 1.06  # of a step with more tokens, whose products are as long as its padding
 _INT: Final = 8
 _FLOAT32: Final = 4
+_SORTED: Final = 44  # bytes of a logit while it is sampled in torch: values, ids, sums in two types, and rules
 # The context of a decode is split at positions that neither max_seq_len nor other sequences change: 64 splits of SPLIT_UNIT
 # positions end at 8,192, 32 of twice as many at 16,384, and so on. So a short context has many splits, and the results of a
 # long one's splits take little memory.
@@ -43,8 +44,20 @@ _FULL_PROGRAMS: Final = PROGRAMS_PER_MULTIPROCESSOR * 132
 
 def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
     """Bytes that the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`)."""
+    return kept_bytes(config, model, dtype) + unallocated_bytes(config, model, parallel, dtype)
+
+
+def eager_step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """As `step_bytes`, for operations in torch without graphs."""
+    return kept_bytes(config, model, dtype) + unallocated_bytes(config, model, parallel, dtype, is_eager=True)
+
+
+def unallocated_bytes(
+    config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, *, is_eager: bool = False
+) -> int:
+    """Of `step_bytes`, or with is_eager of `eager_step_bytes`, what the first steps allocate."""
     about = config, model, parallel, dtype
-    return kept_bytes(config, model, dtype) + passing_bytes(*about) + spare_block_bytes(*about)
+    return (_eager_bytes(*about) if is_eager else passing_bytes(*about)) + spare_block_bytes(*about)
 
 
 def spare_block_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
@@ -81,8 +94,6 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
         _body_bytes(*about, split_decodes, split_decodes),
         _head_bytes(model, parallel, dtype, rows),
     )
-    if parallel.device.type == "cpu":  # captures nothing
-        return pool
     without_graph = int(largest / LARGEST_PADDING)
     # Of prompt logprobs: logits in float32, and then their logarithms beside them.
     logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
@@ -90,6 +101,20 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
         eager = max(eager, _body_bytes(*about, without_graph, split_decodes))
     return pool + eager + (LIBRARY_BYTES if parallel.device.type == "cuda" else 0)
+
+
+def _eager_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Of operations in torch: activations in float32, gathered keys (twice, once transposed) and values, scores and weights in
+    float32, the mask of a prompt, and logits as they are sorted and edited."""
+    share, itemsize = RankShare.of(model, parallel.rank, parallel.world_size), dtype.itemsize
+    heads = len(share.heads) + 2 * len(share.kv_heads)
+    activations = 4 * config.max_step_tokens * (4 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
+    keys = config.max_batch_size * config.max_seq_len
+    gathered = 3 * keys * len(share.kv_heads) * model.head_dim * itemsize
+    scores = 2 * keys * len(share.heads) * 4
+    mask = min(config.max_step_tokens, config.max_seq_len) * config.max_seq_len * itemsize
+    logits = config.max_step_samples * config.vocab_size * (itemsize + _SORTED)
+    return activations + gathered + scores + mask + logits
 
 
 def _body_bytes(

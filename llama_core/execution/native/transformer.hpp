@@ -1,7 +1,7 @@
 // One rank's Transformer on CPU cores: a step of rows of any lengths, from token ids to sampled tokens, in one call.
 //
 // A step is a program of phases (threads.hpp) over buffers that the constructor allocates. Names and formulas are those of
-// llama_core/execution/reference/model.py, which computes the same with torch. Every intermediate result is rounded to the
+// llama_core/execution/fused/model.py, which computes the same with torch. Every intermediate result is rounded to the
 // model's type where the reference rounds it.
 //
 // The parts into which a phase is cut:

@@ -32,7 +32,7 @@ class HeldWeights(NamedTuple):
 
 
 class TorchMatrix(Protocol):
-    """The weights of one linear layer on a device, [outputs, inputs], as the fused backend multiplies them."""
+    """The weights of one linear layer on a device, [outputs, inputs], as torch and Triton multiply them."""
 
     @property
     def held(self) -> HeldWeights:
@@ -63,7 +63,7 @@ class WeightFormat(Protocol):
     """One format. The runner calls it on every rank.
 
     name: of the format; also the name of its kernels in the native engine. bytes_per_weight: in memory, with the scales of
-    groups, for the memory plan. torch_matrix: how the fused backend holds the weights; None if only the native backend can.
+    groups, for the memory plan. torch_matrix: how torch and Triton hold the weights.
     """
 
     @property
@@ -71,7 +71,7 @@ class WeightFormat(Protocol):
     @property
     def bytes_per_weight(self) -> float: ...
     @property
-    def torch_matrix(self) -> TorchMatrixType | None: ...
+    def torch_matrix(self) -> TorchMatrixType: ...
 
     def native_rows(self, weight: torch.Tensor) -> torch.Tensor:
         """The rows of `weight` [outputs, inputs] for the C++ `pack` of this format: float32 or bfloat16, contiguous."""

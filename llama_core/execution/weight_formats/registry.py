@@ -17,8 +17,6 @@ QUANTIZED: Final[Mapping[str, str]] = {
     "int4_min": "llama_core.execution.weight_formats.grouped:INT4_MIN",
     "fp8": "llama_core.execution.weight_formats.fp8:FP8",
 }
-# Of these, the formats without kernels in the native engine.
-FUSED_ONLY: Final = ("fp8",)
 # The formats in which 32 inputs of an output share a scale, and in some formats a minimum. A checkpoint may store them.
 GROUPED: Final = ("int8_groups", "int4", "int4_min")
 # "auto": as the checkpoint stores each matrix. "none": every matrix in the model's dtype.

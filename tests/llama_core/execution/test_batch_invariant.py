@@ -19,7 +19,8 @@ import torch.nn.functional as F
 
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.fused.ops_choice import ops_for
+from llama_core.execution.fused.device import EagerDevice
+from llama_core.execution.fused.ops_choice import choose_ops
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
@@ -145,7 +146,10 @@ def interpreted_texts(parallel: Parallel, folder: str, *, is_short: bool) -> Non
     from llama_core.execution.fused.kernels import TritonOps
 
     prepare_interpreter()
-    with patch("llama_core.execution.rank_loading.ops_for", lambda device, **options: TritonOps(**options)):
+    with patch(
+        "llama_core.execution.rank_loading.choose_ops",
+        lambda kind, device, **options: (TritonOps(**options), EagerDevice(device)),
+    ):
         check_texts(parallel, Path(folder, str(parallel.rank)), is_short=is_short)
 
 
@@ -235,10 +239,10 @@ def test_where_it_cannot_be_kept_the_start_fails_and_the_native_backend_always_k
 
     config: dict[str, Any] = {"max_seq_len": 32, "max_batch_size": 2, "batch_invariant": True}
     mp1 = str(GOLDEN / "mp1")
-    with pytest.raises(ConfigError, match="needs the native or the fused backend, not torch") as refused:
+    with pytest.raises(ConfigError, match="batch_invariant needs a GPU with the fused backend") as refused:
         on_ranks.new_runner(alone("cpu"), mp1, backend="torch", **config)
     assert refused.value.param == "batch_invariant"
     with pytest.raises(ConfigError, match="needs a GPU with the fused backend"):
-        ops_for(torch.device("cpu"), batch_invariant=True)
+        choose_ops("fused", torch.device("cpu"), batch_invariant=True)
     assert on_ranks.new_runner(alone("cpu"), mp1, backend="native", **config).backend.name.startswith("native")
     assert EngineConfig("", 1, 2, 1).batch_invariant is False

@@ -18,7 +18,7 @@ from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device import Graph, HostDevice, Work
+from llama_core.execution.fused.device import EagerDevice, Graph, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.product_choice import of_few_rows
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
 }
 
 
-class _Captures(HostDevice):
+class _Captures(EagerDevice):
     """Runs works once before they are captured, and never afterwards, as a GPU's host does."""
 
     captures = True

@@ -13,8 +13,6 @@ import torch
 
 from llama_core.execution.fused.step_buckets import bucket_sizes
 from llama_core.execution.parallel import alone
-from llama_core.execution.sampling import sample, sample_sorted
-from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -32,25 +30,6 @@ def test_every_number_of_tokens_has_a_bucket_that_is_not_much_larger(largest: in
     for count in range(1, largest + 1):
         bucket = next(size for size in sizes if size >= count)
         assert bucket <= max(2 * count, count + 31)
-
-
-@pytest.mark.parametrize("vocab", [40, 3000])
-def test_sampling_without_a_branch_gives_the_same_tokens(vocab: int) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    rows = 64
-    logits = torch.randn(rows, vocab, generator=generator) * 3
-    sampling = SamplingTensors.of(
-        SamplingParams(),
-        rows,
-        temperature=torch.tensor([0.0, 0.3, 1.0, 2.0]).repeat(rows // 4),
-        top_p=torch.rand(rows, generator=generator),
-        top_k=torch.tensor([0, 0, 1, 7, 0, 39]).repeat(rows)[:rows],
-        seed=torch.arange(rows) * 77,
-    )
-    positions = torch.arange(rows) % 9
-    expected = sample(logits, sampling, positions)
-    assert torch.equal(sample_sorted(logits, sampling, positions), expected)
-    assert len(set(expected.tolist())) > 8
 
 
 def step_of(number: int, starts: list[int], admit: list[SlotInit]) -> StepInput:

@@ -178,7 +178,7 @@ CALLS_OF_CUDA = {
     "execution/memory_budget.py": {"mem_get_info", "empty_cache"},
     "execution/parallel.py": {"is_available", "device_count", "get_device_name", "set_device"},
     "execution/runner.py": {"memory_allocated"},  # a count that torch keeps on the host
-    "execution/reference/stopwatch.py": {"Event"},  # no FusedBackend
+    "execution/fused/ops.py": {"synchronize"},  # no FusedBackend
     "checkpoint/uploads.py": {"Event"},
 }
 

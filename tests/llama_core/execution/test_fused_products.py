@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from llama_core.execution.fused.device import EagerDevice
 from llama_core.execution.fused.product_choice import MOST_ROWS, always, never, of_few_rows
 from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.format import HeldWeights
@@ -76,7 +77,10 @@ def check_steps(dtype: str = "float32", *, fuses_some: bool = True, fuses_none: 
     expected = forward(MODEL, random_weights(MODEL), TOKENS, 160)
     cases = [(always, "_gated_product", "_product_of_rows")] * fuses_some + [(never, "_gated_silu", None)] * fuses_none
     for fuses, gated, added in cases:
-        with patch("llama_core.execution.rank_loading.ops_for", lambda *a, fuses=fuses, **k: TritonOps(fuses=fuses)):
+        with patch(
+            "llama_core.execution.rank_loading.choose_ops",
+            lambda kind, device, fuses=fuses, **options: (TritonOps(fuses=fuses), EagerDevice(device)),
+        ):
             runner = load_runner(alone("cpu"), MODEL, device="cpu", backend="fused", dtype=dtype)
         params = SamplingParams(temperature=0.0, logprobs=0)
         slot = SlotInit(0, TOKENS, list(range(runner.config.blocks_per_sequence)), params)

@@ -9,7 +9,7 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.fused.ops_choice import ops_for
+from llama_core.execution.fused.ops_choice import choose_ops
 from llama_core.execution.runner import ModelRunner
 from tests.programs.gpu_host_time import CONTEXT, DECODES, admit, host_work, stub_backend
 
@@ -35,7 +35,7 @@ def test_a_gpu_on_which_triton_does_not_work_is_refused_with_the_reason(monkeypa
     kernels.TritonOps = fails
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     with pytest.raises(ConfigError, match=r"Failed to find C compiler.*install a C compiler and Python's headers"):
-        ops_for(torch.device("cuda"))
+        choose_ops("fused", torch.device("cuda"))
 
 
 def test_the_memory_of_a_gpu_is_counted_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

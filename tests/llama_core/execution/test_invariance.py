@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from llama_core.execution.parallel import alone
-from llama_core.execution.weight_formats.registry import FUSED_ONLY, QUANTIZED
+from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import checkpoints, on_ranks
 
 # On two ranks, wo has 48 inputs: no whole groups of 32.
 ODD = {"dim": 96, "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "multiple_of": 96, "norm_eps": 1e-5, "vocab_size": -1}
-NATIVE = [name for name in QUANTIZED if name not in FUSED_ONLY]
+NATIVE = [name for name in QUANTIZED if name != "fp8"]
 CASES = [(dtype, name) for dtype in ("float32", "bfloat16") for name in ("none", *NATIVE)]
 
 

@@ -10,13 +10,13 @@ import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from llama_core.errors import InvalidParameter
-from llama_core.execution.logit_rules import LogitRules, token_bits, unpack_bits
 from llama_core.execution.parallel import alone
-from llama_core.execution.sampling import sample, sample_sorted
+from llama_core.execution.sampling import sample
 from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support import checkpoints, on_ranks
+from tests.support.sampling_cases import Case
 
 VOCAB = 300
 PROMPT = [5, 9, 9, 40, 299]
@@ -36,11 +36,8 @@ def logits(seed: int = 3) -> torch.Tensor:
 
 
 def edited(params: SamplingParams, delayed: tuple[int, ...] = ()) -> torch.Tensor:
-    tokens = [*PROMPT, *GENERATED]
-    rules = LogitRules(SlotInit(0, tokens, [0], params, prompt_length=len(PROMPT), delayed=delayed), VOCAB)
-    changed = logits()
-    rules.apply(changed, torch.tensor(tokens))
-    return changed
+    init = SlotInit(0, [*PROMPT, *GENERATED], [0], params, prompt_length=len(PROMPT), delayed=delayed)
+    return Case(logits()[None], [params], [init], [None]).edited()[0]
 
 
 def test_the_repetition_penalty_is_that_of_transformers() -> None:
@@ -89,19 +86,13 @@ def test_only_allowed_tokens_and_ends_stay() -> None:
     assert found.isfinite().nonzero().flatten().tolist() == [2, 11, 290]
 
 
-def test_bits_name_tokens() -> None:
-    tokens = [0, 31, 32, 63, 299]
-    assert unpack_bits(token_bits(tokens, VOCAB), VOCAB).nonzero().flatten().tolist() == tokens
-
-
-@pytest.mark.parametrize("sampler", [sample, sample_sorted])
 @pytest.mark.parametrize("vocab", [40, 3000])
-def test_min_p_keeps_the_tokens_that_transformers_keeps(sampler: Any, vocab: int) -> None:
+def test_min_p_keeps_the_tokens_that_transformers_keeps(vocab: int) -> None:
     row = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     kept = MinPLogitsWarper(0.2)(None, (row / 0.8)[None])[0].isfinite()
     n = 4000
     params = SamplingTensors.of(SamplingParams(0.8, 1.0, 0, 5, min_p=0.2), n)
-    sampled = sampler(row.expand(n, -1), params, torch.arange(n))
+    sampled = sample(row.expand(n, -1), params, torch.arange(n))
     counts = torch.bincount(sampled, minlength=vocab)
     assert not counts[~kept].any()
     expected = torch.where(kept, (row / 0.8).softmax(-1), 0.0)

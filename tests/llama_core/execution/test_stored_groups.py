@@ -90,7 +90,7 @@ def test_matrices_that_ranks_cut_within_groups_are_named_with_the_format_that_ho
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = WeightPlan("bfloat16", {"layers.0.down": "bfloat16", "output": "int4"}, {}, ("layers.0.down",))
-    backend_choice.plan_held("native", plan, Parallel(0, 16, torch.device("cpu")))
+    backend_choice.plan_held("native", EngineConfig("", 640, 64, 2), plan, Parallel(0, 16, torch.device("cpu")))
     assert "1 matrices that are stored quantized are held in bfloat16" in caplog.text
     assert "16 ranks cut through groups of 32 inputs: layers.0.down" in caplog.text
 
