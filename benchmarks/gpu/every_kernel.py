@@ -20,6 +20,13 @@ from benchmarks.harness.common import REPOSITORY
 CAPTURES: Final = "generate"  # the part that captures graphs
 
 
+def always(weights: object, rows: int) -> bool:
+    """A choice of `TritonOps`: every product of few rows in a kernel of ours, also in float32."""
+    from llama_core.execution.fused.product_kernels import MOST_ROWS
+
+    return rows <= MOST_ROWS
+
+
 def kernels_in_source() -> set[str]:
     """The names of all functions under triton.jit in llama_core that are launched, with a grid, anywhere."""
     jitted, launched = set(), set()
@@ -145,14 +152,12 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
 def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
     """Products with epilogues in each format, for a tile of each number of rows, of odd sizes, with splits and without."""
     from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.fused.product_choice import always
     from llama_core.execution.weight_formats.format import find_weight_format
     from llama_core.execution.weight_formats.registry import QUANTIZED
 
     ops = TritonOps(fuses=always)
     for name in (str(dtype).removeprefix("torch."), *QUANTIZED):
         make = find_weight_format(name).torch_matrix
-        assert make is not None
         for rows, inputs, hidden in ((1, 75, 17), (20, 1030, 8), (63, 75, 33)):
             x, states = torch.randn(rows, inputs).to(device, dtype), torch.randn(rows, hidden).to(device, dtype)
             up, down = (make(outputs, inputs, dtype, device) for outputs in (2 * hidden, hidden))
@@ -168,10 +173,10 @@ def launch_sampling(device: torch.device) -> None:
     """Every way to sample, and logprobs, over a vocabulary of several chunks."""
     from typing import get_args
 
-    from llama_core.execution.fused import rule_table
+    from llama_core.execution import logit_rules
+    from llama_core.execution.fused.kernels import TritonSampler
     from llama_core.execution.fused.sampler import Mode, SamplingState
     from llama_core.execution.fused.step_plan import SampleTensors
-    from llama_core.execution.fused.triton_sampler import TritonSampler
     from llama_core.execution.sampling_tensors import SlotSamplingArray
 
     rows, slots, vocab = 3, 4, 5000
@@ -179,9 +184,9 @@ def launch_sampling(device: torch.device) -> None:
     state = SamplingState(
         torch.zeros((slots, 64), dtype=torch.int64, device=device),
         SlotSamplingArray(slots, device),
-        torch.zeros((slots, rule_table.table_words(vocab)), dtype=torch.int64, device=device),
+        torch.zeros((slots, logit_rules.table_words(vocab)), dtype=torch.int64, device=device),
         index,
-        torch.zeros((rows, rule_table.bit_words(vocab)), dtype=torch.int64, device=device),
+        torch.zeros((rows, logit_rules.bit_words(vocab)), dtype=torch.int64, device=device),
     )
     sampler, logits = TritonSampler(state, rows, vocab), torch.randn(rows, vocab).to(device)
     for mode in get_args(Mode):

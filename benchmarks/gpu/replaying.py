@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.gpu.engine import HandMadeSteps, open_engine
 from benchmarks.gpu.settings import add_settings, settings_of
-from llama_core.execution.fused.preloading import import_kernels
+from llama_core.execution.fused.device import import_kernels
 
 
 def main() -> None:

@@ -238,7 +238,7 @@ def _import_at_low_priority(has_gpus: bool) -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # Linux has a priority for each thread
     importlib.import_module("llama_core.execution.runner")
     if has_gpus:
-        importlib.import_module("llama_core.execution.fused.preloading").import_kernels()
+        importlib.import_module("llama_core.execution.fused.device").import_kernels()
     # The collection in `prepare` then walks no object of torch, for which it takes 0.1 s.
     gc.collect()
     gc.freeze()

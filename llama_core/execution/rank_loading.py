@@ -16,9 +16,9 @@ from llama_core.execution.backend import Backend
 from llama_core.execution.backend_choice import BackendKind, choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device_slots import DeviceSlots
+from llama_core.execution.fused.buffers import DeviceSlots
+from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops_choice import choose_ops
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (

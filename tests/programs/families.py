@@ -33,13 +33,13 @@ def report(name: str, where: str, results: list[families.Expected], expected: fa
 
 def interpret(root: Path, name: str) -> bool:
     """The family's model in this process, whose Triton interprets kernels."""
-    from llama_core.execution.fused.device import EagerDevice
+    from llama_core.execution.fused.device import StepDevice
     from llama_core.execution.fused.kernels import TritonOps
 
     expected = families.write(root / name, name)
     with patch(
         "llama_core.execution.rank_loading.choose_ops",
-        lambda kind, device, **options: (TritonOps(**options), EagerDevice(device)),
+        lambda kind, device, **options: (TritonOps(**options), StepDevice(device)),
     ):
         got = families.run(alone("cpu"), str(root / name), "fused")
     return report(name, "fused, interpreter", [got], expected)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, TileSizes, plan_of
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
@@ -100,7 +100,7 @@ class Case:
         position = torch.arange(first, row.start + row.length, device=self.device)
         return self.tables[row.slot, position // self.block_size] * self.block_size + position % self.block_size
 
-    def attend(self, ops: Ops, rows: Seq[Row], q: torch.Tensor, window: int) -> torch.Tensor:
+    def attend(self, ops: TorchOps, rows: Seq[Row], q: torch.Tensor, window: int) -> torch.Tensor:
         sizes = ops.tile_sizes(self.n_heads, self.n_kv_heads, self.head_dim, self.dtype)
         arrays = planned(rows, sizes)
         tiles = AttentionTiles(*(torch.from_numpy(part).to(self.device) for part in (arrays.decodes, arrays.chunks)))
@@ -134,7 +134,7 @@ def as_numbers(cache: torch.Tensor) -> torch.Tensor:
 
 
 def check(
-    ops: Ops,
+    ops: TorchOps,
     device: torch.device,
     dtype: torch.dtype,
     seeds: Seq[int],
@@ -149,7 +149,7 @@ def check(
         check_step(ops, Case(seed, shape, dtype, device, is_float8=is_float8, rows=rows), window)
 
 
-def check_step(ops: Ops, case: Case, window: int) -> None:
+def check_step(ops: TorchOps, case: Case, window: int) -> None:
     """All rows in one step are within the limit of float64, and each row alone has the same bits as in the step."""
     expected = case.expected(window)
     if window:
@@ -165,7 +165,7 @@ def check_step(ops: Ops, case: Case, window: int) -> None:
         begin = end
 
 
-def check_random(ops: Ops, device: torch.device, dtype: torch.dtype, examples: int) -> None:
+def check_random(ops: TorchOps, device: torch.device, dtype: torch.dtype, examples: int) -> None:
     # Imported here, because GPU machines that run the tests marked cuda may lack Hypothesis.
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st

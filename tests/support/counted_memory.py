@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llama_core.execution.fused.device import EagerDevice, Graph, Work
+from llama_core.execution.fused.device import StepDevice, Work
 
 META = torch.device("meta")
 
@@ -55,7 +55,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 @dataclass
-class CountingDevice(EagerDevice):
+class CountingDevice(StepDevice):
     """pool: the most bytes that a captured work has at once: graphs share their memory. eager: those of other works."""
 
     live: LiveBytes
@@ -73,20 +73,15 @@ class CountingDevice(EagerDevice):
     def warm_up(self, works: list[Work]) -> None:
         pass
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> Work:
         self.pool = max(self.pool, self.peak_of(work))
-        return _Nothing()
+        return lambda: None
 
     def peak_of(self, work: Callable[[], object]) -> int:
         before = self.live.restart()
         work()
         assert self.live.now == before, "a work leaves no tensors behind"
         return self.live.peak - before
-
-
-class _Nothing:
-    def replay(self) -> None:
-        pass
 
 
 @contextmanager

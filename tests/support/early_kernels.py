@@ -26,7 +26,8 @@ def launched_early() -> set[str]:
     for function in functions():
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         if "early_launch" in {ast.unparse(call.func) for call in calls}:
-            names |= {ast.unparse(call.func.value) for call in calls if isinstance(call.func, ast.Subscript)}
+            launched = [ast.unparse(call.func.value) for call in calls if isinstance(call.func, ast.Subscript)]
+            names |= {name.rpartition(".")[2] for name in launched}
     return names
 
 

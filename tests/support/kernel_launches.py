@@ -163,10 +163,10 @@ def launch_sampling(vocab: int) -> None:
     """Every kernel of a head behind the logits, with and without rules and masks."""
     from typing import get_args
 
-    from llama_core.execution.fused import rule_table
+    from llama_core.execution import logit_rules
+    from llama_core.execution.fused.kernels import TritonSampler
     from llama_core.execution.fused.sampler import Mode, SamplingState
     from llama_core.execution.fused.step_plan import SampleTensors
-    from llama_core.execution.fused.triton_sampler import TritonSampler
     from llama_core.execution.sampling_tensors import SlotSamplingArray
 
     rows, slots = 2, 3
@@ -174,9 +174,9 @@ def launch_sampling(vocab: int) -> None:
     state = SamplingState(
         torch.zeros((slots, 4096), dtype=torch.int64),
         SlotSamplingArray(slots, cpu),
-        torch.zeros((slots, rule_table.table_words(vocab)), dtype=torch.int64),
+        torch.zeros((slots, logit_rules.table_words(vocab)), dtype=torch.int64),
         index,
-        torch.zeros((rows, rule_table.bit_words(vocab)), dtype=torch.int64),
+        torch.zeros((rows, logit_rules.bit_words(vocab)), dtype=torch.int64),
     )
     sampler, logits = TritonSampler(state, rows, vocab), torch.zeros((rows, vocab))
     for mode in get_args(Mode):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from llama_core.execution.fused.product_choice import always
+from benchmarks.gpu.every_kernel import always
 from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrix, find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llama_core.execution.fused import rule_table
+from llama_core.execution import logit_rules
 from llama_core.execution.fused.sampler import SamplingState, TorchSampler
 from llama_core.execution.fused.step_plan import SampleTensors
 from llama_core.execution.logit_rules import LogitRules
@@ -86,19 +86,19 @@ class Case:
         num_slots = 2 * count + 1
         sampling = SlotSamplingArray(num_slots, torch.device("cpu"))
         tokens = torch.zeros((num_slots, MAX_SEQ_LEN), dtype=torch.int64)
-        tables = torch.zeros((num_slots, rule_table.table_words(vocab)), dtype=torch.int64)
+        tables = torch.zeros((num_slots, logit_rules.table_words(vocab)), dtype=torch.int64)
         indices = torch.full((count,), -1)
-        masks = torch.full((count, rule_table.bit_words(vocab)), 0x5A5A5A5A5A5A5A5A)
+        masks = torch.full((count, logit_rules.bit_words(vocab)), 0x5A5A5A5A5A5A5A5A)
         for i, (init, rules) in enumerate(zip(self.inits, self.rules(), strict=True)):
             slot = 2 * i + 1
             sampling.set(slot, init.params)
             tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
             tokens[slot, len(init.tokens) :] = 1  # of another sequence
-            for first, words in rule_table.parts_of(rules) if rules else ():
+            for first, words in logit_rules.parts_of(rules) if rules else ():
                 tables[slot, first : first + len(words)] = torch.from_numpy(words)
             if (bits := self.masks[i]) is not None:
                 indices[i] = place = count - 1 - i
-                masks[place] = torch.from_numpy(rule_table.as_words(bits))
+                masks[place] = torch.from_numpy(logit_rules.as_words(bits))
         on_device = SlotSamplingArray(num_slots, device)
         on_device.words.copy_(sampling.words)
         return SamplingState(tokens.to(device), on_device, tables.to(device), indices.to(device), masks.to(device))

@@ -118,17 +118,6 @@ class _Graph:
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(_NAN_BYTE)
 
 
-class _Late:
-    """Work of another thread that has not begun when it is waited for."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def result(self) -> None:
-        with torch.inference_mode():
-            self._work()
-
-
 class _Event:
     def __init__(self, device: "SimulatedDevice", position: int) -> None:
         self._device = device
@@ -207,15 +196,16 @@ class SimulatedDevice:
             self.queue(work)
         self.synchronize()
 
-    def capture(self, work: Work) -> _Graph:
+    def capture(self, work: Work) -> Work:
         self.synchronize()
         with torch.inference_mode(), _Recorder() as recorder:
             work()
-        return _Graph(self, recorder.operations)
+        return _Graph(self, recorder.operations).replay
 
-    def start_in_thread(self, work: Work) -> _Late:
+    def start_in_thread(self, work: Work) -> Work:
+        """The work begins when it is waited for."""
         self.synchronize()
-        return _Late(work)
+        return torch.inference_mode()(work)
 
     def synchronize(self) -> None:
         self.count_wait()

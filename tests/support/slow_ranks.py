@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from llama_core.execution.fused.device import EagerDevice
-from llama_core.execution.fused.sampler import Mode, Sampler, SamplingState, TorchSampler
+from llama_core.execution.fused.device import StepDevice
+from llama_core.execution.fused.sampler import Mode, SamplingState, TorchSampler
 from llama_core.execution.fused.step_plan import SampleTensors
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.runner import ModelRunner
@@ -87,7 +87,7 @@ class _SlowOps(CapturableOps):
         torch.ops.llama_tests.pause(gate_up, self._pause_s)
         return super().gated_silu(gate_up, bias)
 
-    def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
+    def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> TorchSampler:
         return _SlowSampler(state)
 
 
@@ -105,7 +105,7 @@ def spent(parallel: Parallel, ckpt_dir: str, kind: str, slow_rank: int) -> Spent
     """kind: "fused", whose steps are graphs on a simulated device, or "torch". The slow rank pauses in each layer, and every
     rank that samples pauses there."""
     pause_s = LAYER_S if parallel.rank == slow_rank else 0.0
-    device = SimulatedDevice() if kind == "fused" else EagerDevice(torch.device("cpu"))
+    device = SimulatedDevice() if kind == "fused" else StepDevice(torch.device("cpu"))
     with _virtual_time(), patch(f"{_LOADING}.choose_ops", lambda *args, **options: (_SlowOps(pause_s), device)):
         runner = on_ranks.new_runner(parallel, ckpt_dir, backend=kind, max_batch_size=1, max_step_tokens=16)
         init = SlotInit(0, PROMPT, list(range(runner.config.blocks_per_sequence)), SamplingParams(0.7, seed=1))

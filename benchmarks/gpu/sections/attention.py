@@ -20,8 +20,8 @@ from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.varlen import varlen_attention
 from benchmarks.harness.common import Spread
-from llama_core.execution.fused.ops import Ops
-from llama_core.execution.fused.ops_choice import choose_ops
+from llama_core.execution.fused.device import choose_ops
+from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.step_plan import (
     SAMPLE_COLUMNS,
     TILE_COLUMNS,
@@ -76,7 +76,7 @@ def run(record: Recorder, settings: Settings) -> None:
 
 def _decodes(
     clock: Clock,
-    ops: Ops,
+    ops: TorchOps,
     model: ModelConfig,
     rows: list[Row],
     cached: int,
@@ -107,7 +107,7 @@ def _of_one(clock: Clock, calls: list[Callable[[], torch.Tensor]], repeats: int)
 
 
 def _chunk(
-    clock: Clock, ops: Ops, model: ModelConfig, row: Row, product_rate: float, dtype: torch.dtype, n: int
+    clock: Clock, ops: TorchOps, model: ModelConfig, row: Row, product_rate: float, dtype: torch.dtype, n: int
 ) -> dict[str, object]:
     times = _of_one(clock, [_attention(clock, ops, model, [row], dtype)], n)
     pairs = row.length * row.start + row.length * (row.length + 1) // 2
@@ -164,7 +164,7 @@ def faster_on_prompts(figures: Mapping[str, Any]) -> dict[str, str | float]:
 
 
 def _attention(
-    clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtype: torch.dtype, max_seq_len: int = 0
+    clock: Clock, ops: TorchOps, model: ModelConfig, rows: list[Row], dtype: torch.dtype, max_seq_len: int = 0
 ) -> Callable[[], torch.Tensor]:
     """One layer's attention of these rows, over blocks in random order. max_seq_len: of the block tables, at least."""
     device = clock.device

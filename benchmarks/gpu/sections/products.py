@@ -1,7 +1,7 @@
 """Products of few rows both ways: SwiGLU and the residual in their epilogues, and in kernels of their own behind the library's.
 
-`read_share` is the time of the library's product alone beside the fused one's: `fused.product_choice` takes the fused kernel
-for few rows, where it is near 1 or above.
+`read_share` is the time of the library's product alone beside the fused one's: `product_kernels.of_few_rows` takes the fused
+kernel for few rows, where it is near 1 or above.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,11 @@ import torch
 
 from benchmarks.gpu.clock import Clock, clock_of, read_gb_s
 from benchmarks.gpu.engine import model_of
+from benchmarks.gpu.every_kernel import always
 from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
-from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.product_choice import Fuses, always, never, of_few_rows
+from llama_core.execution.fused.ops import TorchOps
+from llama_core.execution.fused.product_kernels import Fuses, never, of_few_rows
 from llama_core.execution.weight_formats.format import TorchMatrix, find_weight_format
 
 QUANTIZED: Final = ("int8", "int4")
@@ -97,7 +98,7 @@ def _both(clock: Clock, case: _Case, matrices: list[TorchMatrix], bandwidth: flo
     }
 
 
-def _ops(device: torch.device, fuses: Fuses) -> Ops:
+def _ops(device: torch.device, fuses: Fuses) -> TorchOps:
     if device.type != "cuda":
         return TorchOps()
     from llama_core.execution.fused.kernels import TritonOps

@@ -6,43 +6,105 @@ results are combined in order: by `_combine_splits`, or, in large batches (`comb
 computes all splits of a decode. Both give the same bits. So a row's result depends neither on the other rows nor on the
 configuration.
 
+A split's result has the binary log of its sum beside it, so that results with different common factors can be added (flash
+decoding, Dao et al. 2023).
+
 With `batch_invariant` a token's result is also the same in a decode and in a prefill chunk. Both have tiles of the same size;
 a chunk's program computes the same splits one after the other, and combines them in the same order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-import math
-from functools import cache
-from typing import Final
-
-import torch
 import triton
 import triton.language as tl
 
 from llama_core.execution.float8_kernels import from_float8
-from llama_core.execution.fused.attention_launches import MIN_DOT, launches, reading_float8
-from llama_core.execution.fused.kernel_functions import early_launch, let_next_start, wait_for_previous
-from llama_core.execution.fused.split_kernels import (
-    combine_splits,
-    combine_weights,
-    first_seen_of,
-    split_begin,
-    split_of,
-    weighted_sum,
-)
-from llama_core.execution.fused.step_memory import (
-    PROGRAMS_PER_MULTIPROCESSOR,
-    SPLIT_BITS,
-    SPLIT_UNIT,
-    combines_in_kernel,
-    split_count,
-)
-from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
-from llama_core.execution.kv_cache import FLOAT8_BYTES
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.execution.fused.layer_kernels import let_next_start, wait_for_previous
 
-_LOG2_E: Final = math.log2(math.e)
+
+@triton.jit
+def first_seen_of(length, window: tl.constexpr):
+    """The first position that the last of `length` positions attends to."""
+    if window:
+        return tl.maximum(length - window, 0)
+    return length * 0
+
+
+@triton.jit
+def split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
+    """See `step_memory.split_of`. The exponent is read from a float32, which represents integers below 2^24 exactly."""
+    units = position // split_unit
+    exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - split_bits
+    exponent = tl.maximum(exponent, 0)
+    return (exponent << split_bits) + (units >> exponent)
+
+
+@triton.jit
+def split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
+    """See `step_memory.split_begin`."""
+    exponent = tl.maximum((split >> split_bits) - 1, 0)
+    return ((split - (exponent << split_bits)) << exponent) * split_unit
+
+
+@triton.jit
+def combine_weights(best, log_sum):
+    """The factors of the splits combined so far and of a further split, and the binary log of their new common factor."""
+    highest = tl.maximum(best, log_sum)
+    return tl.exp2(best - highest), tl.exp2(log_sum - highest), highest
+
+
+@triton.jit
+def weighted_sum(mixed, kept, part, weight):
+    """mixed * kept + part * weight: a split's result is added to those combined so far."""
+    # An explicit FMA: without it, the compiler chooses which product it rounds, and may choose differently in each kernel.
+    return tl.fma(mixed, kept, part * weight)
+
+
+@triton.jit(do_not_specialize=["n_splits", "n_heads"])
+def _combine_splits(
+    partial,
+    log_sums,
+    tiles,
+    out,
+    n_splits,
+    n_heads,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+    window: tl.constexpr,
+    split_unit: tl.constexpr,
+    split_bits: tl.constexpr,
+    tile_columns: tl.constexpr,
+    at_once: tl.constexpr,
+    is_early: tl.constexpr,
+):
+    """The result of a tile's tokens for one head. The arguments are those of `_attend` with is_split."""
+    about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
+    dim = tl.arange(0, dim_block)
+    in_dim = dim < head_dim
+    first_token, count = tl.load(about), tl.load(about + 1)
+    first, decode_token = tl.load(about + 3), tl.load(about + 4)
+    wait_for_previous(is_early)
+    let_next_start(is_early)
+    for index in range(0, count):
+        length = first + index + 1
+        parts = ((decode_token + index) * n_heads + head) * n_splits
+        mixed = tl.zeros([dim_block], tl.float32)
+        total = 0.0
+        best = float("-inf")
+        begin = split_of(first_seen_of(length, window), split_unit, split_bits)
+        end = split_of(length - 1, split_unit, split_bits) + 1
+        # Unrolled, so that several splits are loaded at once. Splits behind the end have a weight of 0, which changes no bit.
+        for several in range(begin, end, at_once):
+            for ahead in tl.static_range(at_once):
+                split = several + ahead
+                at = parts + split % n_splits
+                log_sum = tl.load(log_sums + at, mask=split < end, other=float("-inf"))
+                part = tl.load(partial + at * head_dim + dim, mask=in_dim & (split < end), other=0.0)
+                kept, weight, best = combine_weights(best, log_sum)
+                mixed = weighted_sum(mixed, kept, part, weight)
+                total = weighted_sum(total, kept, weight, 1.0)
+        place = out + ((first_token + index) * n_heads + head) * head_dim + dim
+        tl.store(place, (mixed / total).to(out.dtype.element_ty), mask=in_dim)
 
 
 @triton.jit
@@ -264,85 +326,3 @@ def _attend(
             result = (mixed / total[:, None]).to(out.dtype.element_ty)
             whole = ((first_token + index) * n_heads + head) * head_dim
             tl.store(out + whole[:, None] + dim[None, :], result, mask=is_value)
-
-
-def attend(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    block_tables: torch.Tensor,
-    tiles: AttentionTiles,
-    window: int = FULL_ATTENTION,
-    *,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
-    """See `ops.Ops.attend`. The tiles have the sizes that `tile_sizes` returns for the same `batch_invariant`."""
-    n_heads, head_dim = q.shape[1:]
-    block_size, n_kv_heads = keys.shape[1:3]
-    group = n_heads // n_kv_heads
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    about = {
-        "group": group,
-        "head_dim": head_dim,
-        "dim_block": max(MIN_DOT, triton.next_power_of_2(head_dim)),
-        "block_size": block_size,
-        "window": window,
-        "split_unit": SPLIT_UNIT,
-        "split_bits": SPLIT_BITS,
-        "tile_columns": TILE_COLUMNS,
-        **early_launch(),
-    }
-    scale = head_dim**-0.5 * _LOG2_E
-    cached = (q, keys, values, block_tables)
-    sizes = (scale, q.stride(0), block_tables.stride(0))
-    decode, chunk = launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
-    if keys.dtype == FLOAT8_BYTES:
-        decode, chunk = reading_float8(decode, chunk, q.dtype)
-    if count := len(tiles.decodes):
-        num_splits = split_count(block_tables.shape[1] * block_size, window)
-        combines, programs = combines_in_kernel(count, n_kv_heads), 1
-        results = log_sums = out  # the kernel writes no log_sums where it combines
-        if not combines:
-            most = PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(q.device)
-            programs = min(num_splits, triton.cdiv(most, count * n_kv_heads))
-            results = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
-            log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
-        _attend[(n_kv_heads, count, programs)](
-            *cached,
-            tiles.decodes,
-            results,
-            log_sums,
-            *sizes,
-            num_splits,
-            n_kv_heads,
-            **about,
-            **decode.constants(group),
-            is_decode=True,
-            is_split=True,
-            combines=combines,
-        )
-        if not combines:
-            combine_splits(results, log_sums, tiles.decodes, out, window)
-    if count := len(tiles.chunks):
-        _attend[(count, n_kv_heads)](
-            *cached,
-            tiles.chunks,
-            out,
-            out,
-            *sizes,
-            1,
-            n_kv_heads,
-            **about,
-            **chunk.constants(group),
-            is_decode=False,
-            is_split=batch_invariant,
-            combines=batch_invariant,
-        )
-    return out
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":  # Triton's interpreter
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,18 +1,32 @@
 """Launch parameters of attention by the GPU's shared memory: rows, positions, warps and pipeline stages of a program."""
 
+import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import torch
 import triton
 
-from llama_core.execution.fused.shared_memory import has_much_shared_memory
-from llama_core.execution.fused.step_plan import TileSizes
+from llama_core.execution.fused import attention_kernels
+from llama_core.execution.fused.layer_kernels import early_launch, has_much_shared_memory
+from llama_core.execution.fused.step_memory import (
+    PROGRAMS_PER_MULTIPROCESSOR,
+    SPLIT_BITS,
+    SPLIT_UNIT,
+    combines_in_kernel,
+    split_count,
+)
+from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
+from llama_core.execution.kv_cache import FLOAT8_BYTES
+from llama_core.model_config import FULL_ATTENTION
 
 MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 # With this num_stages or more, a program loads the next positions' keys and values, and the block numbers of those after them,
 # while it computes. With fewer, it waits for the load that it has just begun, because the keys' addresses are loaded as well.
 _DOUBLE_BUFFERED: Final = 5
+_LOG2_E: Final = math.log2(math.e)
+_COMBINED_AT_ONCE: Final = 8  # splits whose results are loaded before the first one is added
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +115,110 @@ def reading_float8(decode: Launch, chunk: Launch, dtype: torch.dtype) -> tuple[L
     is_limited = decode.most_registers is not None and decode.rows == MIN_DOT
     most_registers = _registers_for(3, decode.num_warps) if is_limited else None
     return replace(decode, most_registers=most_registers), replace(chunk, num_warps=8)
+
+
+def attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_tables: torch.Tensor,
+    tiles: AttentionTiles,
+    window: int = FULL_ATTENTION,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """See `ops.TorchOps.attend`. The tiles have the sizes that `tile_sizes` returns for the same `batch_invariant`."""
+    n_heads, head_dim = q.shape[1:]
+    block_size, n_kv_heads = keys.shape[1:3]
+    group = n_heads // n_kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    about = {
+        "group": group,
+        "head_dim": head_dim,
+        "dim_block": max(MIN_DOT, triton.next_power_of_2(head_dim)),
+        "block_size": block_size,
+        "window": window,
+        "split_unit": SPLIT_UNIT,
+        "split_bits": SPLIT_BITS,
+        "tile_columns": TILE_COLUMNS,
+        **early_launch(),
+    }
+    scale = head_dim**-0.5 * _LOG2_E
+    cached = (q, keys, values, block_tables)
+    sizes = (scale, q.stride(0), block_tables.stride(0))
+    decode, chunk = launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
+    if keys.dtype == FLOAT8_BYTES:
+        decode, chunk = reading_float8(decode, chunk, q.dtype)
+    if count := len(tiles.decodes):
+        num_splits = split_count(block_tables.shape[1] * block_size, window)
+        combines, programs = combines_in_kernel(count, n_kv_heads), 1
+        results = log_sums = out  # the kernel writes no log_sums where it combines
+        if not combines:
+            most = PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(q.device)
+            programs = min(num_splits, triton.cdiv(most, count * n_kv_heads))
+            results = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+            log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
+        attention_kernels._attend[(n_kv_heads, count, programs)](
+            *cached,
+            tiles.decodes,
+            results,
+            log_sums,
+            *sizes,
+            num_splits,
+            n_kv_heads,
+            **about,
+            **decode.constants(group),
+            is_decode=True,
+            is_split=True,
+            combines=combines,
+        )
+        if not combines:
+            combine_splits(results, log_sums, tiles.decodes, out, window)
+    if count := len(tiles.chunks):
+        attention_kernels._attend[(count, n_kv_heads)](
+            *cached,
+            tiles.chunks,
+            out,
+            out,
+            *sizes,
+            1,
+            n_kv_heads,
+            **about,
+            **chunk.constants(group),
+            is_decode=False,
+            is_split=batch_invariant,
+            combines=batch_invariant,
+        )
+    return out
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def combine_splits(
+    partial: torch.Tensor, log_sums: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor, window: int
+) -> None:
+    """Write the results of all decode tokens to `out` [T, H, head_dim], from those that `_attend` has written for each split:
+    partial float32 [decode tokens, H, splits, head_dim], log_sums [decode tokens, H, splits]."""
+    n_heads, num_splits, head_dim = partial.shape[1:]
+    attention_kernels._combine_splits[(len(tiles), n_heads)](
+        partial,
+        log_sums,
+        tiles,
+        out,
+        num_splits,
+        n_heads,
+        head_dim=head_dim,
+        dim_block=max(MIN_DOT, triton.next_power_of_2(head_dim)),
+        window=window,
+        split_unit=SPLIT_UNIT,
+        split_bits=SPLIT_BITS,
+        tile_columns=TILE_COLUMNS,
+        at_once=_COMBINED_AT_ONCE,
+        num_warps=1,
+        **early_launch(),
+    )

@@ -18,17 +18,14 @@ import torch
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import Sampled, StepMasks
-from llama_core.execution.fused.device import Event, FusedDevice, Graph
-from llama_core.execution.fused.device_slots import DeviceSlots
+from llama_core.execution.fused.buffers import DeviceSlots, Prefixes, StepBuffers
+from llama_core.execution.fused.device import Event, StepDevice, Work
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.ops import NUM_SUMS, StepSeconds, TorchOps
 from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.fused.sampling_head import SamplingHead
-from llama_core.execution.fused.step_buckets import StepBuckets
-from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
-from llama_core.execution.fused.step_clock import NUM_SUMS, StepSeconds
 from llama_core.execution.fused.step_memory import received_size, unallocated_bytes
-from llama_core.execution.fused.step_plan import LaunchShape, StepPlan, plan_of
+from llama_core.execution.fused.step_plan import LaunchShape, StepBuckets, StepPlan, plan_of
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
 from llama_core.scheduling.step import Pending, Row
@@ -84,8 +81,8 @@ class FusedBackend:
         model: FusedTransformer,
         parallel: Parallel,
         slots: DeviceSlots,
-        ops: Ops,
-        device: FusedDevice,
+        ops: TorchOps,
+        device: StepDevice,
         name: str = "fused",
     ) -> None:
         self.model = model
@@ -102,7 +99,7 @@ class FusedBackend:
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
-        self._bodies: dict[LaunchShape, Graph] = {}
+        self._bodies: dict[LaunchShape, Work] = {}
         self._spare_slot = config.max_batch_size
         max_size = received_size(config, self._buckets.largest)
         self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
@@ -194,15 +191,15 @@ class FusedBackend:
         the cache without them, perhaps NaN, is overwritten before attention reads it. No step may start before this returns.
         """
         is_over = threading.Event()
-        loading = self._device.start_in_thread(lambda: self.load(_until(is_over, weights)))
+        wait_for_load = self._device.start_in_thread(lambda: self.load(_until(is_over, weights)))
         try:
             self.allocate_cache(num_blocks, is_loading=True)
         except BaseException:
             is_over.set()
-            loading.result()  # an error of the weights explains more
+            wait_for_load()  # an error of the weights explains more
             raise
         begin = time.perf_counter()
-        loading.result()
+        wait_for_load()
         self.start_seconds.left = time.perf_counter() - begin
         seconds = self.start_seconds
         log.info("the weights were loaded in %.2f s beside that, of which %.2f s were left", seconds.load, seconds.left)
@@ -229,7 +226,7 @@ class FusedBackend:
         if body is None:
             self._device.queue(partial(self._compute, shape))
         else:
-            body.replay()
+            body()
         step = self._unsampled = _Step(self._turn, plan, masks, keep_logits)
         self._turn = (self._turn + 1) % _TURNS
         if not self.captures:  # the layers are computed already

@@ -3,16 +3,31 @@
 While the backend serves, it calls CUDA in one other place only: torch reads prompt logprobs from logits for which `compute` has
 waited. At the start, weights (`checkpoint/uploads.py`) and the budget of memory (`memory_budget.py`) call CUDA themselves.
 
-`EagerDevice` computes at once. The tests have a third implementation, which runs queued work as late as its
+`StepDevice` computes at once. The tests have a third implementation, which runs queued work as late as its
 ordering allows, so that a missing wait gives wrong results (`tests/support/simulated_device.py`).
 """
 
+import importlib
+import logging
+import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
 
 import torch
 
+from llama_core.errors import ConfigError
+from llama_core.execution.fused.ops import TorchOps
+
+log = logging.getLogger(__name__)
+
+# What a rank on a GPU imports beside the runner. A standby process does so before it is needed. No import makes a CUDA context,
+# which would take memory beside the rank that serves.
+_KERNELS: Final = (
+    "llama_core.execution.fused.kernels",
+    "llama_core.execution.weight_formats.kernels",
+    "llama_core.execution.weight_formats.invariant_kernels",
+)
 Work = Callable[[], object]
 
 
@@ -25,59 +40,6 @@ class Event(Protocol):
         """Block the calling thread, which may be any, until all work before this point is done."""
 
 
-class Graph(Protocol):
-    """Captured work, which can be queued any number of times."""
-
-    def replay(self) -> None:
-        """Queue the captured work."""
-
-
-class ThreadWork(Protocol):
-    """Work in another thread."""
-
-    def result(self) -> object:
-        """Block until the work is done, and what it queued. Raises its error."""
-
-
-class FusedDevice(Protocol):
-    """Runs work in the order in which it was queued. The host waits only in `Event.wait`, `compute` and `synchronize`.
-
-    torch_device: where tensors are. captures: whether `capture` is worth its memory.
-    """
-
-    torch_device: torch.device
-    captures: bool
-
-    def page_locked(self, *shape: int) -> torch.Tensor:
-        """int64 zeros in page-locked host memory. A copy from or to it runs at its turn in the queue, not when it is queued."""
-
-    def queue(self, work: Work) -> None:
-        """Queue work that reads and writes tensors of the device only."""
-
-    def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Queue work and block the host until it is done. Any thread may read the result."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy between a page-locked tensor and one of the device."""
-
-    def record(self) -> Event:
-        """The point behind all work that was queued so far."""
-
-    def warm_up(self, works: list[Work]) -> None:
-        """Run all work once, before it is captured: this compiles kernels and opens NCCL's channels."""
-
-    def capture(self, work: Work) -> Graph:
-        """A graph of `work`, which runs no part of it. Graphs share the memory of their intermediate tensors. Raises
-        RuntimeError where the work cannot be captured."""
-
-    def start_in_thread(self, work: Work) -> ThreadWork:
-        """Begin work in another thread, behind all that was queued before. What it queues has a queue of its own; the first
-        thread may queue and capture other work meanwhile."""
-
-    def synchronize(self) -> None:
-        """Block the host until all work is done. Not beside other threads' captures."""
-
-
 class _Reached:
     def is_reached(self) -> bool:
         return True
@@ -86,8 +48,12 @@ class _Reached:
         pass
 
 
-class EagerDevice:
-    """Runs work when it is queued, on a CPU or any other device. Its copies wait."""
+class StepDevice:
+    """Runs work in the order in which it is queued: here at once, on a CPU or any other device, and copies wait. The host waits
+    only in `Event.wait`, `compute` and `synchronize`.
+
+    torch_device: where tensors are. captures: whether `capture` is worth its memory.
+    """
 
     captures = False
 
@@ -95,34 +61,44 @@ class EagerDevice:
         self.torch_device = torch_device
 
     def page_locked(self, *shape: int) -> torch.Tensor:
+        """int64 zeros in page-locked host memory. A copy from or to it runs at its turn in the queue, not when it is queued."""
         return torch.zeros(shape, dtype=torch.int64)
 
     def queue(self, work: Work) -> None:
+        """Queue work that reads and writes tensors of the device only."""
         work()
 
     def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Queue work and block the host until it is done. Any thread may read the result."""
         return work()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy between a page-locked tensor and one of the device."""
         target.copy_(source)
 
     def record(self) -> Event:
+        """The point after all work that was queued so far."""
         return _Reached()
 
     def warm_up(self, works: list[Work]) -> None:
+        """Run all work once, before it is captured: this compiles kernels and opens NCCL's channels."""
         for work in works:
             work()
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> Work:
+        """What queues `work` as a graph. Runs no part of it now. Graphs share the memory of their intermediate tensors. Raises
+        RuntimeError where the work cannot be captured."""
         raise RuntimeError("this device captures nothing")
 
-    def start_in_thread(self, work: Work) -> ThreadWork:
-        done: Future[object] = Future()
-        done.set_result(work())
-        return done
+    def start_in_thread(self, work: Work) -> Work:
+        """Begin work in another thread, after all that was queued before. Returns what blocks until the work is done, and what
+        it queued, and raises its error. What it queues has a queue of its own; the first thread may queue and capture other
+        work meanwhile."""
+        work()
+        return lambda: None
 
     def synchronize(self) -> None:
-        pass
+        """Block the host until all work is done. Not beside other threads' captures."""
 
 
 class _CudaEvent:
@@ -139,13 +115,13 @@ class _CudaEvent:
         self._event.synchronize()
 
 
-class CudaDevice:
+class CudaDevice(StepDevice):
     """The current stream of one CUDA device."""
 
     captures = True
 
     def __init__(self, torch_device: torch.device) -> None:
-        self.torch_device = torch_device
+        super().__init__(torch_device)
         self._index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
         self._pool: Any = None
         self._stream: Any = None
@@ -178,7 +154,7 @@ class CudaDevice:
         torch.cuda.synchronize()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         restored = torch.cuda.stream(torch.cuda.current_stream())  # also after a failed capture
         # thread_local: other threads' calls do not end the capture, such as NCCL's watchdog's queries of its events, and copies
@@ -186,9 +162,9 @@ class CudaDevice:
         captured = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         with restored, captured:
             work()
-        return graph
+        return graph.replay
 
-    def start_in_thread(self, work: Work) -> ThreadWork:
+    def start_in_thread(self, work: Work) -> Work:
         self.synchronize()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -202,7 +178,64 @@ class CudaDevice:
         pool = ThreadPoolExecutor(1, "beside")
         begun = pool.submit(run)
         pool.shutdown(wait=False)
-        return begun
+        return begun.result
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+
+def choose_ops(kind: str, device: torch.device, *, batch_invariant: bool = False) -> tuple[TorchOps, StepDevice]:
+    """kind "fused": Triton's kernels and CUDA graphs on a GPU. Else, and on a CPU, the operations in torch, one by one. Raises
+    ConfigError where Triton does not work, and where the operations in torch are to be batch-invariant."""
+    if device.type != "cuda" or kind == "torch":
+        if batch_invariant:
+            raise ConfigError(
+                "batch_invariant needs a GPU with the fused backend; on a CPU the native backend is always batch-invariant",
+                param="batch_invariant",
+            )
+        if device.type == "cuda":
+            # It makes a plan for each new shape, in up to half a second, and each chunk of a prompt has its own.
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        return TorchOps(), StepDevice(device)
+    try:
+        from llama_core.execution.fused.kernels import TritonOps
+        from llama_core.execution.fused.product_kernels import of_few_rows
+
+        ops = TritonOps(batch_invariant=batch_invariant, fuses=of_few_rows)
+        ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
+    except Exception as error:  # any error of Triton, the compiler or the file system
+        # In torch, attention would gather whole block tables, for which no memory is planned.
+        raise ConfigError(
+            f"Triton does not work here ({error}): install a C compiler and Python's headers, or give backend: torch",
+            param="backend",
+        ) from error
+    return ops, CudaDevice(device)
+
+
+def import_kernels() -> None:
+    """Import Triton and all kernels, and compute what their first launches need: the hash of Triton itself, half a gigabyte of
+    code, and those of the kernels' sources. Without Triton, loading says what is wrong."""
+    try:
+        for name in _KERNELS:
+            importlib.import_module(name)
+        _compute_keys()
+    except Exception as error:  # any error of an installation
+        log.info("kernels are not imported in advance: %s", error)
+
+
+def _compute_keys() -> None:
+    """Compute the hashes, which Triton keeps for the process. Needs no device."""
+    from triton.runtime.cache import triton_key
+    from triton.runtime.jit import JITFunction
+
+    triton_key()
+    # Kernels of all loaded modules, because those above import others.
+    kernels = {
+        id(value): value
+        for name, module in list(sys.modules.items())
+        if name.startswith("llama_core.")
+        for value in vars(module).values()
+        if isinstance(value, JITFunction)
+    }
+    for kernel in kernels.values():
+        _ = kernel.cache_key

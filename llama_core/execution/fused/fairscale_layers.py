@@ -17,7 +17,7 @@ from fairscale.nn.model_parallel.mappings import reduce_from_model_parallel_regi
 from torch import nn
 
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.step_clock import StepClock
+from llama_core.execution.fused.ops import StepClock
 from llama_core.execution.fused.step_plan import StepTensors
 from llama_core.execution.parallel import before_leaving
 from llama_core.execution.weight_formats.format import TorchMatrix

@@ -14,8 +14,7 @@ import torch
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.rank_share import RankShare
-from llama_core.execution.fused.ops import HeadNorms, Ops
-from llama_core.execution.fused.step_clock import StepClock
+from llama_core.execution.fused.ops import HeadNorms, StepClock, TorchOps
 from llama_core.execution.fused.step_plan import StepTensors
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
@@ -63,7 +62,7 @@ class FusedTransformer:
         parallel: Parallel,
         max_seq_len: int,
         dtype: torch.dtype,
-        ops: Ops,
+        ops: TorchOps,
         matrix_type: Callable[[str], TorchMatrixType],
         weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]],
         *,
@@ -117,7 +116,7 @@ class FusedTransformer:
         attend: Attend,
         clock: StepClock,
     ) -> torch.Tensor:
-        """The last layer's normed hidden states [T, dim]. slot_tokens, block_tables: as in `Ops.embed`.
+        """The last layer's normed hidden states [T, dim]. slot_tokens, block_tables: as in `TorchOps.embed`.
 
         Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in two
         collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,

@@ -17,17 +17,21 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernel_functions import (
+from llama_core.execution.fused.layer_kernels import (
     early_launch,
+    has_much_shared_memory,
     let_next_start,
     plus_bias,
     silu_times,
     wait_for_previous,
 )
-from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
+# Rows of a product that reading the weights limits on every GPU of sm_80 and later. More rows go to cuBLAS.
+MOST_ROWS: Final = 64
+# (weights, rows) -> whether the product is ours. Nothing else decides, so that a step computes the same in a graph and outside.
+Fuses = Callable[[HeldWeights, int], bool]
 # The least programs for a product. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 64 KB in the stages that it
 # does not compute yet, one with codes of 4 bits has 6 to 12 KB.
@@ -39,6 +43,18 @@ _MANY_OUTPUTS: Final = 64 * _PROGRAMS
 _MANY_OUTPUTS_WITH_NARROW_TILES: Final = 48 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
+
+
+def never(weights: HeldWeights, rows: int) -> bool:
+    """No product: all are cuBLAS's."""
+    return False
+
+
+def of_few_rows(weights: HeldWeights, rows: int) -> bool:
+    """Products of at most MOST_ROWS rows, whose time is that of reading the weights: in bfloat16, our kernels are about as
+    fast as cuBLAS or faster on an H100 and an H200, and save kernels. Not in float32, which uses no tensor cores: there
+    the arithmetic of many rows takes the time."""
+    return rows <= MOST_ROWS and weights.codes.dtype != torch.float32
 
 
 class Tiles(NamedTuple):
@@ -62,10 +78,6 @@ class Tiles(NamedTuple):
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
         }
-
-
-# (weights, rows, dtype of the activations, whether SwiGLU follows) -> the tiles of the product.
-TileChoice = Callable[[HeldWeights, int, torch.dtype, bool], Tiles]
 
 
 def tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, is_gated: bool) -> Tiles:
@@ -279,13 +291,11 @@ def _product_of_rows(
         tl.store(out + target, (states.to(tl.float32) + added.to(tl.float32)).to(states.dtype), mask=inside)
 
 
-def gated_product(
-    x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None, choose: TileChoice = tiles_of
-) -> torch.Tensor:
+def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
     x = x.contiguous()
     (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
-    hidden, tiles = outputs // 2, choose(weights, len(x), x.dtype, True)
+    hidden, tiles = outputs // 2, tiles_of(weights, len(x), x.dtype, True)
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if triton.cdiv(outputs, tiles.outputs) < tiles.least_programs:
         tiles = tiles._replace(outputs=tiles.outputs // 2)
@@ -312,14 +322,13 @@ def add_product(
     x: torch.Tensor,
     weights: HeldWeights,
     bias: torch.Tensor | None,
-    choose: TileChoice = tiles_of,
 ) -> torch.Tensor | None:
     """hidden_states [T, outputs] += x [T, inputs] times weights + bias, in place.
 
     Where the inputs are split, the hidden states stay as they are, and the result is the sums of the splits without the bias,
     float32 [splits, T, outputs].
     """
-    tiles = choose(weights, len(x), x.dtype, False)
+    tiles = tiles_of(weights, len(x), x.dtype, False)
     split = _split_of(weights, tiles)
     num_splits = triton.cdiv(weights.codes.shape[1], split)
     if num_splits == 1:
@@ -330,11 +339,11 @@ def add_product(
     return partial
 
 
-def product(x: torch.Tensor, weights: HeldWeights, choose: TileChoice = tiles_of) -> torch.Tensor:
+def product(x: torch.Tensor, weights: HeldWeights) -> torch.Tensor:
     """x [T, inputs] times weights [outputs, inputs]: [T, outputs]."""
     outputs, width = weights.codes.shape
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    _launch_product(x, weights, out, choose(weights, len(x), x.dtype, False), width, None, is_added=False)
+    _launch_product(x, weights, out, tiles_of(weights, len(x), x.dtype, False), width, None, is_added=False)
     return out
 
 

@@ -1,24 +1,24 @@
-"""How a step on a GPU samples: the Protocol, and in torch the definition of its results, which never waits for the host.
+"""How a step samples, in torch, which defines the results of `kernels.TritonSampler` and never waits for the host.
 
-`triton_sampler.py` has it for CUDA. Both read what the slots have on the device, and both can be part of a CUDA graph.
+Both read what the slots have on the device, and both can be part of a CUDA graph.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import numpy as np
 import torch
 
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
-from llama_core.execution.fused.rule_table import (
+from llama_core.execution.fused.step_plan import SampleTensors
+from llama_core.execution.logit_rules import (
     FIRST_ALLOWED,
     FIRST_BAD_WORD,
     FIRST_ENTRY,
     MAX_ENTRIES,
     WORD_WIDTH,
 )
-from llama_core.execution.fused.step_plan import SampleTensors
 from llama_core.execution.sampling import logprobs_of, sample
 from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.request import TokenLogprob
@@ -33,8 +33,8 @@ _LOW: Final = 0xFFFFFFFF
 @dataclass(frozen=True, slots=True)
 class SamplingState:
     """What samplers read: tensors on the device that keep their addresses. tokens: int64 [slots, max_seq_len]. sampling: of all
-    slots. rules: int64 [slots, `rule_table.table_words`]. mask_indices: int64 [max_samples], of rows of `masks` int64
-    [max_samples, `rule_table.bit_words`], -1 for samples without a mask."""
+    slots. rules: int64 [slots, `logit_rules.table_words`]. mask_indices: int64 [max_samples], of rows of `masks` int64
+    [max_samples, `logit_rules.bit_words`], -1 for samples without a mask."""
 
     tokens: torch.Tensor
     sampling: SamplingTensors
@@ -43,25 +43,8 @@ class SamplingState:
     masks: torch.Tensor
 
 
-class Sampler(Protocol):
-    """B rows of logits, float32 [B, vocab], which stay as they are. No row's result depends on the others.
-
-    nbytes: of the memory that is kept between steps.
-    """
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def sample(self, logits: torch.Tensor, samples: SampleTensors, mode: Mode) -> torch.Tensor:
-        """int64 [B]: tokens, NOT_FINITE or NOTHING_ALLOWED."""
-
-    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 [B, 1 + n], n = min(MAX_TOP_LOGPROBS, vocab): of the rows' `tokens`, int64 [B], and of the n most likely ones.
-        Each is a token and, in the upper half, the bits of its log-probability, float32, before any rule."""
-
-
 def unpacked(logprobs: torch.Tensor) -> list[TokenLogprob]:
-    """The log-probabilities in a host copy of the result of `Sampler.logprobs`."""
+    """The log-probabilities in a host copy of the result of `TorchSampler.logprobs`."""
     words = logprobs.numpy()
     values, tokens = (words >> 32).astype(np.int32).view(np.float32).tolist(), (words & _LOW).tolist()
     rows = zip(values, tokens, strict=True)
@@ -69,7 +52,11 @@ def unpacked(logprobs: torch.Tensor) -> list[TokenLogprob]:
 
 
 class TorchSampler:
-    """Defines the results of the kernels. Sorts every row."""
+    """Samples B rows of logits, float32 [B, vocab], which stay as they are. No row's result depends on the others. Sorts every
+    row.
+
+    nbytes: of the memory that is kept between steps.
+    """
 
     def __init__(self, state: SamplingState) -> None:
         self._state = state
@@ -79,6 +66,7 @@ class TorchSampler:
         return 0
 
     def sample(self, logits: torch.Tensor, samples: SampleTensors, mode: Mode) -> torch.Tensor:
+        """int64 [B]: tokens, NOT_FINITE or NOTHING_ALLOWED."""
         finite = logits.isfinite().all(-1)
         usable = torch.where(finite[:, None], logits, 0.0)
         if mode == "greedy":
@@ -91,6 +79,8 @@ class TorchSampler:
         return tokens.where(allowed, NOTHING_ALLOWED).where(finite, NOT_FINITE)
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 [B, 1 + n], n = min(MAX_TOP_LOGPROBS, vocab): of the rows' `tokens`, int64 [B], and of the n most likely ones.
+        Each is a token and, in the upper half, the bits of its log-probability, float32, before any rule."""
         tokens = tokens.clamp(min=0)
         chosen, values, ids = logprobs_of(logits, tokens, MAX_TOP_LOGPROBS)
         values, ids = torch.cat([chosen[:, None], values], 1), torch.cat([tokens[:, None], ids], 1)

@@ -10,16 +10,12 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import StepMasks
-from llama_core.execution.fused.device import FusedDevice, Graph, Work
-from llama_core.execution.fused.device_slots import DeviceSlots
-from llama_core.execution.fused.mask_buffers import MaskBuffers
+from llama_core.execution.fused.buffers import DeviceSlots, MaskBuffers, Prefixes, StepBuffers
+from llama_core.execution.fused.device import StepDevice, Work
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.ops import NUM_SUMS, StepClock, TorchOps
 from llama_core.execution.fused.sampler import Mode, SamplingState
-from llama_core.execution.fused.step_buckets import bucket_sizes
-from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
-from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
-from llama_core.execution.fused.step_plan import StepPlan
+from llama_core.execution.fused.step_plan import StepPlan, bucket_sizes
 from llama_core.execution.parallel import Parallel
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
@@ -29,7 +25,7 @@ Part = Mode | Literal["logprobs"]
 
 class Samples(NamedTuple):
     """A step's samples on the device, valid until the next step's. results: int64 [NUM_SUMS + S], the clock's sums and the
-    tokens, NOT_FINITE or NOTHING_ALLOWED where there is none. logprobs: int64 [S, 1 + n] (`sampler.Sampler.logprobs`); None
+    tokens, NOT_FINITE or NOTHING_ALLOWED where there is none. logprobs: int64 [S, 1 + n] (`TorchSampler.logprobs`); None
     where no row asks for them."""
 
     results: torch.Tensor
@@ -48,10 +44,10 @@ class SamplingHead:
         model: FusedTransformer,
         parallel: Parallel,
         slots: DeviceSlots,
-        device: FusedDevice,
+        device: StepDevice,
         buffers: StepBuffers,
         hidden_states: torch.Tensor,
-        ops: Ops,
+        ops: TorchOps,
         turns: int,
     ) -> None:
         """turns: the most steps whose results may be unread, each with a mask buffer of its own."""
@@ -64,7 +60,7 @@ class SamplingHead:
         self._ops = ops
         rows, vocab = config.max_step_samples, config.vocab_size
         self._buckets = bucket_sizes(rows)
-        self._graphs: dict[tuple[int, Part], Graph] = {}
+        self._graphs: dict[tuple[int, Part], Work] = {}
         self._masks = MaskBuffers(rows, vocab, turns, device)
         state = SamplingState(slots.tokens, slots.sampling, slots.rule_words, self._masks.indices, self._masks.masks)
         self._sampler = ops.sampler(state, rows, vocab)
@@ -131,7 +127,7 @@ class SamplingHead:
         if graph is None:
             self._device.queue(self._work(bucket, part))
         else:
-            graph.replay()
+            graph()
 
     def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
         """The mode of a head. Only rank 0 has masks; modes may differ between ranks, because all have the same collectives."""

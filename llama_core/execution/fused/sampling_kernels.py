@@ -21,7 +21,7 @@ import triton.language as tl
 
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
 from llama_core.execution.fused.nucleus_kernels import bin_of, one_token, sample_of_row, shift_of
-from llama_core.execution.fused.sampling_sizes import BINS, CHUNK, num_chunks, num_replicas
+from llama_core.execution.fused.step_memory import BINS, CHUNK, num_chunks, num_replicas
 from llama_core.execution.sampling import GREEDY_BELOW
 from llama_core.execution.sampling_tensors import SamplingTensors
 

@@ -13,21 +13,25 @@ import torch
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import LOGITS_AT_A_TIME
-from llama_core.execution.fused.mask_buffers import mask_bytes
-from llama_core.execution.fused.rule_table import table_words
-from llama_core.execution.fused.sampling_sizes import sampler_bytes
-from llama_core.execution.fused.step_buffers import samples_size
-from llama_core.execution.fused.step_plan import LaunchShape
+from llama_core.execution.fused.step_plan import (
+    CAPTURED_PROMPT_TOKENS,
+    LARGEST_PADDING,
+    LaunchShape,
+    samples_size,
+)
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
+from llama_core.execution.logit_rules import bit_words, table_words
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
-# Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
-CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
 # Of kernels and of what libraries take beside torch's allocator: 258 MB on an H100 (docs/performance.md, "On a GPU").
 LIBRARY_BYTES: Final = 2**28
-LARGEST_PADDING: Final = 1.06  # of a step with more tokens, whose products are as long as its padding
+# Of the sampling kernels.
+CHUNK: Final = 4096  # logits that one program reads
+BINS: Final = 2048  # bins of a row's probabilities: 32 for each power of two, down to 2^-43
+MAX_REPLICAS: Final = 4  # copies of a row's bins, so that atomic additions of equal logits do not all meet in one bin
+TOP_BLOCK: Final = 32  # a power of two, at least MAX_TOP_LOGPROBS
 _INT: Final = 8
 _FLOAT32: Final = 4
 _SORTED: Final = 44  # bytes of a logit while it is sampled in torch: values, ids, sums in two types, and rules
@@ -197,3 +201,24 @@ def split_count(num_positions: int, window: int) -> int:
     all_splits = split_of(num_positions - 1) + 1
     # As many as if all splits were as short as the first ones.
     return min(all_splits, (window + SPLIT_UNIT - 2) // SPLIT_UNIT + 1) if window else all_splits
+
+
+def num_chunks(vocab: int) -> int:
+    return -(-vocab // CHUNK)
+
+
+def num_replicas(vocab: int) -> int:
+    return min(MAX_REPLICAS, num_chunks(vocab))
+
+
+def sampler_bytes(rows: int, vocab: int) -> int:
+    """Bytes of `sampling_kernels.SamplingBuffers` and `logit_kernels.LogprobBuffers`."""
+    chunks = num_chunks(vocab)
+    sampling = 8 * (vocab + chunks + num_replicas(vocab) * BINS)
+    logprobs = chunks * (4 + 8 * TOP_BLOCK)
+    return rows * (sampling + logprobs)
+
+
+def mask_bytes(rows: int, vocab_size: int) -> int:
+    """Bytes of `MaskBuffers` on the device."""
+    return rows * 8 * (1 + bit_words(vocab_size))

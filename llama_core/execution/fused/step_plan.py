@@ -1,13 +1,15 @@
 """Converts the rows of a step to the integers that a GPU reads: for its tokens, its attention tiles and its samples."""
 
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Row
 
 Ints = npt.NDArray[np.int64]
@@ -16,6 +18,9 @@ TILE_COLUMNS: Final = 5
 SAMPLE_COLUMNS: Final = 3
 TOKEN_COLUMNS: Final = 2
 _NO_TILES: Final = np.empty((0, TILE_COLUMNS), dtype=np.int64)
+# Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
+CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
+LARGEST_PADDING: Final = 1.06  # of a step with more tokens, whose products are as long as its padding
 
 
 def even(count: int) -> int:
@@ -100,20 +105,7 @@ class StepArrays(NamedTuple):
     chunks: Ints
 
 
-class StepPlan(Protocol):
-    """shape: the smallest one that holds the step. sampled_slots: of each sample. num_decodes: the number of rows where all are
-    decodes without drafts, else None."""
-
-    shape: LaunchShape
-    sampled_slots: Seq[int]
-    num_decodes: int | None
-
-    def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
-        """Padding has the spare slot, and tiles without tokens. is_repeated: the plan that was written there last had the same
-        `num_decodes`."""
-
-
-def plan_of(rows: Seq[Row], tile_sizes: TileSizes) -> StepPlan:
+def plan_of(rows: Seq[Row], tile_sizes: TileSizes) -> "StepPlan":
     """The plan of a step. Steps of decodes without drafts have a quicker one."""
     slots, starts, lengths, samples, num_drafts = zip(*rows, strict=True)
     if all(samples) and max(lengths) == 1:
@@ -123,7 +115,11 @@ def plan_of(rows: Seq[Row], tile_sizes: TileSizes) -> StepPlan:
 
 class _DecodePlan:
     """The plan of decodes without drafts, as most steps are. It is written fast, because a GPU faster than the host waits for
-    it."""
+    it.
+
+    shape: the smallest one that holds the step. sampled_slots: of each sample. num_decodes: the number of rows where all are
+    decodes without drafts, else None.
+    """
 
     def __init__(self, slots: Seq[int], starts: Seq[int]) -> None:
         count = len(slots)
@@ -133,6 +129,8 @@ class _DecodePlan:
         self._starts = starts
 
     def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
+        """Padding has the spare slot, and tiles without tokens. is_repeated: the plan that was written there last had the same
+        `num_decodes`."""
         count = len(self._starts)
         if not is_repeated:
             to.samples[0, :count] = to.decodes[:count, 0] = to.decodes[:count, 4] = np.arange(count)
@@ -174,6 +172,9 @@ class _MixedPlan:
         _pad(to, *counts, spare_slot)
 
 
+StepPlan = _DecodePlan | _MixedPlan
+
+
 def _pad(to: StepArrays, samples: int, tokens: int, decodes: int, chunks: int, spare_slot: int) -> None:
     """Fill the arrays behind what a plan has written."""
     to.samples[:, samples:] = 0
@@ -205,3 +206,44 @@ def _tiles(runs: Ints, size: int) -> Ints:
     tiles[:, 3] = runs[run, 3] + skipped
     tiles[:, 4] = tiles[:, 1].cumsum() - tiles[:, 1]
     return tiles
+
+
+def samples_size(max_samples: int) -> int:
+    """Integers of the samples of every step."""
+    return SAMPLE_COLUMNS * even(max_samples)
+
+
+def bucket_sizes(largest: int) -> list[int]:
+    """Tokens of the decode steps that are captured: powers of two up to 32, then steps of 32, and `largest` itself."""
+    sizes = {1 << i for i in range(6)} | set(range(32, largest, 32)) | {largest}
+    return sorted(size for size in sizes if size <= largest)
+
+
+class StepBuckets:
+    """Buckets of decode steps by their tokens, and of steps with chunks of prompts by theirs. largest: holds every step."""
+
+    def __init__(self, config: EngineConfig, chunk: int) -> None:
+        """chunk: tokens of a tile of a prompt's chunk (`TileSizes`)."""
+        max_tokens, max_samples = config.max_step_tokens, config.max_step_samples
+        self.largest = LaunchShape.of_bucket(max_tokens, max_samples, chunk)
+        self._decode_tokens = bucket_sizes(max_samples)
+        self._decodes = [LaunchShape(size, size, 0) for size in self._decode_tokens]
+        self._mixed = [
+            LaunchShape.of_bucket(size, max_samples, chunk) for size in CAPTURED_PROMPT_TOKENS if size <= max_tokens
+        ]
+        # Most steps of a long prompt are as large as a step may be.
+        self._mixed += [self.largest] if max_tokens not in CAPTURED_PROMPT_TOKENS else []
+
+    @property
+    def all(self) -> list[LaunchShape]:
+        """All buckets. The largest comes first, so that the graphs of the others fit into its memory."""
+        return [*reversed(self._mixed), *reversed(self._decodes)]
+
+    def of(self, shape: LaunchShape) -> LaunchShape:
+        """The smallest bucket that holds a step of this shape; the shape itself where padding would cost more than a graph
+        saves."""
+        if not shape.chunk_tiles:
+            return self._decodes[bisect_left(self._decode_tokens, shape.tokens)]
+        bucket = next((bucket for bucket in self._mixed if bucket.holds(shape)), shape)
+        is_small = bucket.tokens <= CAPTURED_PROMPT_TOKENS[-1]
+        return bucket if is_small or bucket.tokens <= LARGEST_PADDING * shape.tokens else shape

@@ -124,7 +124,7 @@ def test_a_standby_process_imports_the_kernels_where_its_rank_has_a_gpu(monkeypa
     monkeypatch.setattr(rank_process, "os", Mock(environ={}))
     monkeypatch.setattr(rank_process, "gc", Mock())
     monkeypatch.setattr(importlib, "import_module", imports)
-    kernels = "llama_core.execution.fused.preloading"
+    kernels = "llama_core.execution.fused.device"
     for share, imports_kernels in ((Share(1), False), (Share(1, ("3",)), True)):
         imports.reset_mock()
         assert RankProcess(0, 1, "node", "127.0.0.1").preload(share)

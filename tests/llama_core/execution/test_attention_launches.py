@@ -28,13 +28,13 @@ def test_each_target_has_room_for_buffers_that_are_loaded_ahead(sm: int, monkeyp
     """Triton loads keys and values while it computes from 5 stages on: it then has two buffers of each, or three where products
     of 64 rows and more read both factors in shared memory."""
     pytest.importorskip("triton")
-    from llama_core.execution.fused import attention_launches, shared_memory
+    from llama_core.execution.fused import attention_launches, layer_kernels
 
     target = TARGETS[sm]
     utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": target.block_shared})
     active = SimpleNamespace(get_current_device=lambda: 0, utils=utils)
-    monkeypatch.setattr(shared_memory, "driver", SimpleNamespace(active=active))
-    monkeypatch.setattr(attention_launches, "has_much_shared_memory", shared_memory.has_much_shared_memory.__wrapped__)
+    monkeypatch.setattr(layer_kernels, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(attention_launches, "has_much_shared_memory", layer_kernels.has_much_shared_memory.__wrapped__)
     is_large = sm in (90, 100)
     for head_dim in (64, 128, 256):
         decode, chunk = attention_launches.launches(4, torch.bfloat16, head_dim, batch_invariant=False)

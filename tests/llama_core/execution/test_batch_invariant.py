@@ -19,8 +19,7 @@ import torch.nn.functional as F
 
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.fused.device import EagerDevice
-from llama_core.execution.fused.ops_choice import choose_ops
+from llama_core.execution.fused.device import StepDevice, choose_ops
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
@@ -148,7 +147,7 @@ def interpreted_texts(parallel: Parallel, folder: str, *, is_short: bool) -> Non
     prepare_interpreter()
     with patch(
         "llama_core.execution.rank_loading.choose_ops",
-        lambda kind, device, **options: (TritonOps(**options), EagerDevice(device)),
+        lambda kind, device, **options: (TritonOps(**options), StepDevice(device)),
     ):
         check_texts(parallel, Path(folder, str(parallel.rank)), is_short=is_short)
 

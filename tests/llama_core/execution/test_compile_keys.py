@@ -18,10 +18,10 @@ from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device import EagerDevice, Graph, Work
-from llama_core.execution.fused.device_slots import DeviceSlots
+from llama_core.execution.fused.buffers import DeviceSlots
+from llama_core.execution.fused.device import StepDevice, Work
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.product_choice import of_few_rows
+from llama_core.execution.fused.product_kernels import of_few_rows
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
 }
 
 
-class _Captures(EagerDevice):
+class _Captures(StepDevice):
     """Runs works once before they are captured, and never afterwards, as a GPU's host does."""
 
     captures = True
@@ -60,13 +60,8 @@ class _Captures(EagerDevice):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         pass
 
-    def capture(self, work: Work) -> Graph:
-        return _Graph()
-
-
-class _Graph:
-    def replay(self) -> None:
-        pass
+    def capture(self, work: Work) -> Work:
+        return lambda: None
 
 
 def opened(name: str) -> tuple[FusedBackend, DeviceSlots, EngineConfig]:

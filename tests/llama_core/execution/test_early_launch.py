@@ -29,7 +29,7 @@ def test_each_kernel_that_starts_early_waits_before_it_reads_what_others_write()
     # A program that left before it waited would let a later kernel read what an earlier one still writes.
     assert launched_early() == set(kernels)
     # Nothing else asks Triton for it.
-    assert [path.name for path in ROOT.rglob("*.py") if "launch_pdl" in path.read_text()] == ["kernel_functions.py"]
+    assert [path.name for path in ROOT.rglob("*.py") if "launch_pdl" in path.read_text()] == ["layer_kernels.py"]
     (wait,) = (function for function in functions() if function.name == WAIT.partition("(")[0])
     assert "gdc_wait" in ast.unparse(wait)
     for name, kernel in kernels.items():
@@ -129,13 +129,13 @@ def test_kernels_start_early_on_gpus_from_sm_90_on(
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from llama_core.execution.fused import kernel_functions
+    from llama_core.execution.fused import layer_kernels
 
     driver: object = NoDriver()
     if target is not None:
         driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: GPUTarget(*target, 32)))
-    monkeypatch.setattr(kernel_functions, "driver", driver)
+    monkeypatch.setattr(layer_kernels, "driver", driver)
     monkeypatch.setattr(triton.knobs.runtime, "interpret", interprets)
-    monkeypatch.setattr(kernel_functions, "has_early_launch", kernel_functions.has_early_launch.__wrapped__)
+    monkeypatch.setattr(layer_kernels, "has_early_launch", layer_kernels.has_early_launch.__wrapped__)
     expected = {"is_early": True, "launch_pdl": True} if starts_early else {"is_early": False}
-    assert kernel_functions.early_launch() == expected
+    assert layer_kernels.early_launch() == expected

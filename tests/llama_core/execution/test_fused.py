@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from llama_core.execution.fused.step_buckets import bucket_sizes
+from llama_core.execution.fused.step_plan import bucket_sizes
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput

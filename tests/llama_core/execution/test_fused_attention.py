@@ -146,7 +146,7 @@ BORDERS = """
 import torch
 from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT = 32
-from llama_core.execution.fused import attention_kernels as kernels
+from llama_core.execution.fused import attention_launches as launches
 from llama_core.execution.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
 from tests.support.attention_cases import Case, check_step
@@ -155,7 +155,7 @@ torch.use_deterministic_algorithms(True)  # fills the results of splits with NaN
 rows = [Row(0, 63, 9, True, 8), Row(1, 63, 9, False), Row(2, 48, 20, False), Row(3, 255, 1, True), Row(4, 0, 1, True)]
 for batch_invariant in (False, True):
     for window in (0, 33):
-        for kernels.PROGRAMS_PER_MULTIPROCESSOR in (1, 4, 44):
+        for launches.PROGRAMS_PER_MULTIPROCESSOR in (1, 4, 44):
             case = Case(0, (1, 1, 16, 8), torch.float32, torch.device("cpu"), rows=rows)
             check_step(TritonOps(batch_invariant=batch_invariant), case, window)
 """
@@ -171,28 +171,28 @@ COMBINED = """
 import torch
 from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
-from llama_core.execution.fused import attention_kernels as kernels
+from llama_core.execution.fused import attention_launches as launches
 from llama_core.execution.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
 from tests.support.attention_cases import Case, check_step
 
 torch.use_deterministic_algorithms(True)  # fills memory with NaN first
 rows = [Row(0, 63, 9, True, 8), Row(1, 300, 1, True), Row(2, 0, 1, True), Row(3, 31, 2, True, 1), Row(4, 20, 5, False)]
-combine, separate = kernels.combine_splits, []
+combine, separate = launches.combine_splits, []
 
 def counted(*args):
     separate.append(1)
     combine(*args)
 
-kernels.combine_splits = counted
+launches.combine_splits = counted
 for dtype, window, is_float8, batch_invariant in {}:
     case = Case(0, (4, 2, 16, 8), dtype, torch.device("cpu"), is_float8=is_float8, rows=rows)
     ops = TritonOps(batch_invariant=batch_invariant)
-    kernels.combines_in_kernel = splits.combines_in_kernel
+    launches.combines_in_kernel = splits.combines_in_kernel
     expected = case.attend(ops, rows, case.q, window)
     assert separate
     separate.clear()
-    kernels.combines_in_kernel = lambda num_decode_tokens, n_kv_heads: True
+    launches.combines_in_kernel = lambda num_decode_tokens, n_kv_heads: True
     assert torch.equal(case.attend(ops, rows, case.q, window), expected), (dtype, window, is_float8, batch_invariant)
     check_step(ops, case, window)
     assert not separate
@@ -218,7 +218,7 @@ from collections import Counter
 from triton.runtime.interpreter import interpreter_builder
 from llama_core.execution.fused import step_memory as splits
 splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
-from llama_core.execution.fused import attention_kernels as kernels
+from llama_core.execution.fused import attention_kernels as kernels, attention_launches as launches
 from llama_core.execution.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
 from tests.support.attention_cases import Case
@@ -232,10 +232,10 @@ def counted(*args):
 
 kernels._attend_tile = counted
 longest = (2048 - splits.split_begin(splits.split_of(2047))) // 32
-for kernels.PROGRAMS_PER_MULTIPROCESSOR in (1, 2, 3, 5):  # a program each
+for launches.PROGRAMS_PER_MULTIPROCESSOR in (1, 2, 3, 5):  # a program each
     tiles.clear()
     case.attend(TritonOps(), case.rows, case.q, 0)
-    assert sum(tiles.values()) == 64 and max(tiles.values()) < 64 / kernels.PROGRAMS_PER_MULTIPROCESSOR + longest, tiles
+    assert sum(tiles.values()) == 64 and max(tiles.values()) < 64 / launches.PROGRAMS_PER_MULTIPROCESSOR + longest, tiles
 """
 
 

@@ -154,14 +154,14 @@ def test_another_threads_work_has_its_device_and_stream_and_ends_with_what_it_qu
     for name in ("synchronize", "Stream", "set_device", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     device = CudaDevice(torch.device("cuda", 3))
-    device.start_in_thread(work).result()
+    device.start_in_thread(work)()
     stream = cuda.Stream()
     expected = [call.synchronize(), call.Stream(), call.set_device(3), call.stream(stream), call.stream().__enter__()]
     expected += [call.work(True, True), call.Stream().synchronize(), call.stream().__exit__(None, None, None)]
     assert cuda.mock_calls[: len(expected)] == expected
     errors.append(CheckpointError("model.bin: cut off"))
     with pytest.raises(CheckpointError, match="cut off"):
-        device.start_in_thread(work).result()
+        device.start_in_thread(work)()
 
 
 def test_kernels_are_imported_in_advance_without_a_context() -> None:
@@ -176,7 +176,7 @@ def test_kernels_are_imported_in_advance_without_a_context() -> None:
     assert len(modules) > 10
     code = f"""
 import sys
-from llama_core.execution.fused.preloading import import_kernels
+from llama_core.execution.fused.device import import_kernels
 import_kernels()
 import torch, triton
 from triton.runtime.cache import triton_key

@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llama_core.execution.fused.device import EagerDevice
-from llama_core.execution.fused.product_choice import MOST_ROWS, always, never, of_few_rows
+from benchmarks.gpu.every_kernel import always
+from llama_core.execution.fused.device import StepDevice
+from llama_core.execution.fused.product_kernels import MOST_ROWS, never, of_few_rows
 from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.model_config import ModelConfig
@@ -79,7 +80,7 @@ def check_steps(dtype: str = "float32", *, fuses_some: bool = True, fuses_none: 
     for fuses, gated, added in cases:
         with patch(
             "llama_core.execution.rank_loading.choose_ops",
-            lambda kind, device, fuses=fuses, **options: (TritonOps(fuses=fuses), EagerDevice(device)),
+            lambda kind, device, fuses=fuses, **options: (TritonOps(fuses=fuses), StepDevice(device)),
         ):
             runner = load_runner(alone("cpu"), MODEL, device="cpu", backend="fused", dtype=dtype)
         params = SamplingParams(temperature=0.0, logprobs=0)

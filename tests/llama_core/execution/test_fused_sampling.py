@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from llama_core.execution import logit_rules
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
-from llama_core.execution.fused import rule_table
-from llama_core.execution.fused.ops import Ops, TorchOps
+from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.logit_rules import LogitRules
 from llama_core.execution.sampling import sample
@@ -27,12 +27,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 CPU = torch.device("cpu")
 
 
-def tokens_of(ops: Ops, case: Case, mode: str, device: torch.device) -> list[int]:
+def tokens_of(ops: TorchOps, case: Case, mode: str, device: torch.device) -> list[int]:
     sampler = ops.sampler(case.state(device), *case.logits.shape)
     return sampler.sample(case.logits.to(device), case.samples(device), mode).tolist()  # type: ignore[arg-type]
 
 
-def check_samples(ops: Ops, device: torch.device, examples: int) -> None:
+def check_samples(ops: TorchOps, device: torch.device, examples: int) -> None:
     """Tokens are those of float64, and those of the reference where rounding cannot matter; the same in any batch."""
     sharp = total = 0
 
@@ -59,7 +59,7 @@ def check_samples(ops: Ops, device: torch.device, examples: int) -> None:
     assert sharp > total * 0.6
 
 
-def check_rules(ops: Ops, device: torch.device, examples: int) -> None:
+def check_rules(ops: TorchOps, device: torch.device, examples: int) -> None:
     """Rules and masks as the reference applies them; rows without any beside them."""
 
     @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
@@ -113,7 +113,7 @@ def check_edits(device: torch.device, examples: int) -> None:
     check()
 
 
-def check_logprobs(ops: Ops, device: torch.device) -> None:
+def check_logprobs(ops: TorchOps, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(3)
     for vocab in (5, 300, 9000):
         logits = torch.randn((3, vocab), generator=generator) * 4
@@ -142,7 +142,7 @@ def plain_case(logits: torch.Tensor, **fields: Any) -> Case:
     return Case(logits, params, inits, [None] * len(params))
 
 
-def check_odd_rows(ops: Ops, device: torch.device) -> None:
+def check_odd_rows(ops: TorchOps, device: torch.device) -> None:
     """Logits that are not finite refuse their own row, and nothing else."""
     logits = torch.randn((5, 5000), generator=torch.Generator().manual_seed(1))
     usual = tokens_of(ops, plain_case(logits), "sampled", device)
@@ -157,7 +157,7 @@ def check_odd_rows(ops: Ops, device: torch.device) -> None:
         assert found == [expected[0], NOT_FINITE, NOT_FINITE, NOT_FINITE, expected[4]], mode
 
 
-def check_limits(ops: Ops, device: torch.device, *, is_short: bool = False) -> None:
+def check_limits(ops: TorchOps, device: torch.device, *, is_short: bool = False) -> None:
     """Limits that end exactly at a token, over many random numbers."""
     equal, two_bins = [0.0] * 8, [0.0] * 2 + [-0.7] * 4 + [-9.0] * 3
     # Five of eight equal tokens: before the fifth, there is exactly the half.
@@ -177,7 +177,7 @@ def check_limits(ops: Ops, device: torch.device, *, is_short: bool = False) -> N
         assert tokens_of(ops, case, "sampled", device) == expected
 
 
-def check_zeros(ops: Ops, device: torch.device) -> None:
+def check_zeros(ops: TorchOps, device: torch.device) -> None:
     """Zeros of both signs are equal: the first is the most likely."""
     logits = torch.full((1, 5000), -0.0)
     logits[0, 4990] = 0.0
@@ -185,7 +185,7 @@ def check_zeros(ops: Ops, device: torch.device) -> None:
     assert tokens_of(ops, plain_case(logits, top_k=1), "sampled", device) == [0]
 
 
-def check_reuse(ops: Ops, device: torch.device) -> None:
+def check_reuse(ops: TorchOps, device: torch.device) -> None:
     """A step finds nothing of the step before it."""
     generator = torch.Generator().manual_seed(2)
     rows = [torch.randn((2, 5000), generator=generator) * scale for scale in (1, 4, 0.1)]
@@ -198,7 +198,7 @@ def check_reuse(ops: Ops, device: torch.device) -> None:
             assert found.tolist() == tokens_of(ops, case, mode, device)
 
 
-def check_contradictions(ops: Ops, device: torch.device) -> None:
+def check_contradictions(ops: TorchOps, device: torch.device) -> None:
     """A row without an allowed token has none; its neighbours have theirs."""
     logits = torch.randn((3, 5000), generator=torch.Generator().manual_seed(1))
     case, usual = plain_case(logits), tokens_of(ops, plain_case(logits), "sampled", device)
@@ -209,7 +209,7 @@ def check_contradictions(ops: Ops, device: torch.device) -> None:
     assert tokens_of(ops, case, "masked", device) == [*usual[:2], NOTHING_ALLOWED]
 
 
-def check_large(ops: Ops, device: torch.device) -> None:
+def check_large(ops: TorchOps, device: torch.device) -> None:
     """The vocabularies of Llama 3 and Qwen, with a nucleus of thousands of tokens, and with logits that are almost equal."""
     for vocab, fields in ((128_256, {"top_p": 1.0}), (151_936, {"top_p": 0.9, "top_k": 100_000})):
         logits = torch.randn((1, vocab), generator=torch.Generator().manual_seed(vocab))
@@ -223,7 +223,7 @@ def check_large(ops: Ops, device: torch.device) -> None:
 
 @pytest.mark.parametrize("check", [check_samples, check_rules])
 def test_torch_samples_what_float64_does_and_what_the_reference_does(
-    check: Callable[[Ops, torch.device, int], None],
+    check: Callable[[TorchOps, torch.device, int], None],
 ) -> None:
     check(TorchOps(), CPU, examples(60, 150))
 
@@ -231,7 +231,7 @@ def test_torch_samples_what_float64_does_and_what_the_reference_does(
 @pytest.mark.parametrize(
     "check", [check_logprobs, check_odd_rows, check_contradictions, check_limits, check_zeros, check_reuse]
 )
-def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[Ops, torch.device], None]) -> None:
+def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[TorchOps, torch.device], None]) -> None:
     check(TorchOps(), CPU)
 
 
@@ -294,10 +294,10 @@ def test_a_table_of_rules_has_room_for_all_that_a_request_may_name() -> None:
         min_tokens=3,
     )
     rules = LogitRules(SlotInit(0, [1], [], params, delayed=tuple(range(3000, 3256))), vocab)
-    ends = [first + len(words) for first, words in rule_table.parts_of(rules)]
-    begins = [first for first, _ in rule_table.parts_of(rules)]
+    ends = [first + len(words) for first, words in logit_rules.parts_of(rules)]
+    begins = [first for first, _ in logit_rules.parts_of(rules)]
     assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
-    assert ends[-1] == rule_table.table_words(vocab)
+    assert ends[-1] == logit_rules.table_words(vocab)
 
 
 def test_a_token_that_is_biased_twice_has_the_sum_of_its_biases() -> None:

@@ -18,7 +18,7 @@ from llama_core.batch_loop import run_batch
 from llama_core.config import EngineConfig
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device import CudaDevice
-from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
+from llama_core.execution.fused.ops import NUM_SUMS, StepClock
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.model_config import ModelConfig
@@ -181,7 +181,7 @@ def test_a_graph_reads_the_gpus_clock_at_each_replay() -> None:
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     for _ in range(3):
-        graph.replay()
+        graph()
     ended.record()
     device.synchronize()
     assert 0.9 < sums[1].item() / 1e6 / began.elapsed_time(ended) < 1.1 and sums[0].item() == 0

@@ -9,7 +9,7 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.fused.ops_choice import choose_ops
+from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.runner import ModelRunner
 from tests.programs.gpu_host_time import CONTEXT, DECODES, admit, host_work, stub_backend
 

@@ -12,17 +12,16 @@ from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device_slots import DeviceSlots
+from llama_core.execution.fused.buffers import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.step_memory import (
-    CAPTURED_PROMPT_TOKENS,
-    LARGEST_PADDING,
     LIBRARY_BYTES,
     kept_bytes,
     max_split_decode_tokens,
     passing_bytes,
     step_bytes,
 )
+from llama_core.execution.fused.step_plan import CAPTURED_PROMPT_TOKENS, LARGEST_PADDING
 from llama_core.execution.memory_budget import planned_weight_bytes
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.weight_plan import plan_weights

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.execution.fused.ops import TorchOps
-from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock, StepSeconds
+from llama_core.execution.fused.ops import NUM_SUMS, StepClock, StepSeconds, TorchOps
 from llama_core.execution.parallel import alone
 from tests.conftest import GOLDEN
 from tests.support.simulated_device import SimulatedDevice
@@ -43,7 +42,7 @@ def test_a_replayed_graph_reads_the_clock_anew() -> None:
     sums.zero_()
     found = []
     for _ in range(3):
-        graph.replay()
+        graph()
         device.synchronize()
         seconds.read(sums)
         found.append(seconds.waited)

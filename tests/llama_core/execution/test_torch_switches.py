@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.execution.fused.ops_choice import choose_ops
+from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Row, SlotInit, StepInput
