@@ -152,7 +152,7 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
 def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
     """Products with epilogues in each format, for a tile of each number of rows, of odd sizes, with splits and without."""
     from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.weight_formats.format import find_weight_format
+    from llama_core.execution.weight_formats.matrices import find_weight_format
     from llama_core.execution.weight_formats.registry import QUANTIZED
 
     ops = TritonOps(fuses=always)

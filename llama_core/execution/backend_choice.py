@@ -1,4 +1,5 @@
-"""Which backend computes a model on a rank, and in which formats that backend holds the weights. Reads no weight."""
+"""Which backend computes a model on a rank, in which dtype, and in which formats that backend holds the weights. Reads no
+weight."""
 
 import logging
 from collections.abc import Callable
@@ -9,13 +10,13 @@ import torch
 from llama_core.checkpoint.source import GROUP, WeightReader
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.dtypes import dtype_name, preferred_dtype
 from llama_core.execution.fused import step_memory
 from llama_core.execution.memory_budget import StepBytes
 from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import Parallel, smallest
-from llama_core.execution.weight_formats.format import TorchMatrixType, find_weight_format
+from llama_core.execution.weight_formats.format import TorchMatrixType
+from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.execution.weight_plan import WeightPlan, plan_weights
 from llama_core.model_config import ModelConfig
 
@@ -121,3 +122,25 @@ def plan_held(kind: str, config: EngineConfig, plan: WeightPlan, parallel: Paral
     if parallel.rank == 0:
         log.warning("the %s backend expands weights to %s that are stored as %s", kind, plan.dtype, plan)
     return plan.expand()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def preferred_dtype(config: EngineConfig, stored: torch.dtype, parallel: Parallel) -> torch.dtype:
+    """The dtype of the activations. On a CPU, "auto" means bfloat16 for a float16 checkpoint, because the native backend has
+    no float16."""
+    if config.dtype != "auto":
+        named: torch.dtype = getattr(torch, config.dtype)
+        return named
+    may_be_native = parallel.device.type == "cpu" and config.backend in ("auto", "native")
+    return torch.bfloat16 if stored == torch.float16 and may_be_native else stored
+
+
+def dtype_text(config: EngineConfig, plan: WeightPlan, stored: torch.dtype) -> str:
+    """The plan for people, with the checkpoint's dtype where "auto" means another."""
+    if config.dtype != "auto" or plan.dtype == dtype_name(stored):
+        return str(plan)
+    return str(plan).replace(plan.dtype, f"{plan.dtype} (the checkpoint is {dtype_name(stored)})", 1)

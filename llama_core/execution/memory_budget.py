@@ -13,7 +13,7 @@ from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.kv_cache import cache_dtype
 from llama_core.execution.parallel import Parallel, ranks_with, smallest
-from llama_core.execution.weight_formats.format import find_weight_format
+from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.execution.weight_plan import WeightPlan
 from llama_core.host_memory import available_host_bytes, host_identity
 from llama_core.model_config import ModelConfig

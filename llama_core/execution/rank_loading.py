@@ -13,8 +13,15 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.source import CheckpointSource, WeightReader
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import Backend
-from llama_core.execution.backend_choice import BackendKind, choose, holds, matrix_types, plan_stored, step_bytes_of
-from llama_core.execution.dtypes import dtype_text
+from llama_core.execution.backend_choice import (
+    BackendKind,
+    choose,
+    dtype_text,
+    holds,
+    matrix_types,
+    plan_stored,
+    step_bytes_of,
+)
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.buffers import DeviceSlots
 from llama_core.execution.fused.device import choose_ops

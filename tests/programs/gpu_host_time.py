@@ -18,7 +18,8 @@ from llama_core.execution.fused.device import StepDevice, Work
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.parallel import Parallel
-from llama_core.execution.weight_formats.format import TorchMatrixType, find_weight_format
+from llama_core.execution.weight_formats.format import TorchMatrixType
+from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
@@ -62,9 +63,7 @@ class _Counter(TorchDispatchMode):
 
 
 def matrix_type(name: str) -> TorchMatrixType:
-    found = find_weight_format("bfloat16").torch_matrix
-    assert found is not None
-    return found
+    return find_weight_format("bfloat16").torch_matrix
 
 
 def stub_backend() -> tuple[fused.FusedBackend, DeviceSlots, _StubDevice]:

@@ -90,7 +90,7 @@ def without_kernels() -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    from llama_core.execution.weight_formats import quantized_matrix
+    from llama_core.execution.weight_formats import matrices
     from llama_core.execution.weight_formats.kernels import multiply
 
     def launch(kernel: object, grid: object) -> Callable[..., None]:
@@ -99,7 +99,7 @@ def without_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         for kind in (JITFunction, InterpretedFunction):
             stack.enter_context(patch.object(kind, "__getitem__", launch))
-        stack.enter_context(patch.object(quantized_matrix, "triton_product", lambda device_type: multiply))
+        stack.enter_context(patch.object(matrices, "triton_product", lambda device_type: multiply))
         for name in ("all_reduce", "all_gather_into_tensor", "broadcast"):
             stack.enter_context(patch.object(dist, name, lambda *args, **options: None))
         yield

@@ -1,12 +1,14 @@
 """Differences of the Triton kernels from torch, on a GPU or in Triton's interpreter. Needs torch and Triton alone."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from llama_core.execution.fused.ops import HeadNorms, TorchOps
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.execution.rotary import rotary_table
-from llama_core.execution.weight_formats.quantized_matrix import Fp8Matrix, GroupedMatrix, Int8Matrix, OneScaleMatrix
+from llama_core.execution.weight_formats.matrices import QuantizedMatrix, find_weight_format
 from llama_core.model_config import RopeConfig
 from tests.support.examples import each_example, st
 
@@ -144,14 +146,12 @@ def assert_small(differences: dict[str, float], dtype: torch.dtype) -> None:
     assert all(value <= limit for value in differences.values()), differences
 
 
-def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> OneScaleMatrix | GroupedMatrix:
-    shape = (*weight.shape, dtype, weight.device)
-    one_scale: dict[str, type[OneScaleMatrix]] = {"int8": Int8Matrix, "fp8": Fp8Matrix}
-    matrix = one_scale[name](*shape) if name in one_scale else GroupedMatrix(name, *shape)
+def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> QuantizedMatrix:
+    matrix: Any = find_weight_format(name).torch_matrix(len(weight), weight.shape[1], dtype, weight.device)
     half = len(weight) // 2
     matrix.set_rows(0, weight[:half])
     matrix.set_rows(half, weight[half:])
-    return matrix
+    return matrix  # type: ignore[no-any-return]
 
 
 def largest_product_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.every_kernel import always
-from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrix, find_weight_format
+from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrix
+from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
 
 FORMATS = ("plain", *QUANTIZED)
@@ -52,7 +53,6 @@ class ProductCase:
         """Random weights, and their values as the kernel multiplies them, float64."""
         name = str(self.dtype).removeprefix("torch.") if self.format == "plain" else self.format
         make = find_weight_format(name).torch_matrix
-        assert make is not None
         matrix: Any = make(outputs, self.inputs, self.dtype, self.device)
         matrix.set_rows(0, self.values(outputs, self.inputs) / self.inputs**0.5)
         return matrix, self.dense(matrix)

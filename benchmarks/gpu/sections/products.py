@@ -17,7 +17,8 @@ from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.product_kernels import Fuses, never, of_few_rows
-from llama_core.execution.weight_formats.format import TorchMatrix, find_weight_format
+from llama_core.execution.weight_formats.format import TorchMatrix
+from llama_core.execution.weight_formats.matrices import find_weight_format
 
 QUANTIZED: Final = ("int8", "int4")
 _COLD_BYTES: Final = 2**28  # of matrices in turn, which no cache holds
@@ -57,11 +58,10 @@ def run(record: Recorder, settings: Settings) -> None:
 
 def _copies(clock: Clock, settings: Settings, name: str, outputs: int, inputs: int) -> list[TorchMatrix]:
     make, dtype = find_weight_format(name).torch_matrix, getattr(torch, settings.dtype)
-    assert make is not None
     weight = (torch.randn(outputs, inputs, device=clock.device) * inputs**-0.5).to(dtype)
     found: list[TorchMatrix] = []
     wanted = _COLD_BYTES_TINY if settings.is_tiny else _COLD_BYTES
-    while sum(each.nbytes for each in found) < wanted:
+    while sum(each.held.nbytes for each in found) < wanted:
         matrix = make(outputs, inputs, dtype, clock.device)
         matrix.set_rows(0, weight)
         found.append(matrix)

@@ -18,8 +18,8 @@ a chunk's program computes the same splits one after the other, and combines the
 import triton
 import triton.language as tl
 
-from llama_core.execution.float8_kernels import from_float8
 from llama_core.execution.fused.layer_kernels import let_next_start, wait_for_previous
+from llama_core.execution.weight_formats.tile_kernels import from_float8
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
 from triton.runtime import driver
 
-from llama_core.execution.float8_kernels import to_float8
+from llama_core.execution.weight_formats.tile_kernels import to_float8
 
 _MUCH: Final = 224 * 1024  # bytes of shared memory of one program at most, on sm_90 and sm_100
 _LEAST_SM: Final = 90  # the first with programmatic dependent launch

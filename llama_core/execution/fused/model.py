@@ -50,7 +50,7 @@ class Layer:
         tensors = [self.attention_norm, self.ffn_norm, *self.biases.values()]
         if self.head_norms is not None:
             tensors += [self.head_norms.q, self.head_norms.k]
-        return sum(matrix.nbytes for matrix in matrices) + sum(tensor.nbytes for tensor in tensors)
+        return sum(matrix.held.nbytes for matrix in matrices) + sum(tensor.nbytes for tensor in tensors)
 
 
 class FusedTransformer:
@@ -100,7 +100,7 @@ class FusedTransformer:
     @property
     def weight_bytes(self) -> int:
         tensors = self._embeddings.nbytes + self._norm.nbytes
-        return tensors + self._output.nbytes + sum(layer.nbytes for layer in self._layers)
+        return tensors + self._output.held.nbytes + sum(layer.nbytes for layer in self._layers)
 
     @property
     def kept_bytes(self) -> int:

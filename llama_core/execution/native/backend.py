@@ -19,7 +19,6 @@ from llama_core.execution.native.library import OPS, WEIGHTS, Shape, Slots, Toke
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.slots import SlotTable
-from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_plan import WeightPlan
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
@@ -281,7 +280,7 @@ class NativeBackend:
             arguments = WEIGHTS.index(kind), layer, codes.data_ptr(), scales.data_ptr(), address
             self._native.llama_pack_groups(self._engine, *arguments)
             return
-        source = find_weight_format(weight_format).native_rows(weight)
+        source = weight.contiguous()
         assert source.dtype in (torch.float32, torch.bfloat16)
         is_bfloat16 = source.dtype == torch.bfloat16
         self._native.llama_pack(self._engine, WEIGHTS.index(kind), layer, source.data_ptr(), is_bfloat16)

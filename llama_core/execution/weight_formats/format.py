@@ -1,16 +1,13 @@
-"""What backends need of a weight format: how the weights of linear layers are held in memory and multiplied.
+"""How the weights of one linear layer are held in memory and multiplied, as torch's and Triton's layers see them.
 
-Embeddings and norms are always held in the model's dtype. `find_weight_format` finds the format with a name. The native
-backend computes with the C++ header of the same name in `native/weight_formats/`.
+Embeddings and norms are always held in the model's dtype.
 """
 
-import importlib
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 
 from llama_core.checkpoint.loader import GroupedWeight
-from llama_core.execution.weight_formats.registry import PLAIN, QUANTIZED
 
 
 class HeldWeights(NamedTuple):
@@ -32,14 +29,9 @@ class HeldWeights(NamedTuple):
 
 
 class TorchMatrix(Protocol):
-    """The weights of one linear layer on a device, [outputs, inputs], as torch and Triton multiply them."""
+    """The weights of one linear layer on a device, [outputs, inputs]. held: the same tensors for the life of the matrix."""
 
-    @property
-    def held(self) -> HeldWeights:
-        """The same tensors for the life of the matrix."""
-
-    @property
-    def nbytes(self) -> int: ...
+    held: HeldWeights
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         """Write outputs from `first`. weight [n, inputs]: in the model's dtype, or in groups that the format holds as they
@@ -57,27 +49,3 @@ class TorchMatrixType(Protocol):
     ) -> TorchMatrix:
         """Allocate the matrix without values. dtype: of the activations. batch_invariant: the bits of a row of a product do not
         depend on the number of rows; needs Triton."""
-
-
-class WeightFormat(Protocol):
-    """One format. The runner calls it on every rank.
-
-    name: of the format; also the name of its kernels in the native engine. bytes_per_weight: in memory, with the scales of
-    groups, for the memory plan. torch_matrix: how torch and Triton hold the weights.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def bytes_per_weight(self) -> float: ...
-    @property
-    def torch_matrix(self) -> TorchMatrixType: ...
-
-    def native_rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """The rows of `weight` [outputs, inputs] for the C++ `pack` of this format: float32 or bfloat16, contiguous."""
-
-
-def find_weight_format(name: str) -> WeightFormat:
-    """The format with a name in PLAIN or QUANTIZED."""
-    module, _, attribute = {**PLAIN, **QUANTIZED}[name].partition(":")
-    return cast(WeightFormat, getattr(importlib.import_module(module), attribute))

@@ -21,7 +21,7 @@ from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.fused.device import StepDevice, choose_ops
 from llama_core.execution.parallel import Parallel, alone
-from llama_core.execution.weight_formats.format import find_weight_format
+from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
@@ -96,7 +96,6 @@ def check_products(device: torch.device, dtype: torch.dtype, inputs: int, output
     weight = torch.randn(outputs, inputs) / inputs**0.5
     for name in (str(dtype).removeprefix("torch."), *QUANTIZED):
         make = find_weight_format(name).torch_matrix
-        assert make is not None
         matrix = make(outputs, inputs, dtype, device, batch_invariant=True)
         matrix.set_rows(0, weight.to(device, dtype))
         held: Any = matrix

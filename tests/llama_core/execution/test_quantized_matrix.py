@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
+from llama_core.execution.weight_formats.matrices import GroupedMatrix
 from llama_core.execution.weight_formats.quantize import quantize_groups
-from llama_core.execution.weight_formats.quantized_matrix import GroupedMatrix
 from tests.support.interpreter import interpret
 from tests.support.kernel_differences import FORMATS, GROUPED, matrix_of
 
@@ -39,7 +39,7 @@ def test_a_product_is_near_that_of_the_dense_weights(name: str, inputs: int) -> 
     matrix = matrix_of(name, weight)
     assert (matrix.dequantized() - weight).abs().max() <= LOSS[name] * weight.abs().max()
     torch.testing.assert_close(matrix.multiply(x), F.linear(x, matrix.dequantized()))
-    assert matrix.nbytes < weight.nbytes / 2
+    assert matrix.held.nbytes < weight.nbytes / 2
 
 
 @pytest.mark.parametrize("name", GROUPED)
