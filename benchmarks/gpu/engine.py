@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -106,7 +106,7 @@ class Engine:
     def split(self) -> dict[str, float]:
         """Seconds of the parts of the start."""
         assert isinstance(self.runner.backend, FusedBackend)
-        return {f"{name}_s": seconds for name, seconds in asdict(self.runner.backend.start_seconds).items()}
+        return {f"{name}_s": seconds for name, seconds in self.runner.backend.start_seconds.items()}
 
     @cached_property
     def itemsize(self) -> int:

@@ -9,7 +9,7 @@ stale entries there, which no backend reads.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -56,11 +56,13 @@ class CacheShape:
         """Keys and values of one block in all layers."""
         return 2 * self.n_layers * self.block_size * self.n_kv_heads * self.head_dim * self.dtype.itemsize
 
+    def allocate(self, num_blocks: int, device: torch.device) -> "KVCache":
+        sizes = (self.n_layers, num_blocks, self.block_size, self.n_kv_heads, self.head_dim)
+        return KVCache(*(torch.zeros(sizes, dtype=self.dtype, device=device) for _ in range(2)))
 
-class KVCache:
+
+class KVCache(NamedTuple):
     """keys, values: [n_layers, num_blocks, block_size, n_local_kv_heads, head_dim]."""
 
-    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
-        sizes = (shape.n_layers, num_blocks, shape.block_size, shape.n_kv_heads, shape.head_dim)
-        self.keys = torch.zeros(sizes, dtype=shape.dtype, device=device)
-        self.values = torch.zeros(sizes, dtype=shape.dtype, device=device)
+    keys: torch.Tensor
+    values: torch.Tensor

@@ -38,15 +38,6 @@ class SamplingTensors:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = dict(tensors)
 
-    @classmethod
-    def of(cls, params: SamplingParams, count: int, **tensors: torch.Tensor) -> "SamplingTensors":
-        """`count` rows of the same values on the CPU, but for the fields that `tensors` names."""
-        same = {
-            name: torch.full((count,), getattr(params, name), dtype=_TORCH_TYPES[dtype])
-            for name, dtype in SLOT_FIELDS.items()
-        }
-        return cls(same | tensors)
-
     def __getattr__(self, name: str) -> torch.Tensor:
         try:
             return self.__dict__["_tensors"][name]  # type: ignore[no-any-return]

@@ -24,6 +24,16 @@ TOLERANCE = 2e-6  # of sums in float32
 KINDS = ("normal", "bfloat16", "few values", "flat", "steep", "small", "large")
 
 
+def sampling_rows(params: SamplingParams, count: int, **tensors: torch.Tensor) -> SlotSamplingArray:
+    """`count` rows of the same values, but for the fields that `tensors` names."""
+    rows = SlotSamplingArray(count, torch.device("cpu"))
+    for row in range(count):
+        rows.set(row, params)
+    for name, values in tensors.items():
+        getattr(rows, name).copy_(values)
+    return rows
+
+
 def random_logits(generator: np.random.Generator, kind: str, vocab: int) -> torch.Tensor:
     row = torch.from_numpy(generator.standard_normal(vocab)).float() * 3
     return {

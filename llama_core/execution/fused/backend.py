@@ -1,5 +1,5 @@
-"""Steps of the layers over `Ops`. On a GPU they are queued without waiting: the host reads a step's tokens while the next
-step runs.
+"""Steps of the layers over `TorchOps`. On a GPU they are queued without waiting: the host reads a step's tokens while the
+next step runs.
 """
 
 import logging
@@ -57,18 +57,6 @@ class _Step:
     mask_wait_s: float | None = None
 
 
-@dataclass(slots=True)
-class StartSeconds:
-    """Seconds of a start. load: of loading all weights. left: the part of `load` that remained when the graphs were captured; 0
-    where they are captured after the load."""
-
-    load: float = 0.0
-    left: float = 0.0
-    cache: float = 0.0
-    warm_up: float = 0.0
-    capture: float = 0.0
-
-
 class FusedBackend:
     """Each step is a body, the Transformer's layers over all rows together, and a head, which computes logits and samples.
 
@@ -95,7 +83,8 @@ class FusedBackend:
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
         self._cache: KVCache | None = None
         self._num_blocks = 0
-        self.start_seconds = StartSeconds()
+        # load: of loading all weights. left: the part of it that remained when the graphs were captured beside it.
+        self.start_seconds = dict.fromkeys(("load", "left", "cache", "warm_up", "capture"), 0.0)
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
@@ -167,10 +156,10 @@ class FusedBackend:
             self.release_graphs()
             self._cache = None
         # Padding tokens of a bucket write to one more block, which only the spare slot has.
-        self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device.torch_device)
+        self._cache = self._cache_shape.allocate(num_blocks + 1, self._device.torch_device)
         self._num_blocks = num_blocks
         self._slots.block_tables[self._spare_slot].fill_(num_blocks)
-        self.start_seconds.cache = time.perf_counter() - begin
+        self.start_seconds["cache"] = time.perf_counter() - begin
         if self._device.captures:
             _have_graphs.add(self)
             before_leaving(_release_all_graphs)
@@ -181,7 +170,7 @@ class FusedBackend:
         """Load the model's weights. Raises what reading them raises."""
         begin = time.perf_counter()
         self.model.load(weights)
-        self.start_seconds.load = time.perf_counter() - begin
+        self.start_seconds["load"] = time.perf_counter() - begin
 
     def load_while_capturing(self, weights: Weights, num_blocks: int) -> None:
         """Load the model's weights in another thread, and meanwhile allocate the cache and capture all graphs. Every rank calls
@@ -200,9 +189,9 @@ class FusedBackend:
             raise
         begin = time.perf_counter()
         wait_for_load()
-        self.start_seconds.left = time.perf_counter() - begin
-        seconds = self.start_seconds
-        log.info("the weights were loaded in %.2f s beside that, of which %.2f s were left", seconds.load, seconds.left)
+        self.start_seconds["left"] = time.perf_counter() - begin
+        took = self.start_seconds
+        log.info("the weights were loaded in %.2f s beside that, of which %.2f s were left", took["load"], took["left"])
         if not self._bodies:
             with torch.inference_mode():
                 self._capture()  # what failed beside other work may succeed by itself
@@ -323,14 +312,14 @@ class FusedBackend:
             else:
                 log.info("graphs were not captured beside the load, and will be after it: %s", reason)
             return
-        seconds = self.start_seconds
-        seconds.warm_up, seconds.capture = warm - begin, time.perf_counter() - warm
+        took = self.start_seconds
+        took["warm_up"], took["capture"] = warm - begin, time.perf_counter() - warm
         log.info(
             "%d CUDA graphs were captured in %.2f s, after a warm-up of %.2f s and %.2f s for the cache",
             len(self._bodies) + self._head.num_graphs,
-            seconds.capture,
-            seconds.warm_up,
-            seconds.cache,
+            took["capture"],
+            took["warm_up"],
+            took["cache"],
         )
 
     def becomes_idle(self, limit_s: float) -> bool:

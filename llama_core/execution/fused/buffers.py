@@ -39,6 +39,7 @@ _TOKENS: Final = 0
 _BLOCKS: Final = 1
 _SAMPLING: Final = 2
 _RULES: Final = 3
+_MOST_SHAPES: Final = 1024  # of steps, whose parts of a buffer are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,8 @@ class _SentBuffer:
     def arrays(self, shape: LaunchShape) -> StepArrays:
         found = self._arrays.get(shape)
         if found is None:
+            if len(self._arrays) >= _MOST_SHAPES:
+                self._arrays.clear()
             begin = samples_size(self._max_samples)
             tokens, decodes, chunks, _ = np.split(self.numbers[begin:], np.cumsum(shape.sizes))
             found = StepArrays(

@@ -3,7 +3,8 @@
 Embeddings and norms are always held in the model's dtype.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ class HeldWeights(NamedTuple):
         return sum(each.nbytes for each in (self.codes, self.scales, self.minima) if each is not None)
 
 
-class TorchMatrix(Protocol):
+class TorchMatrix:
     """The weights of one linear layer on a device, [outputs, inputs]. held: the same tensors for the life of the matrix."""
 
     held: HeldWeights
@@ -36,16 +37,13 @@ class TorchMatrix(Protocol):
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         """Write outputs from `first`. weight [n, inputs]: in the model's dtype, or in groups that the format holds as they
         are."""
+        raise NotImplementedError
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, inputs] -> [T, outputs]. Waits for nothing and depends on no value, so that a CUDA graph can capture it."""
+        raise NotImplementedError
 
 
-class TorchMatrixType(Protocol):
-    """A class of TorchMatrix."""
-
-    def __call__(
-        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
-    ) -> TorchMatrix:
-        """Allocate the matrix without values. dtype: of the activations. batch_invariant: the bits of a row of a product do not
-        depend on the number of rows; needs Triton."""
+# (outputs, inputs, dtype of the activations, device, batch_invariant=False) -> a matrix without values. batch_invariant: the
+# bits of a row of a product do not depend on the number of rows, which needs Triton.
+TorchMatrixType = Callable[..., TorchMatrix]

@@ -6,33 +6,20 @@ Without Triton a product expands quantized weights first.
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.source import GROUP
-from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixType
+from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrix, TorchMatrixType
 from llama_core.execution.weight_formats.quantize import quantize_fp8, quantize_groups, quantize_outputs
 
 log = logging.getLogger(__name__)
 
 _FEWEST_PADDED: Final = 256
-
-
-class Product(Protocol):
-    """`kernels.multiply`."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        minima: torch.Tensor | None,
-        *,
-        is_packed: bool,
-    ) -> torch.Tensor: ...
+Product = Callable[..., torch.Tensor]  # `F.linear`, `multiply_in_order`, or `kernels.multiply`
 
 
 @cache
@@ -51,15 +38,15 @@ def triton_product(device_type: str) -> Product | None:
     return multiply
 
 
-class PlainMatrix:
-    """See `TorchMatrix`: in the model's own dtype."""
+class PlainMatrix(TorchMatrix):
+    """In the model's own dtype."""
 
     def __init__(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
     ) -> None:
         self.weight = torch.empty((outputs, inputs), dtype=dtype, device=device)
         self.held = HeldWeights(self.weight)
-        self._product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear
+        self._product: Product = F.linear
         if batch_invariant:
             # Imported here, because most machines without a GPU have no Triton.
             from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
@@ -74,8 +61,8 @@ class PlainMatrix:
         return self._product(x, self.weight)
 
 
-class QuantizedMatrix:
-    """What matrices of codes share. See `TorchMatrix`."""
+class QuantizedMatrix(TorchMatrix):
+    """What matrices of codes share."""
 
     def __init__(self, held: HeldWeights, *, batch_invariant: bool) -> None:
         self.held = held

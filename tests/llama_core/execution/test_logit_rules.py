@@ -12,11 +12,10 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, Seq
 from llama_core.errors import InvalidParameter
 from llama_core.execution.parallel import alone
 from llama_core.execution.sampling import sample
-from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support import checkpoints, on_ranks
-from tests.support.sampling_cases import Case
+from tests.support.sampling_cases import Case, sampling_rows
 
 VOCAB = 300
 PROMPT = [5, 9, 9, 40, 299]
@@ -91,7 +90,7 @@ def test_min_p_keeps_the_tokens_that_transformers_keeps(vocab: int) -> None:
     row = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     kept = MinPLogitsWarper(0.2)(None, (row / 0.8)[None])[0].isfinite()
     n = 4000
-    params = SamplingTensors.of(SamplingParams(0.8, 1.0, 0, 5, min_p=0.2), n)
+    params = sampling_rows(SamplingParams(0.8, 1.0, 0, 5, min_p=0.2), n)
     sampled = sample(row.expand(n, -1), params, torch.arange(n))
     counts = torch.bincount(sampled, minlength=vocab)
     assert not counts[~kept].any()

@@ -5,9 +5,9 @@ import scipy.stats
 import torch
 
 from llama_core.execution.sampling import logprobs_of, sample, uniform
-from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from tests.support.full_runs import with_full_ones
+from tests.support.sampling_cases import sampling_rows
 
 
 def draw(
@@ -16,7 +16,7 @@ def draw(
     """n samples from one row of logits, at positions 0 .. n."""
     return sample(
         logits.expand(n, -1),
-        SamplingTensors.of(SamplingParams(temperature, top_p, top_k, seed), n),
+        sampling_rows(SamplingParams(temperature, top_p, top_k, seed), n),
         torch.arange(n),
     )
 
@@ -60,7 +60,7 @@ def test_greedy_is_argmax_and_ignores_the_rest() -> None:
     logits = torch.randn(4, 50)
     tokens = sample(
         logits,
-        SamplingTensors.of(SamplingParams(temperature=0.0, top_p=0.1, top_k=1), 4),
+        sampling_rows(SamplingParams(temperature=0.0, top_p=0.1, top_k=1), 4),
         torch.arange(4),
     )
     assert tokens.tolist() == logits.argmax(-1).tolist()
@@ -78,7 +78,7 @@ def test_top_k_keeps_the_k_most_likely_and_top_p_counts_within_them(vocab: int) 
 def test_a_row_samples_the_same_beside_any_other_rows() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 4000, generator=generator) * 3
-    sampling = SamplingTensors.of(
+    sampling = sampling_rows(
         SamplingParams(),
         64,
         temperature=torch.rand(64, generator=generator) * 2,
