@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--families", nargs="+", default=list(families.FAMILIES), choices=list(families.FAMILIES))
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--backends", nargs="+", default=["native", "torch", "fused"])
+    parser.add_argument("--backends", nargs="+", default=["native", "torch"])
     parser.add_argument("--interpreter", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -16,7 +16,15 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from llama_core.config import EngineConfig
+from llama_core.execution.backend_choice import matrix_types
+from llama_core.execution.fused.backend import FusedBackend
+from llama_core.execution.fused.buffers import DeviceSlots
 from llama_core.execution.fused.device import StepDevice, Work
+from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.parallel import Parallel
+from llama_core.execution.weight_plan import plan_weights
+from llama_core.model_config import ModelConfig
 
 META = torch.device("meta")
 
@@ -103,3 +111,20 @@ def without_kernels() -> Iterator[None]:
         for name in ("all_reduce", "all_gather_into_tensor", "broadcast"):
             stack.enter_context(patch.object(dist, name, lambda *args, **options: None))
         yield
+
+
+def meta_backend(
+    model: ModelConfig, num_ranks: int, device: StepDevice, **fields: Any
+) -> tuple[FusedBackend, DeviceSlots, EngineConfig]:
+    """Rank 0's backend in bfloat16 without weights or cache. Inside `without_kernels`."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.product_kernels import of_few_rows
+
+    fields = {"max_seq_len": 4096, "max_batch_size": 64, "max_step_tokens": 2048} | fields
+    config, parallel = EngineConfig("", model.vocab_size, **fields), Parallel(0, num_ranks, META)
+    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
+    ops = TritonOps(batch_invariant=config.batch_invariant, fuses=of_few_rows)
+    common = model, parallel, config.max_seq_len, torch.bfloat16, ops, matrix_types(plan), ()
+    transformer = FusedTransformer(*common, batch_invariant=config.batch_invariant)
+    slots = DeviceSlots(config, META, spare=1)
+    return FusedBackend(config, transformer, parallel, slots, ops, device), slots, config

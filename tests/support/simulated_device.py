@@ -85,7 +85,6 @@ class _Watcher(TorchDispatchMode):
             self._device.host_accesses.append(name)
         if func.namespace == "c10d":
             self._device.collectives.append((name, [(*tensor.shape, str(tensor.dtype)) for tensor in _tensors(args)]))
-        self._device.num_operations += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -136,9 +135,7 @@ class _Event:
 class SimulatedDevice:
     """eagerness: the probability that the next work in the queue runs whenever the host calls the device; 0 for never.
 
-    One thread, which made the device, queues work; others may wait for events. num_waits counts the waits of the first,
-    num_waits_of_others those of the others. num_outside_inference: works queued outside of torch's inference mode, which a
-    device that computes at once would refuse.
+    One thread, which made the device, queues work; others may wait for events. num_waits: of that thread.
     """
 
     seed: int = 0
@@ -147,11 +144,8 @@ class SimulatedDevice:
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_done: int = 0
     num_waits: int = 0
-    num_waits_of_others: int = 0
-    num_outside_inference: int = 0
     num_copies: int = 0
     num_replays: int = 0
-    num_operations: int = 0
     host_accesses: list[str] = field(default_factory=list)
     collectives: list[Any] = field(default_factory=list)
 
@@ -169,7 +163,6 @@ class SimulatedDevice:
 
     def queue(self, work: Work) -> None:
         assert threading.get_ident() == self._thread, "one thread queues work"
-        self.num_outside_inference += not torch.is_inference_mode_enabled()
         with self._lock:
             self._queue.append(work)
         self.advance()
@@ -212,10 +205,7 @@ class SimulatedDevice:
         self.run_to(self.num_done + len(self._queue))
 
     def count_wait(self) -> None:
-        if threading.get_ident() == self._thread:
-            self.num_waits += 1
-        else:
-            self.num_waits_of_others += 1
+        self.num_waits += threading.get_ident() == self._thread
 
     def advance(self) -> None:
         with self._lock:

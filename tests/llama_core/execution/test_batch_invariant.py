@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +24,6 @@ from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
-from tests.conftest import RankPool
 from tests.support.attention_cases import LIMITS, SHAPES, WIDE_SHAPES, WINDOWS, Case
 from tests.support.interpreter import interpret, prepare_interpreter
 
@@ -80,15 +78,6 @@ def product_limit(dtype: torch.dtype, inputs: int) -> float:
     return {torch.float32: in_float32, torch.float16: 4e-3, torch.bfloat16: 4e-2}[dtype]
 
 
-def test_the_limit_of_products_is_above_the_roundings_of_a_sum_in_order() -> None:
-    """NumPy adds in order along the first axis."""
-    generator, inputs = np.random.default_rng(0), 14336
-    factors = (generator.standard_normal((inputs, 600), dtype=np.float32) for _ in range(2))
-    terms = next(factors) * (next(factors) / np.float32(inputs**0.5))
-    largest = np.abs(np.add.reduce(terms, axis=0, dtype=np.float32) - terms.sum(0, dtype=np.float64)).max()
-    assert 1e-5 < largest < 0.7 * product_limit(torch.float32, inputs)
-
-
 def check_products(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, counts: list[int]) -> None:
     """`counts`: numbers of rows of which each gives the rows of the largest."""
     torch.manual_seed(inputs)
@@ -108,7 +97,7 @@ def check_products(device: torch.device, dtype: torch.dtype, inputs: int, output
 
 def check_texts(parallel: Parallel, folder: Path, *, is_short: bool = False) -> None:
     """Tokens and log-probabilities of requests alone, in a batch, in chunks, behind a cached prefix and after preemption.
-    Every rank calls this. is_short: alone and in a batch that is computed in chunks, in a model of one layer."""
+    is_short: alone and in a batch that is computed in chunks, in a model of one layer."""
     # Imported here, because machines with GPUs that run the tests marked cuda may lack what the other tests need.
     from tests.support import checkpoints, on_ranks
 
@@ -148,16 +137,7 @@ def interpreted_texts(parallel: Parallel, folder: str, *, is_short: bool) -> Non
         "llama_core.execution.rank_loading.choose_ops",
         lambda kind, device, **options: (TritonOps(**options), StepDevice(device)),
     ):
-        check_texts(parallel, Path(folder, str(parallel.rank)), is_short=is_short)
-
-
-def texts_on_ranks(num_ranks: int, folder: str, *, is_short: bool) -> None:
-    """`interpreted_texts` on ranks, which inherit this process's environment."""
-    pool = RankPool(num_ranks, Path(folder) / "store")
-    try:
-        pool.call(partial(interpreted_texts, folder=folder, is_short=is_short))
-    finally:
-        pool.close()
+        check_texts(parallel, Path(folder), is_short=is_short)
 
 
 def run_interpreted(statement: str) -> None:
@@ -193,18 +173,9 @@ def test_a_row_of_a_product_is_the_same_beside_any_number_of_rows(
     run_interpreted(f"check_products(torch.device('cpu'), torch.{dtype}, {inputs}, {outputs}, {counts})")
 
 
-def test_texts_are_the_same_alone_and_in_a_batch_in_chunks(tmp_path: Path) -> None:
-    run_interpreted(f"interpreted_texts(alone('cpu'), {str(tmp_path)!r}, is_short=True)")
-
-
-@pytest.mark.full
-def test_texts_are_the_same_alone_in_a_batch_in_chunks_behind_a_prefix_and_after_preemption(tmp_path: Path) -> None:
-    run_interpreted(f"interpreted_texts(alone('cpu'), {str(tmp_path)!r}, is_short=False)")
-
-
-@pytest.mark.full
-def test_texts_of_three_ranks_are_the_same_alone_and_in_a_batch_in_chunks(tmp_path: Path) -> None:
-    run_interpreted(f"texts_on_ranks(3, {str(tmp_path)!r}, is_short=True)")
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_texts_are_the_same_alone_in_a_batch_in_chunks_and_after_preemption(tmp_path: Path, is_short: bool) -> None:
+    run_interpreted(f"interpreted_texts(alone('cpu'), {str(tmp_path)!r}, is_short={is_short})")
 
 
 @needs_cuda

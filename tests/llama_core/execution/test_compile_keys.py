@@ -15,20 +15,15 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import LOGITS_AT_A_TIME
-from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.buffers import DeviceSlots
 from llama_core.execution.fused.device import StepDevice, Work
-from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.product_kernels import of_few_rows
-from llama_core.execution.parallel import Parallel
-from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from tests.support.compile_keys import recorded_keys
-from tests.support.counted_memory import META
+from tests.support.counted_memory import META, meta_backend
 
 pytest.importorskip("triton")
 STEPS = 60
@@ -54,9 +49,6 @@ class _Captures(StepDevice):
 
     captures = True
 
-    def __init__(self) -> None:
-        self.torch_device = META
-
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         pass
 
@@ -66,21 +58,11 @@ class _Captures(StepDevice):
 
 def opened(name: str) -> tuple[FusedBackend, DeviceSlots, EngineConfig]:
     """Ready for steps, with every kernel compiled that the start compiles."""
-    from llama_core.execution.fused.kernels import TritonOps
-
     model, num_ranks, fields = CASES[name]
-    fields = {"max_seq_len": 4096, "max_batch_size": 40, "max_step_tokens": 2048} | fields
-    config, dtype, parallel = EngineConfig("", model.vocab_size, **fields), torch.bfloat16, Parallel(0, num_ranks, META)
-    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
-    invariant = config.batch_invariant
-    ops = TritonOps(batch_invariant=invariant, fuses=of_few_rows)
-    common = model, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
-    transformer = FusedTransformer(*common, [], batch_invariant=invariant)
-    slots = DeviceSlots(config, META, spare=1)
-    backend = FusedBackend(config, transformer, parallel, slots, ops, _Captures())
+    found = meta_backend(model, num_ranks, _Captures(META), **{"max_batch_size": 40} | fields)
     with patch.object(fused, "smallest", lambda parallel, value: value):
-        backend.allocate_cache(50)
-    return backend, slots, config
+        found[0].allocate_cache(50)
+    return found
 
 
 def random_rows(generator: np.random.Generator, config: EngineConfig) -> list[Row]:

@@ -63,12 +63,6 @@ def core(library: ctypes.CDLL) -> Iterator[Core]:
     library.drop(made.handle)
 
 
-def test_short_yields_never_pause_yielding(core: Core) -> None:
-    for _ in range(10_000):
-        core.yields(SHORT_S)
-        assert not core.is_paused()
-
-
 def test_an_event_loop_that_takes_two_slices_a_step_does_not_pause_yielding(core: Core) -> None:
     for _ in range(200):
         core.yields(SLICE_S / 2)

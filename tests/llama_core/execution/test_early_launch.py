@@ -1,8 +1,6 @@
 """Programmatic dependent launch: no interpreter runs two kernels at once, so what makes it safe is read from the source."""
 
 import ast
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -53,20 +51,6 @@ def test_no_product_starts_beside_another() -> None:
     assert sum(text.count(LETS_START) for text in attend) == 2
 
 
-def test_a_kernel_that_accesses_memory_before_it_waits_is_found() -> None:
-    """`make gpu-check` looks at all kernels: a compiler might move a load."""
-    arguments, wait = "\tld.param.b64 \t%rd1, [_attend_param_0];\n", "\tgriddepcontrol.wait; // dummy %r1\n"
-    alloc = (
-        "\t@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r32], 32;\n\tld.shared.b32 \t%r9, [%r32];\n"
-    )
-    load = "\t@%p1 ld.global.b32 { %r2 }, [ %rd1 + 0 ];\n"
-    copy = "\tcp.async.cg.shared.global [ %r1 + 0 ], [ %rd2 + 0 ], 0x10, %r3;\n"
-    assert waits_first(arguments + alloc + wait + load + copy + "\tret;\n")
-    for before in (load, copy, "\t@%p1 bra \t$L__BB0_2;\n", "\t@%p2 red.global.add.s32 [%rd1], 1;\n"):
-        assert not waits_first(arguments + before + wait + load), before
-    assert not waits_first(arguments + load)
-
-
 def test_a_kernel_may_read_some_memory_before_it_waits() -> None:
     assert may_read("_attend") == {4} and may_read("_add_norm") == {3} and not may_read("_gated_product")
     tiles = "\tld.param.b64 \t%rd1, [_attend_param_4];\n\tmad.wide.s32 \t%rd2, %r46, 8, %rd1;\n"
@@ -102,40 +86,3 @@ def test_no_form_of_an_access_of_other_memory_before_the_wait_is_overlooked(haza
     wait = "\tgriddepcontrol.wait; // dummy %r1\n"
     assert not waits_first(f"{parameters}\t{hazard}\n{wait}", {4})
     assert waits_first(f"{parameters}{wait}\t{hazard}\n", {4})
-
-
-class NoDriver:
-    @property
-    def active(self) -> object:
-        raise RuntimeError("0 active drivers ([]). There should only be one.")
-
-
-@pytest.mark.parametrize(
-    ("target", "interprets", "starts_early"),
-    [
-        (("cuda", 80), False, False),
-        (("cuda", 90), False, True),
-        (("cuda", 120), False, True),
-        (("cuda", 90), True, False),
-        (("hip", "gfx942"), False, False),
-        (None, False, False),
-    ],
-)
-def test_kernels_start_early_on_gpus_from_sm_90_on(
-    target: tuple[str, Any] | None, interprets: bool, starts_early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not in Triton's interpreter, which has no such instruction, beside such a GPU."""
-    pytest.importorskip("triton")
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from llama_core.execution.fused import layer_kernels
-
-    driver: object = NoDriver()
-    if target is not None:
-        driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: GPUTarget(*target, 32)))
-    monkeypatch.setattr(layer_kernels, "driver", driver)
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", interprets)
-    monkeypatch.setattr(layer_kernels, "has_early_launch", layer_kernels.has_early_launch.__wrapped__)
-    expected = {"is_early": True, "launch_pdl": True} if starts_early else {"is_early": False}
-    assert layer_kernels.early_launch() == expected

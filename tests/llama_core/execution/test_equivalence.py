@@ -22,7 +22,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
     return size
 
 
-BACKENDS = ("native", "fused", "torch")
+BACKENDS = ("native", "torch")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -40,12 +40,12 @@ def on(ranks: Any, world_size: int, function: Any, *args: Any, **kwargs: Any) ->
 
 
 def golden_runs() -> Iterator[Any]:
-    """Number of ranks, checkpoint and backend. Two ranks that are fused have the logits of one in another test of each run."""
+    """Number of ranks, checkpoint and backend."""
     for backend in BACKENDS:
         for num_ranks, ckpt_dir, name, in_each_run in (
             (1, MP1, "1 rank-1 shard", ()),
             (1, MP2, "1 rank-2 shards", BACKENDS),
-            (2, MP1, "2 ranks-1 shard", ("native", "torch")),
+            (2, MP1, "2 ranks-1 shard", BACKENDS),
             (2, MP2, "2 ranks-2 shards", ()),
         ):
             marks = [] if backend in in_each_run else [pytest.mark.full]

@@ -7,20 +7,18 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
+from llama_core.errors import ConfigError
+from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.fused.step_plan import bucket_sizes
-from llama_core.execution.parallel import alone
-from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Row, SlotInit, StepInput
-from tests.conftest import GOLDEN
-from tests.support import on_ranks
+from tests.programs.gpu_host_time import CONTEXT, DECODES, admit, host_work, stub_backend
 from tests.support.interpreter import interpret
 from tests.support.kernel_differences import assert_small
-
-MP1 = str(GOLDEN / "mp1")
 
 
 @pytest.mark.parametrize("largest", [1, 3, 8, 33, 64, 264])
@@ -30,69 +28,6 @@ def test_every_number_of_tokens_has_a_bucket_that_is_not_much_larger(largest: in
     for count in range(1, largest + 1):
         bucket = next(size for size in sizes if size >= count)
         assert bucket <= max(2 * count, count + 31)
-
-
-def step_of(number: int, starts: list[int], admit: list[SlotInit]) -> StepInput:
-    return StepInput(0, number, [Row(slot, start, 1, True) for slot, start in enumerate(starts)], admit=admit)
-
-
-def test_a_step_may_start_before_the_one_before_it_was_read() -> None:
-    """Five rows in a bucket of eight, three decode steps: read one by one, and always one behind."""
-    runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
-    prompts = [[1, 5 + i, 40 + i] for i in range(5)]
-
-    def run(is_behind: bool) -> list[list[int]]:
-        blocks = runner.config.blocks_per_sequence
-        admit = [
-            SlotInit(i, prompt, list(range(i * blocks, (i + 1) * blocks)), SamplingParams(0.9 * (i % 2), seed=i))
-            for i, prompt in enumerate(prompts)
-        ]
-        sampled = [runner.step(StepInput(0, 0, [Row(i, 0, 3, True) for i in range(5)], admit=admit)).tokens]
-        in_flight = []
-        for number in range(1, 4):
-            step = runner.start(step_of(number, [2 + number] * 5, []))
-            assert not step.is_done
-            in_flight.append(step)
-            if not is_behind or len(in_flight) > 1:
-                sampled.append(in_flight.pop(0).result().tokens)
-        sampled += [step.result().tokens for step in in_flight]
-        return sampled
-
-    one_by_one = run(False)
-    assert run(True) == one_by_one
-    assert len({tuple(row) for row in zip(*one_by_one, strict=True)}) == 5
-
-
-def test_a_slot_given_to_another_sequence_before_its_step_was_read_changes_no_output() -> None:
-    """The step has a row of a sequence that ended; the next step gives the slot to a request for prompt logprobs."""
-    runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
-    prompt = [1, 5, 40]
-    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], SamplingParams(0.0))]))
-    expected = runner.step(step_of(1, [3], [])).tokens
-    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], SamplingParams(0.0))]))
-    wasted = runner.start(step_of(1, [3], []))
-    heir = SlotInit(0, [1, *range(4, 40)], [1, 2, 3], SamplingParams(0.0, logprobs=0), prompt_logprobs=True)
-    following = runner.start(StepInput(0, 2, [Row(0, 0, 37, True)], admit=[heir]))
-    output = wasted.result()
-    assert output.tokens == expected and output.prompt_logprobs == []
-    assert len(following.result().prompt_logprobs[0].values) == 36
-
-
-def test_logprobs_are_those_of_their_step_after_the_next_one_was_started_in_the_same_slot() -> None:
-    admit = [SlotInit(0, [1, 9, 30], [0], SamplingParams(0.0, logprobs=2))]
-    first = StepInput(0, 0, [Row(0, 0, 3, True)], admit=admit)
-    reference = on_ranks.build(alone("cpu"), MP1, backend="torch").runner.step(first)
-    runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
-    step = runner.start(first)
-    heir = SlotInit(0, [1, 77], [1], SamplingParams(0.0))
-    following = runner.start(StepInput(0, 1, [Row(0, 0, 2, True)], admit=[heir]))
-    output = step.result()
-    assert output.tokens == reference.tokens and following.result().logprobs == []
-    [mine], [theirs] = output.logprobs, reference.logprobs
-    assert mine is not None and theirs is not None
-    assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
-    assert [token for token, _ in mine.top] == [token for token, _ in theirs.top] and len(mine.top) == 2
-    assert mine.top[0] == (output.tokens[0], mine.logprob)
 
 
 KERNELS = """
@@ -138,3 +73,27 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str,
     head = ("_greatest", "_spread", "_pick", "_copy_allowed", "_apply_rules", "_chunk_logprobs", "_combine_logprobs")
     for kernel in (*layer, *products, *ends, *head):
         assert done.stdout.count(f"{kernel} ") == 1, done.stdout
+
+
+def test_a_step_takes_few_calls_of_the_device_and_few_operations_of_torch() -> None:
+    """Decodes: a copy in, two graphs, a copy out. A prompt's tokens travel in the same copy; one call more writes them."""
+    backend, slots, device = stub_backend()
+    for slot in range(DECODES):
+        admit(slots, slot, CONTEXT)
+    calls, operations = host_work(backend, slots, device, has_prompt=False)
+    assert calls == 4 and operations <= 6
+    calls, operations = host_work(backend, slots, device, has_prompt=True)
+    assert calls == 5 and operations <= 16
+
+
+def test_a_gpu_on_which_triton_does_not_work_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch, attention would gather block tables for which no memory is planned."""
+    kernels: Any = ModuleType("llama_core.execution.fused.kernels")
+
+    def fails(**options: Any) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    kernels.TritonOps = fails
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    with pytest.raises(ConfigError, match=r"Failed to find C compiler.*install a C compiler and Python's headers"):
+        choose_ops("fused", torch.device("cuda"))

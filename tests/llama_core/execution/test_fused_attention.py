@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.varlen import varlen_attention
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.step_memory import (
     SPLIT_UNIT,
@@ -210,92 +209,6 @@ def test_a_program_that_computes_all_splits_of_a_decode_combines_them_to_the_sam
 def test_large_batches_combine_splits_in_the_attention_kernel() -> None:
     assert [count for count in (16, 17) if combines_in_kernel(count, 32)] == [17] and max_split_decode_tokens(32) == 16
     assert [count for count in (65, 66) if combines_in_kernel(count, 8)] == [66] and max_split_decode_tokens(8) == 65
-
-
-SHARED_OUT = """
-import torch
-from collections import Counter
-from triton.runtime.interpreter import interpreter_builder
-from llama_core.execution.fused import step_memory as splits
-splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
-from llama_core.execution.fused import attention_kernels as kernels, attention_launches as launches
-from llama_core.execution.fused.kernels import TritonOps
-from llama_core.scheduling.step import Row
-from tests.support.attention_cases import Case
-
-case = Case(0, (1, 1, 16, 16), torch.float32, torch.device("cpu"), rows=[Row(0, 2047, 1, True)])
-tiles, attend_tile = Counter(), kernels._attend_tile
-
-def counted(*args):
-    tiles[interpreter_builder.grid_idx[2]] += 1
-    return attend_tile(*args)
-
-kernels._attend_tile = counted
-longest = (2048 - splits.split_begin(splits.split_of(2047))) // 32
-for launches.PROGRAMS_PER_MULTIPROCESSOR in (1, 2, 3, 5):  # a program each
-    tiles.clear()
-    case.attend(TritonOps(), case.rows, case.q, 0)
-    assert sum(tiles.values()) == 64 and max(tiles.values()) < 64 / launches.PROGRAMS_PER_MULTIPROCESSOR + longest, tiles
-"""
-
-
-def test_programs_of_a_decode_share_its_positions_where_later_splits_are_longer() -> None:
-    """No program reads more than its share and the split at the end of it: the longest program's time is the kernel's."""
-    interpret(SHARED_OUT)
-
-
-def contiguous(case: Case, cache: torch.Tensor) -> torch.Tensor:
-    """Every row's cached positions, one row after the other."""
-    return cache.flatten(0, 1)[torch.cat([case.places(row, 0) for row in case.rows])]
-
-
-@pytest.mark.cuda
-@needs_cuda
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_the_kernel_computes_what_flash_attention_does_on_a_gpu(dtype: torch.dtype) -> None:
-    from llama_core.execution.fused.kernels import TritonOps
-
-    shapes = SHAPES + WIDE_SHAPES
-    for seed in range(2 * len(shapes)):
-        shape, window = shapes[seed % len(shapes)], COMPILED_WINDOWS[seed % len(COMPILED_WINDOWS)]
-        case = Case(seed, shape, dtype, torch.device("cuda"))
-        keys, values = (contiguous(case, cache) for cache in (case.keys, case.values))
-        try:
-            theirs = varlen_attention(case.q.contiguous(), keys, values, case.rows, window)()
-        except ImportError as error:
-            pytest.skip(str(error))
-        got = case.attend(TritonOps(), case.rows, case.q, window)
-        assert (got - theirs).abs().max().item() <= 2 * LIMITS[dtype], (seed, shape, window, case.rows)
-
-
-def test_flash_attention_takes_the_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is asked for, computed in float64: the test on a GPU has only its answers."""
-
-    def varlen_attn(q, keys, values, q_bounds, k_bounds, max_q, max_k, *, window_size, enable_gqa):  # type: ignore[no-untyped-def]
-        assert enable_gqa and (max_q, max_k) == (max(q_bounds.diff()), max(k_bounds.diff()))
-        left, right = window_size
-        assert right == 0 or (max_q == 1 and (left, right) == (-1, -1))
-        parts, group = [], q.shape[1] // keys.shape[1]
-        for i in range(len(q_bounds) - 1):
-            own_q, own_k, own_v = (
-                x[bounds[i] : bounds[i + 1]].double().transpose(0, 1)
-                for x, bounds in ((q, q_bounds), (keys, k_bounds), (values, k_bounds))
-            )
-            count, length = own_q.shape[1], own_k.shape[1]
-            # The last query sees the last key.
-            distance = torch.arange(length - count, length)[:, None] - torch.arange(length)[None, :]
-            seen = (distance >= 0) & ((distance <= left) | (left < 0))
-            own_k, own_v = (x.repeat_interleave(group, dim=0) for x in (own_k, own_v))
-            parts.append(torch.nn.functional.scaled_dot_product_attention(own_q, own_k, own_v, seen).transpose(0, 1))
-        return torch.cat(parts)
-
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    for seed in range(20):
-        shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
-        case = Case(seed, shape, torch.float32, torch.device("cpu"))
-        keys, values = (contiguous(case, cache) for cache in (case.keys, case.values))
-        found = varlen_attention(case.q, keys, values, case.rows, window)()
-        assert (found - case.expected(window)).abs().max().item() < 1e-6, (seed, case.rows)
 
 
 def test_a_plan_has_each_token_in_one_tile() -> None:

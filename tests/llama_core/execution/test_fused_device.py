@@ -5,9 +5,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock, call, patch
 
-import numpy as np
 import pytest
-import torch
 
 from llama_core.execution.fused import backend as fused_backend
 from llama_core.execution.parallel import Parallel, alone, leave
@@ -18,7 +16,6 @@ from tests.support import on_ranks
 from tests.support.full_runs import examples
 from tests.support.simulated_device import SimulatedDevice
 from tests.support.simulated_steps import (
-    LateMasks,
     SimulatedRun,
     assert_expected,
     expected_masks,
@@ -115,24 +112,6 @@ def test_masks_are_known_to_rank_0_alone_and_all_ranks_join_its_collectives(rank
     assert runs[0][1] == runs[1][1]
 
 
-def test_rules_masks_and_logprobs_take_one_copy_more_each_and_no_wait_for_the_device() -> None:
-    device = SimulatedDevice()
-    runner = simulated_runner(alone("cpu"), MP1, device)
-    params = SamplingParams(0.8, repetition_penalty=1.3, logit_bias=((7, 2.0),), logprobs=3, min_tokens=2)
-    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, [1, 5, 9], [0], params, delayed=(2,))]))
-    masks = LateMasks(np.random.default_rng(1), 1, runner.config.vocab_size)
-    rows = [Row(0, 3, 1, True)]
-    for keep_logits, given, copies, replays in ((False, None, 2, 2), (True, None, 3, 3), (True, masks, 4, 3)):
-        before = device.num_copies, device.num_replays, device.num_waits, len(device.host_accesses)
-        with torch.inference_mode():
-            pending = runner.backend.start(rows, keep_logits=keep_logits, masks=given)
-            runner.backend.queue_samples()
-        assert device.num_copies == before[0] + copies and device.num_replays == before[1] + replays
-        assert (device.num_waits, len(device.host_accesses)) == before[2:]
-        assert (pending.result().logprobs is not None) == keep_logits
-        assert len(device.host_accesses) == before[3]
-
-
 def test_changes_beyond_the_buffer_take_one_copy_more_and_no_wait() -> None:
     """All slots are admitted at once with long texts, as after a restart."""
     device = SimulatedDevice()
@@ -152,22 +131,6 @@ def test_changes_beyond_the_buffer_take_one_copy_more_and_no_wait() -> None:
     pending = runner.start(batch)
     assert (device.num_copies, device.num_waits) == (before[0] + 3, before[1])
     assert pending.result().tokens == on_ranks.new_runner(alone("cpu"), MP1, backend="torch").step(batch).tokens
-
-
-def test_prompt_logprobs_wait_in_declared_calls_and_read_no_token_of_the_device() -> None:
-    device = SimulatedDevice()
-    runner = simulated_runner(alone("cpu"), MP1, device)
-    init = SlotInit(0, [1, *range(5, 16)], [0], SamplingParams(0.0, logprobs=1), prompt_logprobs=True)
-    batch = StepInput(0, 1, [Row(0, 0, 12, True)], admit=[init])
-    waits, slots = device.num_waits, runner._slots
-    with patch.object(slots, "tokens", None):
-        [found] = runner.step(batch).prompt_logprobs
-    assert device.num_waits == waits + 2, "for the step, and for the logits of its tokens"
-    [expected] = on_ranks.new_runner(alone("cpu"), MP1, backend="torch").step(batch).prompt_logprobs
-    assert found[:2] == expected[:2]
-    assert [each.logprob for each in found.values] == pytest.approx(
-        [each.logprob for each in expected.values], abs=1e-4
-    )
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -178,54 +177,3 @@ def test_the_tokens_of_a_step_leave_before_the_masks_of_the_next_one(step: Any) 
         assert not gate.was_late and len(tokens) == 2
         gate.is_open.set()
         assert len(second.result().tokens) == 2
-
-
-def test_samples_are_queued_by_the_poll_that_finds_their_masks_made(step: Any, device: SimulatedDevice) -> None:
-    before, outside = device.num_replays, device.num_outside_inference
-    pending = step()
-    while device.num_replays < before + 2:
-        assert not pending.is_ready(), "the device is never eager"
-    assert device.num_replays == before + 2 and device.num_outside_inference == outside
-    pending.result()
-
-
-def test_masks_begin_when_the_samples_that_they_follow_are_queued(
-    step: Any, device: SimulatedDevice, runner: ModelRunner
-) -> None:
-    before, at_begin = device.num_replays, []
-    grammars, first = runner._grammars, step()
-    begin = grammars.begin  # type: ignore[union-attr]
-
-    def watched(rows: Any) -> Any:
-        at_begin.append(device.num_replays - before)
-        return begin(rows)
-
-    with patch.object(grammars, "begin", watched):
-        second = step()
-    assert at_begin == [2]
-    first.result(), second.result()
-
-
-def test_the_layers_of_a_step_are_queued_before_its_masks_are_made(step: Any, device: SimulatedDevice) -> None:
-    before = device.num_replays, device.num_copies
-    with _Gate() as gate:
-        pending = step()
-        assert not gate.was_late
-        assert (device.num_replays, device.num_copies) == (before[0] + 1, before[1] + 1)
-        gate.is_open.set()
-        pending.result()
-    assert (device.num_replays, device.num_copies) == (before[0] + 2, before[1] + 3)
-
-
-def test_only_the_grammars_thread_waits_for_the_step_before(step: Any, device: SimulatedDevice) -> None:
-    in_flight = deque([step()])
-    before = device.num_waits, device.num_waits_of_others, len(device.host_accesses)
-    for _ in range(6):  # each queues the samples of the step before, whose masks need the tokens before those
-        in_flight.append(step())
-        if len(in_flight) > 3:
-            assert len(in_flight.popleft().result().tokens) == 2
-    assert device.num_waits == before[0], "a result that the thread has read takes no further wait"
-    assert device.num_waits_of_others - before[1] >= 5
-    assert len(device.host_accesses) == before[2]
-    while in_flight:
-        in_flight.popleft().result()

@@ -4,19 +4,16 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, call, patch
+from unittest.mock import patch
 
 import pytest
-import torch
 
 from llama_core.checkpoint.loader import planned_weights
 from llama_core.errors import CheckpointError
 from llama_core.execution import fused, rank_loading
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.device import CudaDevice
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from tests.conftest import GOLDEN
@@ -105,25 +102,6 @@ def test_a_load_that_fails_beside_the_captures_ends_the_start_with_its_own_error
         simulated_runner(alone("cpu"), MP1, SimulatedDevice(), **sizes)
 
 
-def test_a_warm_up_that_fails_beside_the_load_ends_it_and_the_start() -> None:
-    read = []
-
-    def weights(*args: Any) -> Any:
-        for name, weight in planned_weights(*args):
-            read.append(name)
-            yield name, weight
-
-    sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
-    device = SimulatedDevice()
-    with (
-        patch.object(rank_loading, "planned_weights", weights),
-        patch.object(device, "warm_up", side_effect=RuntimeError("out of memory")),
-        pytest.raises(RuntimeError, match="out of memory"),
-    ):
-        simulated_runner(alone("cpu"), MP1, device, **sizes)
-    assert len(read) == 1, "the rest is not read"
-
-
 def test_graphs_that_cannot_be_captured_beside_the_load_are_captured_after_it() -> None:
     device = _Ordered()
     capture = device.capture
@@ -137,31 +115,6 @@ def test_graphs_that_cannot_be_captured_beside_the_load_are_captured_after_it() 
     with patch.object(device, "capture", refused_at_first):
         runner = simulated_runner(alone("cpu"), MP1, device, **sizes)
     assert "CUDA graphs" in runner.backend.name and device.calls == ["warm up", "warm up", "capture"]
-
-
-def test_another_threads_work_has_its_device_and_stream_and_ends_with_what_it_queued(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = MagicMock()
-    errors: list[Exception] = []
-
-    def work() -> None:
-        cuda.work(torch.is_inference_mode_enabled(), threading.get_ident() != first)
-        if errors:
-            raise errors[0]
-
-    first = threading.get_ident()
-    for name in ("synchronize", "Stream", "set_device", "stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-    device = CudaDevice(torch.device("cuda", 3))
-    device.start_in_thread(work)()
-    stream = cuda.Stream()
-    expected = [call.synchronize(), call.Stream(), call.set_device(3), call.stream(stream), call.stream().__enter__()]
-    expected += [call.work(True, True), call.Stream().synchronize(), call.stream().__exit__(None, None, None)]
-    assert cuda.mock_calls[: len(expected)] == expected
-    errors.append(CheckpointError("model.bin: cut off"))
-    with pytest.raises(CheckpointError, match="cut off"):
-        device.start_in_thread(work)()
 
 
 def test_kernels_are_imported_in_advance_without_a_context() -> None:
@@ -191,13 +144,3 @@ assert triton.runtime.driver._active is None and triton.runtime.driver._default 
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("sizes", [(8, 8), (8, 9), (1, 1), pytest.param((40, 600), marks=pytest.mark.full)], ids=str)
-def test_graphs_are_captured_for_any_sizes_of_batch_and_step(sizes: tuple[int, int]) -> None:
-    """Buckets of decodes count drafts, and so may have more tokens than a step."""
-    max_batch_size, max_step_tokens = sizes
-    device = SimulatedDevice()
-    fields = {"max_batch_size": max_batch_size, "max_step_tokens": max_step_tokens}
-    runner = simulated_runner(alone("cpu"), MP1, device, **fields)
-    assert "graphs" in runner.backend.name

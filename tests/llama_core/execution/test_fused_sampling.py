@@ -125,7 +125,7 @@ def check_logprobs(ops: TorchOps, device: torch.device) -> None:
         for i, row in enumerate(found):
             count = min(MAX_TOP_LOGPROBS, vocab)
             order = np.lexsort((np.arange(vocab), -logits[i].numpy()))[:count].tolist()
-            if isinstance(ops, TorchOps):  # which gives equal ones in any order
+            if type(ops) is TorchOps:  # which gives equal ones in any order
                 assert sorted(row.top, key=lambda each: -each[1]) == list(row.top) and len(row.top) == count
             else:
                 assert [token for token, _ in row.top] == order
@@ -185,19 +185,6 @@ def check_zeros(ops: TorchOps, device: torch.device) -> None:
     assert tokens_of(ops, plain_case(logits, top_k=1), "sampled", device) == [0]
 
 
-def check_reuse(ops: TorchOps, device: torch.device) -> None:
-    """A step finds nothing of the step before it."""
-    generator = torch.Generator().manual_seed(2)
-    rows = [torch.randn((2, 5000), generator=generator) * scale for scale in (1, 4, 0.1)]
-    params = {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.5}
-    first = [plain_case(logits, **params) for logits in rows]
-    sampler = ops.sampler(first[0].state(device), 2, 5000)
-    for mode in ("sampled", "ruled", "greedy", "sampled"):
-        for case in first:
-            found = sampler.sample(case.logits.to(device), case.samples(device), mode)
-            assert found.tolist() == tokens_of(ops, case, mode, device)
-
-
 def check_contradictions(ops: TorchOps, device: torch.device) -> None:
     """A row without an allowed token has none; its neighbours have theirs."""
     logits = torch.randn((3, 5000), generator=torch.Generator().manual_seed(1))
@@ -228,9 +215,7 @@ def test_torch_samples_what_float64_does_and_what_the_reference_does(
     check(TorchOps(), CPU, examples(60, 150))
 
 
-@pytest.mark.parametrize(
-    "check", [check_logprobs, check_odd_rows, check_contradictions, check_limits, check_zeros, check_reuse]
-)
+@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions, check_limits, check_zeros])
 def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[TorchOps, torch.device], None]) -> None:
     check(TorchOps(), CPU)
 
@@ -257,10 +242,7 @@ ops, cpu = TritonOps(), torch.device("cpu")
             "for check in (checks.check_zeros, checks.check_odd_rows, checks.check_contradictions): check(ops, cpu)",
             id="zeros",
         ),
-        pytest.param("checks.check_reuse(ops, cpu)", id="reuse"),
         pytest.param("checks.check_large(ops, cpu)", id="large", marks=pytest.mark.full),
-        pytest.param("checks.check_samples(ops, cpu, 30)", id="more samples", marks=pytest.mark.full),
-        pytest.param("checks.check_rules(ops, cpu, 30)", id="more rules", marks=pytest.mark.full),
     ],
 )
 def test_the_kernels_sample_what_float64_does_in_tritons_interpreter(check: str) -> None:
@@ -281,7 +263,6 @@ def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
     check_contradictions(ops, device)
     check_limits(ops, device)
     check_zeros(ops, device)
-    check_reuse(ops, device)
     check_large(ops, device)
 
 

@@ -121,16 +121,15 @@ def rules(seed: int) -> SamplingParams:
 def test_all_backends_sample_the_same_tokens_under_any_rules(model: str) -> None:
     requests = [([1, *random.Random(i).choices(range(3, 640), k=10)], rules(i)) for i in range(24)]
     found = [
-        on_ranks.serve(alone("cpu"), model, requests, backend=backend)["outputs"]
-        for backend in ("native", "torch", "fused")
+        on_ranks.serve(alone("cpu"), model, requests, backend=backend)["outputs"] for backend in ("native", "torch")
     ]
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     plain = [(prompt, SamplingParams(p.temperature, p.top_p, p.top_k, p.seed, max_tokens=20)) for prompt, p in requests]
     unruled = on_ranks.serve(alone("cpu"), model, plain, backend="native")["outputs"]
     assert sum(a != b for a, b in zip(found[0], unruled, strict=True)) > 15
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
 def test_contradictory_rules_refuse_the_row_and_no_other(model: str, backend: str) -> None:
     runner = on_ranks.build(alone("cpu"), model, backend=backend).runner
     never = SamplingParams(0.0, allowed_token_ids=(5,), bad_words=((5,),))

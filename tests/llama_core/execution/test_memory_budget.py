@@ -13,7 +13,6 @@ from llama_core import host_memory
 from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import memory_budget as memory
-from llama_core.execution.fused import step_memory as fused
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.rank_loading import FormerCache, LoadedRank
@@ -43,35 +42,18 @@ def test_ranks_that_share_a_host_are_counted_together(monkeypatch: pytest.Monkey
         memory.check_weights_fit(100, parallel)
 
 
-def test_a_rank_waits_for_the_gpu_memory_of_the_process_that_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = iter([10, 10, 60, 120, 120])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 200))
-    memory.check_weights_fit(100, Parallel(0, 1, torch.device("cuda")))
-    assert next(free) == 120  # it did not read on after there was enough
-
-
-def test_gpu_memory_that_stays_taken_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "DEVICE_WAIT_S", 0.12)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 200))
-    with pytest.raises(ConfigError, match="1 of 1 ranks here need 100 bytes each, 10 are free"):
-        memory.check_weights_fit(100, Parallel(0, 1, torch.device("cuda")))
-
-
 class DeviceMemory:
-    """GPU memory of 2,000 bytes: what is free at each reading, the last for ever, and what torch keeps for later tensors."""
+    """GPU memory of 2,000 bytes: what is free at each reading, the last for ever."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int, kept: int = 0) -> None:
-        self._free, self._kept, self.slept = list(free), kept, 0.0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+        self._free, self.slept = list(free), 0.0
         monkeypatch.setattr(torch.cuda, "mem_get_info", self._read)
-        monkeypatch.setattr(torch.cuda, "empty_cache", self._empty)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(time, "sleep", self._sleep)
         monkeypatch.setattr(time, "monotonic", lambda: self.slept)
 
     def _read(self, device: torch.device) -> tuple[int, int]:
-        return self._free[0] - self._kept, 2000
-
-    def _empty(self) -> None:
-        self._kept = 0
+        return self._free[0], 2000
 
     def _sleep(self, seconds: float) -> None:
         self.slept += seconds
@@ -95,12 +77,6 @@ def test_loading_begins_when_the_weights_and_the_former_cache_have_room(
     assert seen.slept == pytest.approx(waits * memory._DEVICE_POLL_S)
 
 
-def test_a_cache_that_is_never_freed_delays_loading_and_does_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = DeviceMemory(monkeypatch, 300)
-    memory.check_weights_fit(200, CUDA, 1300)
-    assert seen.slept == pytest.approx(memory.DEVICE_WAIT_S, abs=0.1)
-
-
 def cuda_runner(former_blocks: int, deadline: float) -> ModelRunner:
     """Blocks of 10 bytes, of which a batch of full sequences needs 4 * 13, and steps that take 100."""
     config = EngineConfig("", 640, 192, 4, device="cuda")
@@ -110,29 +86,18 @@ def cuda_runner(former_blocks: int, deadline: float) -> ModelRunner:
     return ModelRunner(LoadedRank(config, model, CUDA, Mock(rules=[]), backend, Mock(), former))
 
 
-def test_new_ranks_keep_the_former_blocks_once_the_memory_of_the_dead_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("free", "former", "blocks", "slept_s"),
     # Of 2,000 bytes, 200 stay free and a step takes 100: 30 blocks need 600.
-    seen = DeviceMemory(monkeypatch, 450, 500, 600, 900)
-    assert cuda_runner(30, deadline=5.0).max_num_blocks() == 30
-    assert seen.slept == pytest.approx(2 * memory._DEVICE_POLL_S)
-
-
-def test_new_ranks_take_what_there_is_after_a_while_and_first_ranks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = DeviceMemory(monkeypatch, 500)
-    assert cuda_runner(30, deadline=5.0).max_num_blocks() == 20
-    assert seen.slept == pytest.approx(5.0, abs=0.1)
-    seen.slept = 0.0
-    assert cuda_runner(0, deadline=5.0).max_num_blocks() == 20 and seen.slept == 0.0
-
-
-def test_fewer_ranks_do_not_wait_for_a_cache_for_which_their_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = DeviceMemory(monkeypatch, 1200)  # all but the weights
-    assert cuda_runner(100, deadline=5.0).max_num_blocks() == 52 and seen.slept == 0.0
-
-
-def test_the_cache_has_the_memory_of_loadings_temporary_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    DeviceMemory(monkeypatch, 600, kept=120)
-    assert cuda_runner(0, deadline=0.0).max_num_blocks() == 30
+    [((450, 500, 600, 900), 30, 30, 2 * memory._DEVICE_POLL_S), ((500,), 30, 20, 5.0), ((500,), 0, 20, 0.0)],
+    ids=["freed", "never freed", "first ranks"],
+)
+def test_new_ranks_wait_a_while_for_the_former_blocks_and_first_ranks_do_not(
+    free: tuple[int, ...], former: int, blocks: int, slept_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = DeviceMemory(monkeypatch, *free)
+    assert cuda_runner(former, deadline=5.0).max_num_blocks() == blocks
+    assert seen.slept == pytest.approx(slept_s, abs=0.1 if slept_s == 5.0 else 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +123,6 @@ def test_the_former_cache_is_allocated_before_weights_are_read_where_reading_the
     seen.slept = 0.0
     assert not memory.has_room_for_former(CUDA, 1201, loading, **about) and seen.slept == 0.0, "the GPU is too small"
     assert memory.has_room_for_former(alone("cpu"), 10**15, loading, **about)
-
-
-def test_loading_passes_twice_the_largest_weight_and_five_times_in_float32_where_codes_are_computed() -> None:
-    model, ranks = ModelConfig(64, 2, 4, 4, 16, 160, 1000), Parallel(1, 2, CUDA.device)
-    dense = plan_weights(model, lambda name: "dense", "none", "bfloat16", 2)
-    quantized = plan_weights(model, lambda name: "dense", "int8", "bfloat16", 2)
-    assert memory.loading_bytes(model, dense, ranks, torch.bfloat16) == 500 * 64 * 2 * 2
-    assert memory.loading_bytes(model, quantized, ranks, torch.bfloat16) == 500 * 64 * 5 * 4
 
 
 @pytest.mark.parametrize("version", [0, 1], ids=["cgroup v2", "v1"])
@@ -204,42 +161,6 @@ def test_a_context_that_was_not_asked_for_is_lowered_to_what_memory_holds(
     assert 512 < context < 100_000 and runner.report.max_seq_len == context
     free -= runner.backend.weight_bytes
     assert runner.max_num_blocks() >= runner.config.blocks_per_sequence, "one sequence of the context has room"
-
-
-@pytest.mark.parametrize("window", [0, 16])
-@pytest.mark.parametrize("kv_cache_bytes", [None, 2**20])
-def test_the_rotary_table_and_the_slots_count(
-    window: int, kv_cache_bytes: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sliding window bounds the cache, and no other array of a long context."""
-    free = 2**30
-    monkeypatch.setattr(memory, "available_host_bytes", lambda: free)
-    model = ModelConfig(64, 2, 4, 2, 16, 96, 640, windows=(window,) * 2)
-    config = replace(WITHOUT_CONTEXT, max_seq_len=2**31 - 1, kv_cache_bytes=kv_cache_bytes)
-    context = memory.fit_context(
-        config,
-        model,
-        torch.float32,
-        lambda ranks: plan_weights(model, lambda name: "dense", "auto", "float32", ranks),
-        alone("cpu"),
-        native.step_bytes,
-    ).max_seq_len
-    table, tokens = 4 * model.head_dim * context, 8 * config.max_batch_size * context
-    assert context > 512 and table + tokens < free
-    assert not window or context > 1_000_000, "the cache takes little"
-
-
-def test_the_context_follows_the_memory_that_the_operator_gives_the_cache() -> None:
-    config = replace(WITHOUT_CONTEXT, kv_cache_bytes=2**20)
-    runner = ModelRunner.load(config, alone("cpu"))
-    assert runner.config.max_seq_len == 2**20 // runner.backend.cache_block_bytes * 16
-    assert ModelRunner.load(replace(config, max_seq_len=64), alone("cpu")).config.max_seq_len == 64
-
-
-def test_too_little_memory_for_the_least_context_is_refused() -> None:
-    runner = ModelRunner.load(replace(WITHOUT_CONTEXT, kv_cache_bytes=10_000), alone("cpu"))
-    with pytest.raises(ConfigError, match=r"max_seq_len 512 needs .* lower max_seq_len, or give kv_cache_bytes"):
-        runner.max_num_blocks()
 
 
 # Llama 3 8B's shapes; nothing is loaded.
@@ -283,14 +204,6 @@ def test_a_smaller_group_that_could_not_serve_does_not_lower_the_context(monkeyp
     assert planned_context(8, serves_with_fewer_ranks=True) == planned_context(8) > 512
 
 
-def test_working_memory_that_grows_with_the_context_shortens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mask of a prompt on the fused backend takes more than its cache."""
-    monkeypatch.setattr(memory, "free_cache_bytes", lambda at, planned: 10**10)
-    config = replace(WITHOUT_CONTEXT, max_seq_len=planned_context(1, fused))
-    need = fused.step_bytes(config, EIGHT_KV_HEADS, Parallel(0, 1, torch.device("cpu")), torch.bfloat16)
-    assert config.max_seq_len > 512 and need + config.max_seq_len * 131_072 <= 10**10
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 @pytest.mark.parametrize("max_step_tokens", [16, 2048])
@@ -310,7 +223,7 @@ def test_the_native_backend_states_at_least_the_memory_that_it_takes(
     assert stated >= runner.backend.working_bytes
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
 def test_a_context_that_the_ranks_chose_is_lowered_again_where_memory_became_less(
     backend: BackendName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,15 +252,3 @@ def test_a_device_without_memory_for_the_cache_or_the_warm_up_says_what_to_lower
     ) as raised:
         runner.allocate_cache(9)
     assert raised.value.param == "kv_cache_bytes"
-
-
-def test_a_device_without_memory_for_the_cache_of_the_ranks_before_is_at_fault_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The driver names the rank of such an error, and goes on without its device."""
-    runner = ModelRunner.load(WITHOUT_CONTEXT, alone("cpu"), former_blocks=9)
-    monkeypatch.setattr(
-        runner.backend, "allocate_cache", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
-    )
-    with pytest.raises(torch.OutOfMemoryError):
-        runner.allocate_cache(9)

@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from benchmarks.questions.quality import perplexity
 from llama_core import Llama
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.native import backend, build, library
@@ -81,13 +80,15 @@ def last_logits_among_others(runner: ModelRunner, chunks: list[int], strangers: 
 
 
 def check_this_build(model: str, dtype: str, quantization: str) -> dict[str, Any]:
-    """Whether all batches and chunkings give the same bits, and the error beside torch in float32, in units of its spread."""
+    """Whether all batches and chunkings give the same bits, and the error beside torch with the same weights, in float32, in
+    units of its spread."""
     runner = on_ranks.build(
         alone("cpu"), model, dtype, backend="native", quantization=quantization, max_step_tokens=800
     ).runner
     ways = [([91], 0), ([1] * 91, 0), ([16, 32, 43], 0), ([91], 5), ([40, 50, 1], 7), ([1] * 91, 3)]
     native = [last_logits_among_others(runner, chunks, strangers) for chunks, strangers in ways]
-    other = on_ranks.build(alone("cpu"), model, "float32", backend="torch", max_step_tokens=800).runner
+    settings: dict[str, Any] = {"backend": "torch", "quantization": quantization, "max_step_tokens": 800}
+    other = on_ranks.build(alone("cpu"), model, "float32", **settings).runner
     exact = last_logits_among_others(other, [91], 0)
     return {
         "name": runner.backend.name,
@@ -98,12 +99,12 @@ def check_this_build(model: str, dtype: str, quantization: str) -> dict[str, Any
 
 TOLERANCE = {
     ("float32", "none"): 1e-5,
-    ("bfloat16", "none"): 0.02,
-    ("float32", "int8"): 0.05,
-    ("bfloat16", "int8"): 0.05,
-    ("bfloat16", "int8_groups"): 0.07,
-    ("float32", "int4"): 0.7,
-    ("bfloat16", "int4_min"): 0.7,
+    ("bfloat16", "none"): 0.03,
+    ("float32", "int8"): 1e-3,
+    ("bfloat16", "int8"): 0.03,
+    ("bfloat16", "int8_groups"): 0.05,
+    ("float32", "int4"): 1e-5,
+    ("bfloat16", "int4_min"): 0.08,
 }
 
 PROGRAM = """
@@ -131,34 +132,6 @@ def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_inst
     for dtype, quantization, result in results:
         assert result["same_bits"], (dtype, quantization, result)
         assert 0 < result["error"] < TOLERANCE[dtype, quantization], (dtype, quantization, result)
-
-
-def test_int8_weights_cost_less_than_one_percent_of_perplexity_on_held_out_text() -> None:
-    text = (DEMO / "heldout.txt").read_text()[:12_000]
-
-    def measured(quantization: Any) -> float:
-        llama = Llama.build(DEMO, DEMO / "tokenizer.model", 300, 4, quantization=quantization)
-        return perplexity(llama, text, 256)[0]
-
-    exact, rough = measured("none"), measured("int8")
-    assert rough != exact
-    assert rough < 1.01 * exact
-
-
-def int8_on_ranks(parallel: Parallel, model: str) -> Any:
-    backend = on_ranks.build(parallel, model, "bfloat16", quantization="int8").runner.backend
-    assert isinstance(backend, NativeBackend)
-    return on_ranks.last_logits(
-        parallel, model, PROMPT[:60], [60], "bfloat16", quantization="int8"
-    ), backend.weight_bytes
-
-
-def test_int8_on_two_ranks_is_near_int8_on_one(ranks: Any, model: str) -> None:
-    one, bytes_of_one = int8_on_ranks(alone("cpu"), model)
-    (two, bytes_of_two), _ = ranks(2).call(int8_on_ranks, model)
-    spread = max(one) - min(one)
-    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 0.03 * spread
-    assert bytes_of_two < 0.6 * bytes_of_one
 
 
 def logits_by_gloo_fallback(parallel: Parallel, model: str) -> Any:
@@ -237,32 +210,15 @@ def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
         build.library_path()
 
 
-def test_the_library_describes_the_structs_and_tables_that_python_mirrors() -> None:
-    library.check_abi(library.load_library().llama_abi().decode())
-
-
 @pytest.mark.usefixtures("fresh_build")
-@pytest.mark.parametrize("damage", ["Shape", "Slots", "SlotSampling", "Row", "Weight", "Op"])
-def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    structs: dict[str, tuple[str, type[ctypes.Structure]]] = {
-        "Shape": ("Shape", library.Shape),
-        "Slots": ("Slots", library.Slots),
-        "SlotSampling": ("SlotSampling", SlotSampling),
-        "Row": ("StepRow", library.StepRow),
-    }
-    if damage in structs:
-        name, struct = structs[damage]
-        fields = list(struct._fields_)
-        swapped = type(damage, (ctypes.Structure,), {"_fields_": [fields[1], fields[0], *fields[2:]]})
-        monkeypatch.setattr(library, name, swapped)
-    else:
-        name = {"Weight": "WEIGHTS", "Op": "OPS"}[damage]
-        names = getattr(library, name)
-        monkeypatch.setattr(library, name, (*names[:-2], names[-1], names[-2]))
-    with pytest.raises(AbiMismatch, match=f"it has {damage}.*expected {damage}"):
-        library.load_library()
+def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = list(SlotSampling._fields_)
+    swapped = type("SlotSampling", (ctypes.Structure,), {"_fields_": [fields[1], fields[0], *fields[2:]]})
+    for name, value, line in (("SlotSampling", swapped, "SlotSampling"), ("OPS", library.OPS[::-1], "Op")):
+        with monkeypatch.context() as patched:
+            patched.setattr(library, name, value)
+            with pytest.raises(AbiMismatch, match=f"it has {line}.*expected {line}"):
+                library.load_library()
 
 
 @pytest.mark.parametrize(

@@ -60,17 +60,6 @@ def test_requests_that_arrive_together_compute_their_common_prefix_once(budget: 
     assert [seq.num_cached for seq in sequences] == [0] + [400] * 31
 
 
-def test_without_prefix_caching_every_request_computes_all_its_tokens() -> None:
-    scheduler, ranks = make(prefix_caching=False), FakeRanks(16)
-    assert run(scheduler, ranks, [sequence([*PREFIX, i]) for i in range(4)]) == 4 * (401 + 7)
-    assert scheduler.num_prefix_hits == 0
-
-
-def test_the_choices_of_one_request_share_its_prompt() -> None:
-    scheduler, ranks = make(), FakeRanks(16)
-    assert run(scheduler, ranks, [sequence(PREFIX[:100], seed=i) for i in range(4)]) == 96 + 4 * (4 + 7)
-
-
 def test_one_token_is_always_left_to_compute() -> None:
     scheduler, ranks = make(), FakeRanks(16)
     first, again = sequence(PREFIX[:64]), sequence(PREFIX[:64])
@@ -114,13 +103,6 @@ def test_a_prefix_that_is_used_again_outlives_one_that_is_used_once() -> None:
         assert seq.num_cached == 160
 
 
-def test_cached_blocks_are_reused_when_needed_and_computed_again_later() -> None:
-    scheduler, ranks = make(num_blocks=24), FakeRanks(16)
-    run(scheduler, ranks, [sequence(PREFIX[:160])])
-    run(scheduler, ranks, [sequence([3000 + i] * 100) for i in range(8)])
-    assert run(scheduler, ranks, [sequence(PREFIX[:160])]) == 167
-
-
 def test_a_preempted_sequence_computes_again_only_what_was_reused_meanwhile() -> None:
     once = 2 * (40 + 119)
     computed = {}
@@ -132,24 +114,6 @@ def test_a_preempted_sequence_computes_again_only_what_was_reused_meanwhile() ->
         assert scheduler.num_preemptions == 1
         assert young.num_cached == 0, "blocks that it computed itself do not count as cached"
     assert computed == {False: once + 128, True: once + 32}, "of its 8 full blocks the older took the last 2"
-
-
-def test_preemption_costs_little_as_long_as_its_blocks_are_not_reused() -> None:
-    scheduler, ranks = make(num_blocks=12, slots=3), FakeRanks(16)
-    sequences = [sequence(PREFIX[i * 50 : i * 50 + 40], max_new=24) for i in range(3)]
-    for seq in sequences:
-        scheduler.add(seq)
-    for _ in range(5):
-        scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
-    young = scheduler._running[-1]
-    scheduler._preempt_youngest()
-    scheduled = ranks.num_computed
-    batch = scheduler.schedule()
-    assert batch is not None and batch.rows[-1].start == 32 and young.scheduled == young.length
-    scheduler.commit(ranks.step(batch))
-    assert ranks.num_computed - scheduled == 2 + young.length - 1 - 32
-    run(scheduler, ranks, [])
-    assert all(seq.output == expected_output(seq) for seq in sequences)
 
 
 def test_new_ranks_have_an_empty_prefix_cache() -> None:

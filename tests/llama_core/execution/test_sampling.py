@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 
-from llama_core.execution.sampling import logprobs_of, sample, uniform
+from llama_core.execution.sampling import sample, uniform
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from tests.support.full_runs import with_full_ones
 from tests.support.sampling_cases import sampling_rows
@@ -56,16 +56,6 @@ def test_samples_follow_the_reference_nucleus(vocab: int, temperature: float, to
     assert scipy.stats.chisquare(observed, [w * scale for w in wanted]).pvalue > 1e-4
 
 
-def test_greedy_is_argmax_and_ignores_the_rest() -> None:
-    logits = torch.randn(4, 50)
-    tokens = sample(
-        logits,
-        sampling_rows(SamplingParams(temperature=0.0, top_p=0.1, top_k=1), 4),
-        torch.arange(4),
-    )
-    assert tokens.tolist() == logits.argmax(-1).tolist()
-
-
 @pytest.mark.parametrize("vocab", [40, 5000])
 def test_top_k_keeps_the_k_most_likely_and_top_p_counts_within_them(vocab: int) -> None:
     logits = torch.linspace(3, 0, vocab)
@@ -73,24 +63,6 @@ def test_top_k_keeps_the_k_most_likely_and_top_p_counts_within_them(vocab: int) 
     assert set(draw(logits, 500, top_k=1).tolist()) == {0}
     # The 3 tokens kept are about equally likely: the second reaches half of their mass.
     assert set(draw(logits, 3000, top_k=3, top_p=0.5).tolist()) == {0, 1}
-
-
-def test_a_row_samples_the_same_beside_any_other_rows() -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(64, 4000, generator=generator) * 3
-    sampling = sampling_rows(
-        SamplingParams(),
-        64,
-        temperature=torch.rand(64, generator=generator) * 2,
-        top_p=torch.rand(64, generator=generator) * 0.99 + 0.01,
-        top_k=torch.randint(0, 2, (64,), generator=generator) * 40,
-        seed=torch.arange(64) * 7919,
-    )
-    positions = torch.arange(64)
-    together = sample(logits, sampling, positions)
-    for i in range(64):
-        row = torch.tensor([i])
-        assert sample(logits[row], sampling.at(row), positions[row]).item() == together[i].item()
 
 
 def test_equal_probabilities_are_taken_in_the_order_of_ids() -> None:
@@ -110,20 +82,7 @@ def test_uniform_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_p
         assert abs(torch.corrcoef(torch.stack((u[:-1], u[1:])))[0, 1]) < 0.02
 
 
-def test_the_smallest_and_largest_seed_are_seeds() -> None:
-    u = uniform(torch.tensor([-(2**63), 2**63 - 1, -1]), torch.tensor([0, 1, 2]))
-    assert ((u >= 0) & (u < 1)).all() and len(u.unique()) == 3
-
-
 def test_choices_of_a_request_have_seeds_of_their_own() -> None:
     seeds = [mix_seed(seed, i) for seed in (0, 1, -1, 2**63 - 1) for i in range(100)]
     assert len(set(seeds)) == 400 and all(-(2**63) <= seed < 2**63 for seed in seeds)
     assert mix_seed(42, 0) == 42
-
-
-def test_logprobs_are_the_raw_softmax_and_agree_with_their_own_top_list() -> None:
-    logits = torch.randn(3, 100)
-    tokens = logits.argmax(-1)
-    chosen, values, ids = logprobs_of(logits, tokens, 5)
-    assert chosen.tolist() == values[:, 0].tolist() and ids[:, 0].tolist() == tokens.tolist()
-    assert torch.allclose(chosen.exp(), logits.softmax(-1).max(-1).values)

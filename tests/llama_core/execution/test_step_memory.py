@@ -9,11 +9,9 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import LOGITS_AT_A_TIME
-from llama_core.execution.backend_choice import matrix_types
 from llama_core.execution.fused import backend as fused
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.buffers import DeviceSlots
-from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.step_memory import (
     LIBRARY_BYTES,
     kept_bytes,
@@ -28,7 +26,7 @@ from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from tests.support.counted_memory import META, CountingDevice, LiveBytes, without_kernels
+from tests.support.counted_memory import META, CountingDevice, LiveBytes, meta_backend, without_kernels
 
 pytest.importorskip("triton")
 TOLERANCE = 0.03
@@ -78,27 +76,20 @@ class Counted:
 def counted(name: str) -> Counted:
     """Load, capture every graph, and run the largest steps that have none."""
     model, num_ranks, fields = CASES[name]
-    fields = {"max_seq_len": 4096, "max_batch_size": 64, "max_step_tokens": 2048} | fields
-    config, dtype, parallel = EngineConfig("", model.vocab_size, **fields), torch.bfloat16, Parallel(0, num_ranks, META)
-    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
-    live, invariant = LiveBytes(), config.batch_invariant
+    live, parallel = LiveBytes(), Parallel(0, num_ranks, META)
     with (
         without_kernels(),
         patch.object(fused, "smallest", lambda parallel, value: value),
         torch.inference_mode(),
         live,
     ):
-        from llama_core.execution.fused.kernels import TritonOps
-
-        device, ops = CountingDevice(live), TritonOps(batch_invariant=invariant)
-        common = model, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
-        transformer = FusedTransformer(*common, [], batch_invariant=invariant)
-        slots = DeviceSlots(config, META, spare=1)
-        backend = FusedBackend(config, transformer, parallel, slots, ops, device)
+        device = CountingDevice(live)
+        backend, slots, config = meta_backend(model, num_ranks, device, **fields)
         backend.allocate_cache(NUM_BLOCKS)
         kept = live.now - backend.weight_bytes
         run_without_graphs(backend, slots, config)
         device.eager = max(device.eager, device.peak_of(lambda: prompt_logprobs(backend)))
+    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
     planned_weights = planned_weight_bytes(model, plan, parallel)
     cache = NUM_BLOCKS * backend.cache_block_bytes
     return Counted(

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from deployments.args import ServerArgs
 from llama_core.config import EngineConfig
@@ -12,8 +11,7 @@ from llama_core.errors import ConfigError
 from llama_core.execution.memory_budget import planned_weight_bytes
 from llama_core.execution.native.backend import NativeBackend
 from llama_core.execution.native.library import load_library
-from llama_core.execution.parallel import Parallel, alone
-from llama_core.execution.weight_formats.matrices import PlainMatrix
+from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.execution.weight_plan import WeightPlan, plan_weights
 from llama_core.model_config import ModelConfig
@@ -78,44 +76,6 @@ def test_planned_bytes_are_those_that_the_native_engine_takes_without_padding(
     assert planned * 0.98 <= held <= planned * 1.1 + layers * 2 * 4096
 
 
-def test_a_rank_plans_its_own_part_of_each_weight(model: str) -> None:
-    config = on_ranks.build(alone("cpu"), model, "float32").runner.model_config
-    whole = planned_weight_bytes(config, plan(config, "float32", "int8"), alone("cpu"))
-    half = planned_weight_bytes(config, plan(config, "float32", "int8"), Parallel(1, 2, torch.device("cpu")))
-    norms = (2 * config.n_layers + 1) * config.dim * 4
-    assert 2 * half - norms == whole
-    embedding = config.vocab_size * config.dim
-    assert (
-        whole - norms - 4 * embedding
-        == sum(
-            weight.numel() for name, weight in checkpoints.random_weights(SHAPE).items() if name[-11:] != "norm.weight"
-        )
-        - embedding
-    )
-
-
-def test_a_plain_matrix_multiplies_the_rows_that_were_set() -> None:
-    parts = [torch.randn(3, 8), torch.randn(5, 8)]
-    matrix = PlainMatrix(8, 8, torch.float32, torch.device("cpu"))
-    matrix.set_rows(3, parts[1])
-    matrix.set_rows(0, parts[0])
-    x = torch.randn(2, 8)
-    assert torch.equal(matrix.multiply(x), F.linear(x, torch.cat(parts)))
-    assert matrix.held.nbytes == 8 * 8 * 4
-
-
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [
-        ("auto", "quantization fp8 needs a GPU, or the native backend, which cannot be used .*backend: torch has it"),
-        ("native", "the native backend cannot be used: .*no kernels for such weights"),
-    ],
-)
-def test_fp8_weights_are_refused_where_they_would_be_slow(backend: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        on_ranks.build(alone("cpu"), str(GOLDEN / "mp1"), "float32", backend=backend, quantization="fp8")
-
-
 def test_an_fp8_cache_takes_a_byte_a_value_and_changes_logits_little(model: str) -> None:
     tokens = [1, *range(5, 40)]
     settings: dict[str, Any] = {"backend": "torch", "quantization": "none"}
@@ -133,18 +93,6 @@ def test_an_fp8_cache_takes_a_byte_a_value_and_changes_logits_little(model: str)
     assert (parts - small).std() < 0.02 * plain.std(), "a chunk reads its own keys from the cache too"
 
 
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [
-        ("auto", "kv_cache_dtype fp8 needs a GPU"),
-        ("native", "the native backend cannot be used: it has no cache in fp8"),
-    ],
-)
-def test_an_fp8_cache_is_refused_where_it_would_be_slow(backend: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        on_ranks.build(alone("cpu"), str(GOLDEN / "mp1"), "float32", backend=backend, kv_cache_dtype="fp8")
-
-
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_quantized_weights_are_held_in_torch_as_planned(model: str, quantization: str) -> None:
     tokens = [1, *range(5, 40)]
@@ -158,3 +106,19 @@ def test_quantized_weights_are_held_in_torch_as_planned(model: str, quantization
         for settings in ({"quantization": quantization}, {"quantization": "none"})
     )
     assert 0 < (got - dense).std() < (0.8 if quantization.startswith("int4") else 0.2) * dense.std()
+
+
+@pytest.mark.parametrize(
+    ("backend", "setting", "message"),
+    [
+        ("auto", "quantization", "needs a GPU, or the native backend, which cannot be used .*backend: torch has it"),
+        ("native", "quantization", "the native backend cannot be used: .*no kernels for such weights"),
+        ("auto", "kv_cache_dtype", "needs a GPU, or the native backend, which cannot be used .*backend: torch has it"),
+        ("native", "kv_cache_dtype", "the native backend cannot be used: it has no cache in fp8"),
+    ],
+)
+def test_fp8_is_refused_where_it_would_be_slow_unless_torch_is_asked_for(
+    backend: str, setting: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        on_ranks.build(alone("cpu"), str(GOLDEN / "mp1"), "float32", backend=backend, **{setting: "fp8"})
