@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llama_core.execution.parallel import alone
-from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
+from tests.support.simulated_steps import Requests, requests_of
 
 MP1, MP2 = str(GOLDEN / "mp1"), str(GOLDEN / "mp2")
 
@@ -91,39 +91,12 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoints.write(directory, checkpoints.split(checkpoints.random_weights(checkpoints.WIDE), 2)))
 
 
-RULES = {
-    "frequency_penalty": 0.8,
-    "presence_penalty": 0.6,
-    "repetition_penalty": 1.3,
-    "min_p": 0.02,
-    "min_tokens": 4,
-    "logit_bias": ((17, 2.5), (40, -3.0)),
-    "bad_words": ((5,), (17, 20)),
-}
-
-
-def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingParams]]:
+def requests_of_every_kind(count: int = 12) -> Requests:
     """Greedy and seeded requests that differ in length and in every sampling parameter."""
-    rng = random.Random(7)
-    requests = []
-    for i in range(count):
-        prompt = [1] + [rng.randrange(3, 640) for _ in range(rng.randrange(1, 70))]
-        sampled = {
-            "temperature": rng.choice([0.7, 1.3]),
-            "top_p": rng.choice([0.5, 0.9, 1.0]),
-            "top_k": rng.choice([0, 5]),
-        }
-        greedy = {"temperature": 0.0}
-        params = SamplingParams(
-            **(greedy if i % 3 == 0 else sampled),  # type: ignore[arg-type]
-            **(RULES if i % 2 == 1 else {}),  # type: ignore[arg-type]
-            seed=i,
-            max_tokens=rng.randrange(5, 40),
-            logprobs=0,
-            ignore_eos=True,
-        )
-        requests.append((prompt, params))
-    return requests
+    return [
+        (prompt[:60], replace(params, logprobs=0, max_tokens=9 + params.max_tokens))
+        for prompt, params in requests_of(7, count)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -102,21 +102,6 @@ def test_a_load_that_fails_beside_the_captures_ends_the_start_with_its_own_error
         simulated_runner(alone("cpu"), MP1, SimulatedDevice(), **sizes)
 
 
-def test_graphs_that_cannot_be_captured_beside_the_load_are_captured_after_it() -> None:
-    device = _Ordered()
-    capture = device.capture
-
-    def refused_at_first(work: Any) -> Any:
-        if device.calls.count("warm up") == 1:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return capture(work)
-
-    sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
-    with patch.object(device, "capture", refused_at_first):
-        runner = simulated_runner(alone("cpu"), MP1, device, **sizes)
-    assert "CUDA graphs" in runner.backend.name and device.calls == ["warm up", "warm up", "capture"]
-
-
 def test_kernels_are_imported_in_advance_without_a_context() -> None:
     """All modules with kernels, and the hashes that first launches look for; neither CUDA nor Triton's driver, which would open
     it, is set up."""

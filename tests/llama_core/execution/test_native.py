@@ -1,7 +1,6 @@
 """The native backend: the same bits in any batch and with any instructions; int8; all-gathers; where it is unavailable."""
 
 import ctypes
-import json
 import logging
 import mmap
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 
 from llama_core import Llama
 from llama_core.errors import ConfigError, NonFiniteLogits
@@ -19,16 +17,12 @@ from llama_core.execution.native.all_gather import shared_memory
 from llama_core.execution.native.backend import NativeBackend
 from llama_core.execution.native.library import AbiMismatch
 from llama_core.execution.parallel import Parallel, alone
-from llama_core.execution.runner import ModelRunner
 from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
-from tests.support.forking import run_with_torch
-from tests.support.full_runs import with_full_ones
-from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 
 DEMO = Path(__file__).parents[3] / "demo"
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
@@ -42,8 +36,6 @@ SHAPE = {
     "norm_eps": 1e-5,
     "vocab_size": -1,
 }
-# Wide enough for K slices in every format on tile registers.
-WIDE = SHAPE | {"dim": 768, "n_heads": 12, "n_kv_heads": 4}
 
 
 def quiet_model(shape: dict[str, Any], directory: Path) -> str:
@@ -55,83 +47,6 @@ def quiet_model(shape: dict[str, Any], directory: Path) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return quiet_model(SHAPE, tmp_path_factory.mktemp("native"))
-
-
-def last_logits_among_others(runner: ModelRunner, chunks: list[int], strangers: int) -> torch.Tensor:
-    """float32 [vocab] at the end of PROMPT, computed in these chunks while `strangers` sequences are computed beside it."""
-    per_sequence = runner.config.blocks_per_sequence
-    admit = [SlotInit(0, PROMPT, list(range(per_sequence))[::-1], SamplingParams(temperature=0.0, logprobs=0))]
-    for slot in range(1, strangers + 1):
-        tokens = [1] + [(slot * 31 + i) % 600 for i in range(90)]
-        admit.append(
-            SlotInit(
-                slot,
-                tokens,
-                list(range(slot * per_sequence, (slot + 1) * per_sequence)),
-                SamplingParams(0.9, seed=slot),
-            )
-        )
-    start = 0
-    for chunk in chunks:
-        rows = [Row(slot, start, chunk, start + chunk == len(PROMPT)) for slot in range(strangers + 1)]
-        runner.step(StepInput(0, 0, rows[::-1], admit=admit))
-        admit, start = [], start + chunk
-    return runner.backend.logits_of_samples([strangers])[0].clone()
-
-
-def check_this_build(model: str, dtype: str, quantization: str) -> dict[str, Any]:
-    """Whether all batches and chunkings give the same bits, and the error beside torch with the same weights, in float32, in
-    units of its spread."""
-    runner = on_ranks.build(
-        alone("cpu"), model, dtype, backend="native", quantization=quantization, max_step_tokens=800
-    ).runner
-    ways = [([91], 0), ([1] * 91, 0), ([16, 32, 43], 0), ([91], 5), ([40, 50, 1], 7), ([1] * 91, 3)]
-    native = [last_logits_among_others(runner, chunks, strangers) for chunks, strangers in ways]
-    settings: dict[str, Any] = {"backend": "torch", "quantization": quantization, "max_step_tokens": 800}
-    other = on_ranks.build(alone("cpu"), model, "float32", **settings).runner
-    exact = last_logits_among_others(other, [91], 0)
-    return {
-        "name": runner.backend.name,
-        "same_bits": all(torch.equal(logits, native[0]) for logits in native),
-        "error": ((native[0] - exact).abs().max() / (exact.max() - exact.min())).item(),
-    }
-
-
-TOLERANCE = {
-    ("float32", "none"): 1e-5,
-    ("bfloat16", "none"): 0.03,
-    ("float32", "int8"): 1e-3,
-    ("bfloat16", "int8"): 0.03,
-    ("bfloat16", "int8_groups"): 0.05,
-    ("float32", "int4"): 1e-5,
-    ("bfloat16", "int4_min"): 0.08,
-}
-
-PROGRAM = """
-import json, sys
-import torch
-torch.set_num_threads(2)
-from tests.llama_core.execution.test_native import TOLERANCE, check_this_build
-for dtype, quantization in TOLERANCE:
-    print(json.dumps([dtype, quantization, check_this_build(sys.argv[1], dtype, quantization)]))
-"""
-
-
-@pytest.mark.parametrize("flags", with_full_ones(FLAGS, IN_EACH_RUN), ids=lambda flags: flags or "this CPU")
-def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_instructions(
-    flags: str, tmp_path: Path
-) -> None:
-    if reason := unsupported_reason(flags):
-        pytest.skip(reason)
-    shape = WIDE if not flags and "amx_tile" in Path("/proc/cpuinfo").read_text() else SHAPE
-    model = quiet_model(shape, tmp_path / "model")
-    done = run_with_torch(PROGRAM, model, timeout_s=300, changes=variables(flags))
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(TOLERANCE)
-    for dtype, quantization, result in results:
-        assert result["same_bits"], (dtype, quantization, result)
-        assert 0 < result["error"] < TOLERANCE[dtype, quantization], (dtype, quantization, result)
 
 
 def logits_by_gloo_fallback(parallel: Parallel, model: str) -> Any:

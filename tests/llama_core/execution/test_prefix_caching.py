@@ -16,7 +16,7 @@ from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support import on_ranks
-from tests.support.fake_ranks import EOS, FakeRanks, arbitrary, expected_output
+from tests.support.fake_ranks import EOS, FakeRanks, expected_output
 
 DEMO = Path(__file__).parents[3] / "demo"
 PREFIX = [3 + i * 31 % 997 for i in range(400)]
@@ -65,24 +65,6 @@ def test_one_token_is_always_left_to_compute() -> None:
     first, again = sequence(PREFIX[:64]), sequence(PREFIX[:64])
     run(scheduler, ranks, [first])
     assert run(scheduler, ranks, [again]) == 16 + 7 and again.num_cached == 48
-
-
-def test_the_next_turn_of_a_conversation_finds_the_answer_that_it_repeats() -> None:
-    scheduler, ranks = make(), FakeRanks(16)
-    turn = sequence(PREFIX[:50], max_new=60)
-    run(scheduler, ranks, [turn])
-    following = sequence([*turn.tokens, *range(20, 30)])
-    run(scheduler, ranks, [following])
-    assert following.num_cached == 96, "109 of the 110 tokens were computed, the last was only sampled: 6 full blocks"
-
-
-def test_a_request_for_prompt_logprobs_computes_its_prompt_and_others_find_it() -> None:
-    scheduler, ranks = make(), FakeRanks(16)
-    asking = [sequence(PREFIX[:100], logprobs=0, prompt_logprobs=True) for _ in range(2)]
-    assert run(scheduler, ranks, asking) == 2 * (100 + 7)
-    assert [len(seq.prompt_logprobs) for seq in asking] == [99, 99]
-    assert run(scheduler, ranks, [other := sequence(PREFIX[:100])]) == 4 + 7
-    assert other.num_cached == 96
 
 
 def test_a_prefix_that_differs_in_one_token_is_not_shared() -> None:
@@ -147,22 +129,6 @@ def test_a_token_in_flight_is_in_no_prefix_hash(length: int) -> None:
     for begin in range(0, length - 15, 16):
         keys.append(prefix_hash(keys[-1], PREFIX[begin : begin + 16]))
     assert set(scheduler.pool.prefixes._block_of) == set(keys[1:])
-
-
-def test_an_aborted_prompt_is_cached_as_far_as_it_was_scheduled() -> None:
-    scheduler, ranks = make(budget=64), FakeRanks(16)
-    leaving = sequence(PREFIX)
-    scheduler.add(leaving)
-    batch = scheduler.schedule()
-    assert batch is not None
-    scheduler.finish(leaving, FinishReason.ABORT)
-    scheduler.add(staying := sequence(PREFIX))
-    following = scheduler.schedule()
-    assert following is not None and following.rows[0].start == 64, "the ranks run the steps in order"
-    for step in (batch, following):
-        scheduler.commit(ranks.step(step))
-    run(scheduler, ranks, [])
-    assert staying.output == expected_output(staying, arbitrary)
 
 
 @pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.full), "native"])

@@ -179,24 +179,52 @@ def test_bits_of_quantized_weights_do_not_depend_on_how_the_tokens_are_computed(
         assert differing_ways(model, dtype=dtype, quantization=quantization) == []
 
 
+# The largest error beside torch in float32 with the same weights, in units of the logits' spread.
+FORMATS = {
+    ("float32", "none"): 1e-5,
+    ("bfloat16", "none"): 0.03,
+    ("float32", "int8"): 1e-3,
+    ("bfloat16", "int8"): 0.03,
+    ("bfloat16", "int8_groups"): 0.05,
+    ("float32", "int4"): 1e-5,
+    ("bfloat16", "int4_min"): 0.08,
+}
+# Heads of whole register tiles, and inputs for K slices in every format on tile registers.
+WIDE = ModelConfig(dim=768, n_layers=1, n_heads=12, n_kv_heads=4, head_dim=64, hidden_dim=1024, vocab_size=640)
+
+
+def error_beside_torch(model: ModelConfig, dtype: str, quantization: str) -> float:
+    native = Prompts(alone("cpu"), model, dtype=dtype, quantization=quantization).in_chunks([100])
+    settings: dict[str, Any] = {"dtype": "float32", "quantization": quantization, "backend": "torch"}
+    runner = plain_model.load_runner(alone("cpu"), model, **settings, max_step_tokens=700)
+    blocks = list(range(runner.config.blocks_per_sequence))
+    runner.step(StepInput(0, 0, [Row(3, 0, 100, True)], admit=[SlotInit(3, TOKENS, blocks, GREEDY)]))
+    exact = runner.backend.logits_of_samples([0])[0]
+    return float((native - exact).abs().max() / (exact.max() - exact.min()))
+
+
 PROGRAM = """
 import json, torch
 torch.set_num_threads(2)
-from tests.llama_core.execution.test_switches import TOLERANCE, differing_ways, model_with
+from tests.llama_core.execution.test_switches import *
 for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
     for dtype in TOLERANCE:
         print(json.dumps([switch, dtype, differing_ways(model_with(switch), dtype=dtype)]))
+for (dtype, quantization), limit in FORMATS.items():
+    differing = differing_ways(WIDE, dtype=dtype, quantization=quantization)
+    error = error_beside_torch(WIDE, dtype, quantization)
+    print(json.dumps([quantization, dtype, differing + [error] * (error > limit)]))
 """
 
 
-@pytest.mark.parametrize("flags", with_full_ones(FLAGS[1:], IN_EACH_RUN))
+@pytest.mark.parametrize("flags", with_full_ones(FLAGS, IN_EACH_RUN), ids=lambda flags: flags or "this CPU")
 def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instructions(flags: str) -> None:
     if reason := unsupported_reason(flags):
         pytest.skip(reason)
     done = run_with_torch(PROGRAM, timeout_s=300, changes=variables(flags))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == 8 and all(differing == [] for _, _, differing in results), results
+    assert len(results) == 8 + len(FORMATS) and all(differing == [] for _, _, differing in results), results
 
 
 def test_a_float16_checkpoint_is_computed_in_bfloat16_natively_and_in_float16_by_torch() -> None:
