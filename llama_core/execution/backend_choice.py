@@ -3,6 +3,7 @@ weight."""
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -91,7 +92,7 @@ def step_bytes_of(kind: str, device: torch.device) -> StepBytes:
     """The backend's function that states a step's working memory before the backend is made."""
     if kind == "native":
         return native.step_bytes
-    return step_memory.step_bytes if kind == "fused" and device.type == "cuda" else step_memory.eager_step_bytes
+    return partial(step_memory.step_bytes, is_eager=kind != "fused" or device.type != "cuda")
 
 
 def holds(kind: str, config: EngineConfig, plan: WeightPlan) -> bool:

@@ -54,7 +54,11 @@ def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0)
     Without this check the kernel would end a process to free memory, possibly another user's.
     """
     if parallel.device.type == "cuda":
-        num_sharing, free = 1, _free_to_load(parallel.device, num_bytes, former_bytes)
+        _, total = torch.cuda.mem_get_info(parallel.device)
+        needed = int((num_bytes + former_bytes) * _PLANNED_SHARE)
+        # Fewer ranks than before have larger shares of the weights, and no room for as large a cache.
+        needed = max(num_bytes, needed) if needed <= total * (1 - GPU_HEADROOM) else num_bytes
+        num_sharing, free = 1, wait_for_device_bytes(parallel.device, needed, time.monotonic() + DEVICE_WAIT_S)
     else:
         num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
     fits = num_bytes * num_sharing <= free
@@ -65,14 +69,6 @@ def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0)
             + ("" if fits else ": use more ranks, or int8 or int4 weights"),
             param="model_parallel_size",
         )
-
-
-def _free_to_load(device: torch.device, weight_bytes: int, former_bytes: int) -> int:
-    _, total = torch.cuda.mem_get_info(device)
-    needed = int((weight_bytes + former_bytes) * _PLANNED_SHARE)
-    # Fewer ranks than before have larger shares of the weights, and no room for as large a cache.
-    needed = max(weight_bytes, needed) if needed <= total * (1 - GPU_HEADROOM) else weight_bytes
-    return wait_for_device_bytes(device, needed, time.monotonic() + DEVICE_WAIT_S)
 
 
 def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) -> int:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -96,15 +97,8 @@ def join(
     resolved = resolve_device(device, device_index)
     if resolved.type == "cuda" and device_index >= (seen := torch.cuda.device_count()):
         raise ConfigError(f"rank {rank} is to use the GPU with index {device_index}, torch sees {seen}", param="device")
-    if resolved.type == "cuda":
-        _prepare_nccl(resolved)
-    dist.init_process_group(
-        _library(resolved),
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    timeout = datetime.timedelta(seconds=timeout_s)
+    _make_group(resolved, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return Parallel(rank, world_size, resolved)
 
 
@@ -119,9 +113,7 @@ def from_torchrun(device: Device) -> Parallel:
     """The group that torchrun's environment variables describe. Later calls return the same group."""
     resolved = resolve_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
-        if resolved.type == "cuda":
-            _prepare_nccl(resolved)
-        dist.init_process_group(_library(resolved))
+        _make_group(resolved)
         # A group that still exists when the interpreter ends sometimes aborts the process; torchrun then reports a failure.
         atexit.register(leave)
     return Parallel(dist.get_rank(), dist.get_world_size(), resolved)
@@ -144,8 +136,8 @@ def smallest(parallel: Parallel, value: int) -> int:
 
 def ranks_with(parallel: Parallel, value: int) -> list[int]:
     """The ranks that pass the same `value` as this rank, this rank included, in ascending order."""
-    values = _gather(parallel, torch.tensor([value], dtype=torch.int64))
-    return [rank for rank, other in enumerate(values) if int(other.item()) == value]
+    own = value.to_bytes(8, "big", signed=True)
+    return [rank for rank, other in enumerate(gather_bytes(parallel, own)) if other == own]
 
 
 def gather_bytes(parallel: Parallel, value: bytes) -> list[bytes]:
@@ -183,13 +175,12 @@ def device_name(device: torch.device) -> str:
     return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
 
 
-def _prepare_nccl(device: torch.device) -> None:
-    torch.cuda.set_device(device)
-    # Registration of graphs' buffers is a collective of its own: where one rank fails to capture, the others would wait for it.
-    # Without it a capture waits for no rank, because the steps before it have opened all channels. So no shorter time limit is
-    # set for captures: it would only end a group whose ranks capture at different speeds.
-    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-
-
-def _library(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+def _make_group(device: torch.device, **options: Any) -> None:
+    """options: of `init_process_group`."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # Registration of graphs' buffers is a collective of its own: where one rank fails to capture, the others would wait for
+        # it. Without it a capture waits for no rank, because the steps before it have opened all channels. So no shorter time
+        # limit is set for captures: it would only end a group whose ranks capture at different speeds.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **options)

@@ -103,7 +103,7 @@ def load_rank(
     slots: SlotTable
     if kind == "native":
         slots = SlotTable(loading.config, parallel.device)
-        backend = loading.native_backend(slots)
+        backend = native.NativeBackend(loading.config, model, parallel, slots, dtype, plan, loading.planned_weights())
     else:
         slots = DeviceSlots(loading.config, parallel.device, spare=1)
         backend, former = loading.fused_backend(kind, slots, former)
@@ -166,11 +166,6 @@ class _Loading:
             self.config, self.model, self.dtype, plan_on, self.parallel, step_bytes_of(kind, self.parallel.device)
         )
 
-    def native_backend(self, slots: SlotTable) -> Backend:
-        return native.NativeBackend(
-            self.config, self.model, self.parallel, slots, self.dtype, self.plan, self._planned_weights()
-        )
-
     def fused_backend(self, kind: BackendKind, slots: DeviceSlots, former: FormerCache) -> tuple[Backend, FormerCache]:
         """Where every rank has room for the former cache while the weights load: allocates as many blocks and captures the CUDA
         graphs meanwhile. Otherwise only loads."""
@@ -191,47 +186,41 @@ class _Loading:
             else:
                 transformer = FusedTransformer(*common, batch_invariant=invariant)
         backend = FusedBackend(config, transformer, parallel, slots, ops, device, kind)
-        if former.num_blocks and backend.captures:
+        if former.num_blocks and device.captures:
             # Every rank says whether it can before any does: their warm-ups communicate.
-            can_have = self._may_have_former(backend, former) and self._has_room_for_former(backend, former)
-            former = replace(former, is_allocated=bool(smallest(parallel, can_have)))
+            former = replace(former, is_allocated=bool(smallest(parallel, self._can_have(former, backend))))
         if former.is_allocated:
-            backend.load_while_capturing(self._planned_weights(), former.num_blocks)
+            backend.load_while_capturing(self.planned_weights(), former.num_blocks)
             release_unused_memory(parallel)
         else:
             with torch.inference_mode():
-                backend.load(self._planned_weights())
+                backend.load(self.planned_weights())
         return backend, former
 
-    def _may_have_former(self, backend: FusedBackend, former: FormerCache) -> bool:
-        """Whether the configuration allows as many blocks as before, and one sequence of `max_seq_len` fits into them."""
+    def _can_have(self, former: FormerCache, backend: FusedBackend) -> bool:
+        """Whether the configuration allows as many blocks as before, one sequence of `max_seq_len` fits into them, and there is
+        memory for them."""
         config = self.config
         window = SlidingWindow.of(self.model.longest_window, config.block_size, config.max_step_tokens)
         least = window.num_held(config.max_seq_len)
         num_bytes = former.num_blocks * backend.cache_block_bytes
         allowed = config.kv_cache_bytes is None or num_bytes <= config.kv_cache_bytes
-        return allowed and least <= former.num_blocks <= (least + 1) * config.max_batch_size
-
-    def _has_room_for_former(self, backend: FusedBackend, former: FormerCache) -> bool:
-        unallocated = backend.unallocated_bytes(self.config.max_seq_len)
+        if not (allowed and least <= former.num_blocks <= (least + 1) * config.max_batch_size):
+            return False
         return has_room_for_former(
             self.parallel,
-            former.num_blocks * backend.cache_block_bytes + unallocated,
+            num_bytes + backend.unallocated_bytes(config.max_seq_len),
             loading_bytes(self.model, self.plan, self.parallel, self.dtype),
             taken_bytes=backend.weight_bytes,
-            keeps_headroom=self.config.kv_cache_bytes is None,
+            keeps_headroom=config.kv_cache_bytes is None,
             deadline=former.deadline,
         )
 
-    @property
-    def _share(self) -> RankShare:
-        return RankShare.of(self.model, self.parallel.rank, self.parallel.world_size)
-
-    def _planned_weights(self) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
+    def planned_weights(self) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
         return planned_weights(
             self.reader,
             self.model,
-            self._share,
+            RankShare.of(self.model, self.parallel.rank, self.parallel.world_size),
             self.dtype,
             self.parallel.device,
             self.plan.keeps_groups,

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,19 +34,15 @@ _STEPS_A_COUNT = 64
 CONTRADICTION = "no token is allowed here: the rules of the request contradict each other"
 
 
-class _ReadOnce:
-    """A result that two threads ask for. The first one reads it from the backend; the other waits and gets the same."""
+def _read_once(read: Callable[[], Sampled]) -> Callable[[], Sampled]:
+    """For two threads: the first one reads the result from the backend; the other waits and gets the same."""
+    lock, kept = threading.Lock(), cache(read)
 
-    def __init__(self, read: Callable[[], Sampled]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._sampled: Sampled | None = None
+    def locked() -> Sampled:
+        with lock:
+            return kept()
 
-    def __call__(self) -> Sampled:
-        with self._lock:
-            if self._sampled is None:
-                self._sampled = self._read()
-            return self._sampled
+    return locked
 
 
 class ModelRunner:
@@ -224,7 +221,7 @@ class ModelRunner:
         pending = self.backend.start(rows, keep_logits=wanted, masks=masks)
         read = pending.result
         if grammars is not None and masks is not None:
-            read = _ReadOnce(pending.result)
+            read = _read_once(pending.result)
             grammars.follow(masks, lambda: read().tokens)
 
         @torch.inference_mode()

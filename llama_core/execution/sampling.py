@@ -31,16 +31,11 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Ten
     With top_k, the mass is that of the k most likely.
     """
     probs = (logits / sampling.temperature.clamp(min=GREEDY_BELOW)[:, None]).softmax(-1)
-    probs = _likely(probs, sampling.min_p)
+    probs = torch.where(probs < sampling.min_p[:, None] * probs.amax(-1, keepdim=True), 0.0, probs)
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     picked = _invert(ordered, sampling, uniform(sampling.seed, positions))
     sampled = ids.gather(-1, picked[:, None]).squeeze(-1)
     return torch.where(sampling.temperature >= GREEDY_BELOW, sampled, logits.argmax(-1))
-
-
-def _likely(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Probabilities [B, vocab] without those below min_p [B] times the greatest."""
-    return torch.where(probs < min_p[:, None] * probs.amax(-1, keepdim=True), 0.0, probs)
 
 
 def logprobs_of(

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 
@@ -23,13 +22,6 @@ from llama_core.errors import CheckpointChanged, CheckpointError
 from llama_core.execution.parallel import Parallel, gather_bytes, ranks_with, smallest
 
 log = logging.getLogger(__name__)
-
-
-class _RankContents(NamedTuple):
-    """What one rank would load, and the name of the host that it runs on."""
-
-    host: str
-    digest: CheckpointDigest
 
 
 class FileChecks:
@@ -47,11 +39,10 @@ class FileChecks:
         self._files = list(source.files)
         self.files_id = identity(self._files)
         self._peers = ranks_with(parallel, self.files_id)
-        index, count = self._peers.index(parallel.rank), len(self._peers)
-        self._index, self._count = index, count
-        self._own_files = self._files[index::count]
+        self._index, self._count = self._peers.index(parallel.rank), len(self._peers)
+        self._own_files = self._files[self._index :: self._count]
         self._is_verified = self.files_id in config.verified
-        self._has_copies = count < parallel.world_size
+        self._has_copies = self._count < parallel.world_size
         self._needs_digest = config.wants_digest or self._has_copies
         self.digest = config.verified.get(self.files_id)
         self._hashing: Future[list[str]] | None = None
@@ -110,7 +101,9 @@ class FileChecks:
         if self.digest is None:
             self.digest = self._joined([parts[rank].decode() for rank in self._peers])
         message = json.dumps([socket.gethostname(), self.digest.files])
+        # What each rank would load, and the name of the host that it runs on.
         contents = [_decode(raw) for raw in gather_bytes(self._parallel, message.encode())]
+        first_host, first_digest = contents[0]
         if self._hashing is not None:
             log.info(
                 "rank %d of %d: the digest of the checkpoint is %s; the load waited %.2f s for it",
@@ -127,10 +120,10 @@ class FileChecks:
                     f"{paths.get(name, name)}: rank {rank} on {host} found SHA-256 {found}, the first ranks loaded {wanted}: "
                     "the checkpoint was replaced while it was served"
                 )
-            if digest != contents[0].digest:
-                name, found, first = digest.first_difference(contents[0].digest)
+            if digest != first_digest:
+                name, found, first = digest.first_difference(first_digest)
                 raise CheckpointError(
-                    f"{paths.get(name, name)}: rank {rank} on {host} found SHA-256 {found}, rank 0 on {contents[0].host} found "
+                    f"{paths.get(name, name)}: rank {rank} on {host} found SHA-256 {found}, rank 0 on {first_host} found "
                     f"{first}: the nodes hold different checkpoints",
                     param="ckpt_dir",
                 )
@@ -143,6 +136,6 @@ class FileChecks:
         return CheckpointDigest(tuple((file.name, sha256) for file, sha256 in zip(self._files, digests, strict=True)))
 
 
-def _decode(raw: bytes) -> _RankContents:
+def _decode(raw: bytes) -> tuple[str, CheckpointDigest]:
     host, files = json.loads(raw)
-    return _RankContents(host, CheckpointDigest(tuple((name, sha256) for name, sha256 in files)))
+    return host, CheckpointDigest(tuple((name, sha256) for name, sha256 in files))

@@ -95,7 +95,8 @@ def plan_weights(
         formats = {name: stored_format(name) for name in weights}
         groups = _common_groups(set(formats.values()))
         wanted = {"none": dtype, "auto": groups or dtype}.get(quantization, quantization)
-        can_keep = groups is not None and _converts(groups, wanted)
+        # Groups of int4 are groups of int4_min with the same values.
+        can_keep = groups is not None and (groups == wanted or (groups, wanted) == ("int4", "int4_min"))
         if can_keep and not all(_holds_whole_groups(specs[name], share) for name in weights for share in shares):
             can_keep = False
             expanded.append(matrix)
@@ -133,11 +134,6 @@ def _common_groups(formats: set[str]) -> str | None:
         (only,) = formats
         return only if only in GROUPED else None
     return "int4_min" if formats == {"int4", "int4_min"} else None
-
-
-def _converts(stored: str, wanted: str) -> bool:
-    """Whether groups in the format `stored` are groups in the format `wanted` with the same values."""
-    return stored == wanted or (stored, wanted) == ("int4", "int4_min")
 
 
 def _holds_whole_groups(spec: WeightSpec, share: RankShare) -> bool:

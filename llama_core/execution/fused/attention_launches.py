@@ -17,7 +17,7 @@ from llama_core.execution.fused.step_memory import (
     combines_in_kernel,
     split_count,
 )
-from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
+from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 
@@ -90,15 +90,6 @@ def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> Launch:
     return replace(launch, rows=rows, num_warps=8, num_stages=num_stages)
 
 
-def tile_sizes(
-    n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, *, batch_invariant: bool = False
-) -> TileSizes:
-    """Tokens of a tile in decodes and in chunks: the rows of a launch, divided by the query heads that share a key head."""
-    group = n_heads // n_kv_heads
-    decode, chunk = launches(group, dtype, head_dim, batch_invariant=batch_invariant)
-    return TileSizes(decode.rows // group, chunk.rows // group)
-
-
 def launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant: bool) -> tuple[Launch, Launch]:
     """The launch of decodes and that of chunks."""
     if batch_invariant:
@@ -127,7 +118,7 @@ def attend(
     *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """See `ops.TorchOps.attend`. The tiles have the sizes that `tile_sizes` returns for the same `batch_invariant`."""
+    """See `ops.TorchOps.attend`. The tiles have the sizes of `TritonOps.tile_sizes` for the same `batch_invariant`."""
     n_heads, head_dim = q.shape[1:]
     block_size, n_kv_heads = keys.shape[1:3]
     group = n_heads // n_kv_heads

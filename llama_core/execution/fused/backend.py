@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from llama_core.execution.backend import Sampled, StepMasks
 from llama_core.execution.fused.buffers import DeviceSlots, Prefixes, StepBuffers
 from llama_core.execution.fused.device import Event, StepDevice, Work
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops import NUM_SUMS, StepSeconds, TorchOps
+from llama_core.execution.fused.ops import NUM_SUMS, TorchOps
 from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.fused.sampling_head import SamplingHead
 from llama_core.execution.fused.step_memory import received_size, unallocated_bytes
@@ -101,7 +101,8 @@ class FusedBackend:
         self._turn = 0
         self._unsampled: _Step | None = None
         self._answers = [Prefixes(answer) for answer in device.page_locked(_TURNS, NUM_SUMS + max_samples)]
-        self._seconds, self._mask_wait_s = StepSeconds(), 0.0
+        # Of the steps that were read. Any thread may read them.
+        self._waited_s = self._sampled_s = self._mask_wait_s = 0.0
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
     @property
@@ -134,15 +135,11 @@ class FusedBackend:
 
     @property
     def seconds_waited(self) -> float:
-        return self._seconds.waited + self._mask_wait_s
+        return self._waited_s + self._mask_wait_s
 
     @property
     def seconds_sampled(self) -> float:
-        return self._seconds.sampled
-
-    @property
-    def captures(self) -> bool:
-        return self._device.captures
+        return self._sampled_s
 
     def allocate_cache(self, num_blocks: int, *, is_loading: bool = False) -> None:
         """Does nothing where `load_while_capturing` has allocated as many blocks.
@@ -205,7 +202,7 @@ class FusedBackend:
         """
         self.queue_samples()
         plan = plan_of(rows, self._tile_sizes)
-        shape = self._buckets.of(plan.shape) if self.captures else plan.shape
+        shape = self._buckets.of(plan.shape) if self._device.captures else plan.shape
         changes = self._slots.take_changes()
         parts = [part for change in changes for part in (change.places, change.values)]
         sent = self._buffers.send(self._turn, plan, shape, parts)
@@ -218,10 +215,13 @@ class FusedBackend:
             body()
         step = self._unsampled = _Step(self._turn, plan, masks, keep_logits)
         self._turn = (self._turn + 1) % _TURNS
-        if not self.captures:  # the layers are computed already
-            step.mask_wait_s = 0.0 if masks is None else _seconds_of(masks.wait)
+        if not self._device.captures:  # the layers are computed already
+            step.mask_wait_s, began_s = 0.0, time.perf_counter()
+            if masks is not None:
+                masks.wait()
+                step.mask_wait_s = time.perf_counter() - began_s
             self._mask_wait_s += step.mask_wait_s
-        if masks is None or not self.captures:
+        if masks is None or not self._device.captures:
             self.queue_samples()
         return Pending(partial(self._read, step), partial(self._is_ready, step))
 
@@ -257,9 +257,11 @@ class FusedBackend:
             self.queue_samples()
         assert step.copied is not None and step.answer is not None
         step.copied.wait()
-        self._seconds.read(step.answer[:NUM_SUMS])
-        sampled = Sampled.of(step.answer[NUM_SUMS:].tolist(), step.mask_wait_s)
-        return sampled if step.logprobs is None else sampled._replace(logprobs=partial(unpacked, step.logprobs))
+        waited, sampled, *tokens = step.answer.tolist()
+        # A step with prompt log-probabilities is read before the one that is still in flight.
+        self._waited_s, self._sampled_s = max(self._waited_s, waited / 1e9), max(self._sampled_s, sampled / 1e9)
+        result = Sampled.of(tokens, step.mask_wait_s)
+        return result if step.logprobs is None else result._replace(logprobs=partial(unpacked, step.logprobs))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         self.queue_samples()
@@ -335,12 +337,6 @@ class FusedBackend:
         self._device.synchronize()
         self._bodies.clear()
         self._head.release_graphs()
-
-
-def _seconds_of(wait: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    wait()
-    return time.perf_counter() - began_s
 
 
 def _until(is_over: threading.Event, weights: Weights) -> Iterator[Weight]:

@@ -70,7 +70,9 @@ class StepDevice:
 
     def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Queue work and block the host until it is done. Any thread may read the result."""
-        return work()
+        result = work()
+        self.synchronize()
+        return result
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy between a page-locked tensor and one of the device."""
@@ -129,14 +131,6 @@ class CudaDevice(StepDevice):
     def page_locked(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
 
-    def queue(self, work: Work) -> None:
-        work()
-
-    def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        result = work()
-        self.synchronize()
-        return result
-
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
@@ -148,8 +142,7 @@ class CudaDevice(StepDevice):
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for work in works:
-                work()
+            super().warm_up(works)
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         self._pool = torch.cuda.graph_pool_handle()

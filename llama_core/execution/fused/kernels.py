@@ -9,7 +9,7 @@ import triton
 
 from llama_core.errors import ConfigError
 from llama_core.execution.fused import layer_kernels, logit_kernels, sampling_kernels
-from llama_core.execution.fused.attention_launches import attend, tile_sizes
+from llama_core.execution.fused.attention_launches import attend, launches
 from llama_core.execution.fused.layer_kernels import early_launch, norm_warps
 from llama_core.execution.fused.logit_kernels import LogprobBuffers
 from llama_core.execution.fused.ops import HeadNorms, TorchOps
@@ -157,7 +157,10 @@ class TritonOps(TorchOps):
         return qkv[:, :n_heads]
 
     def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
-        return tile_sizes(n_heads, n_kv_heads, head_dim, dtype, batch_invariant=self._batch_invariant)
+        """The rows of a launch, divided by the query heads that share a key head."""
+        group = n_heads // n_kv_heads
+        decode, chunk = launches(group, dtype, head_dim, batch_invariant=self._batch_invariant)
+        return TileSizes(decode.rows // group, chunk.rows // group)
 
     def attend(
         self,

@@ -8,6 +8,7 @@ SwiGLU (Shazeer 2020), sliding windows (Beltagy et al. 2020).
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ class FusedTransformer:
         places: dict[str, Place] = {
             "tok_embeddings.weight": self._embeddings.copy_,
             "norm.weight": self._norm.copy_,
-            "output.weight": _rows(self._output, 0),
+            "output.weight": partial(self._output.set_rows, 0),
         }
         for i, layer in enumerate(self._layers):
             places |= {f"layers.{i}.{name}": place for name, place in self._places_of(layer).items()}
@@ -241,14 +242,10 @@ class FusedTransformer:
             places["attention.q_norm.weight"] = layer.head_norms.q.copy_
             places["attention.k_norm.weight"] = layer.head_norms.k.copy_
         for name, (matrix, first) in parts.items():
-            places[f"{name}.weight"] = _rows(getattr(layer, matrix), first)
+            places[f"{name}.weight"] = partial(getattr(layer, matrix).set_rows, first)
             if matrix in layer.biases:
                 places[f"{name}.bias"] = _values(layer.biases[matrix], first)
         return places
-
-
-def _rows(matrix: TorchMatrix, first: int) -> Place:
-    return lambda weight: matrix.set_rows(first, weight)
 
 
 def _values(target: torch.Tensor, first: int) -> Place:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -216,32 +216,15 @@ class StepClock:
         self._ops = ops
         self._sums = sums
 
-    @contextmanager
-    def waiting(self, times: int = 1) -> Iterator[None]:
+    def waiting(self, times: int = 1) -> AbstractContextManager[None]:
         """Add the time of the operations inside the block, times `times`, to the time of waiting."""
-        with self._added_to(_WAITED, times):
-            yield
+        return self._added_to(_WAITED, times)
 
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        with self._added_to(_SAMPLED, 1):
-            yield
+    def sampling(self) -> AbstractContextManager[None]:
+        return self._added_to(_SAMPLED, 1)
 
     @contextmanager
     def _added_to(self, index: int, times: int) -> Iterator[None]:
         self._ops.add_time(self._sums, index, -times)
         yield
         self._ops.add_time(self._sums, index, times)
-
-
-class StepSeconds:
-    """The sums in seconds, as of the latest step that was read. Any thread may read them."""
-
-    waited = 0.0
-    sampled = 0.0
-
-    def read(self, sums: torch.Tensor) -> None:
-        """sums: a copy of `StepClock.sums` on the host."""
-        waited, sampled = sums.tolist()
-        # A step with prompt log-probabilities is read before the one that is still in flight.
-        self.waited, self.sampled = max(self.waited, waited / 1e9), max(self.sampled, sampled / 1e9)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -21,15 +21,6 @@ from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 # What is captured for each number of samples.
 Part = Mode | Literal["logprobs"]
-
-
-class Samples(NamedTuple):
-    """A step's samples on the device, valid until the next step's. results: int64 [NUM_SUMS + S], the clock's sums and the
-    tokens, NOT_FINITE or NOTHING_ALLOWED where there is none. logprobs: int64 [S, 1 + n] (`TorchSampler.logprobs`); None
-    where no row asks for them."""
-
-    results: torch.Tensor
-    logprobs: torch.Tensor | None
 
 
 class SamplingHead:
@@ -97,21 +88,28 @@ class SamplingHead:
     def release_graphs(self) -> None:
         self._graphs.clear()
 
-    def start(self, turn: int, plan: StepPlan, masks: StepMasks | None, *, wants_logprobs: bool) -> Samples:
-        """Queue the sampling of the step whose inputs were sent. Blocks until `masks` are done."""
+    def start(
+        self, turn: int, plan: StepPlan, masks: StepMasks | None, *, wants_logprobs: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queue the sampling of the step whose inputs were sent. Blocks until `masks` are done.
+
+        Returns two tensors of the device, valid until the next step's: int64 [NUM_SUMS + S], the clock's sums and the tokens,
+        NOT_FINITE or NOTHING_ALLOWED where there is none; and int64 [S, 1 + n] (`TorchSampler.logprobs`), None where no row
+        asks for them.
+        """
         slots = plan.sampled_slots
         count = len(slots)
         results = self._result_parts.first(NUM_SUMS + count)
         if not count:
-            return Samples(results, None)
+            return results, None
         if masks is not None:
             self._masks.send(turn, masks)
         bucket = self._buckets[bisect_left(self._buckets, count)] if self._device.captures else count
         self._queue(bucket, self._mode(slots, masks))
         if not wants_logprobs:
-            return Samples(results, None)
+            return results, None
         self._queue(bucket, "logprobs")
-        return Samples(results, self._logprobs[:count])
+        return results, self._logprobs[:count]
 
     @property
     def _variants(self) -> list[tuple[int, Part]]:

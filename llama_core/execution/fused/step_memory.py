@@ -46,27 +46,21 @@ PROGRAMS_PER_MULTIPROCESSOR: Final = 4
 _FULL_PROGRAMS: Final = PROGRAMS_PER_MULTIPROCESSOR * 132
 
 
-def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Bytes that the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`)."""
-    return kept_bytes(config, model, dtype) + unallocated_bytes(config, model, parallel, dtype)
-
-
-def eager_step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """As `step_bytes`, for operations in torch without graphs."""
-    return kept_bytes(config, model, dtype) + unallocated_bytes(config, model, parallel, dtype, is_eager=True)
+def step_bytes(
+    config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, *, is_eager: bool = False
+) -> int:
+    """Bytes that the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`).
+    is_eager: with operations in torch, without graphs."""
+    return kept_bytes(config, model, dtype) + unallocated_bytes(config, model, parallel, dtype, is_eager=is_eager)
 
 
 def unallocated_bytes(
     config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, *, is_eager: bool = False
 ) -> int:
-    """Of `step_bytes`, or with is_eager of `eager_step_bytes`, what the first steps allocate."""
+    """Of `step_bytes`, what the first steps allocate, and the cache block to which padding tokens write."""
     about = config, model, parallel, dtype
-    return (_eager_bytes(*about) if is_eager else passing_bytes(*about)) + spare_block_bytes(*about)
-
-
-def spare_block_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Bytes of the cache block to which padding tokens write."""
-    return CacheShape.of(model, config.block_size, parallel, cache_dtype(config, dtype)).block_bytes
+    spare_block = CacheShape.of(model, config.block_size, parallel, cache_dtype(config, dtype)).block_bytes
+    return (_eager_bytes(*about) if is_eager else passing_bytes(*about)) + spare_block
 
 
 def kept_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -135,7 +129,9 @@ def _body_bytes(
     projected = queries + 2 * len(share.kv_heads) * model.head_dim
     throughout = 2 * dim + projected + hidden
     attention = queries * dtype.itemsize * tokens + _partial_bytes(config, model, share, min(tokens, decodes))
-    summed = tokens * _sum_bytes(config, parallel, dim, dtype)
+    # With batch_invariant, a token's sum over the ranks needs all ranks' parts and two sums in float32.
+    sums_in_order = config.batch_invariant and parallel.world_size > 1
+    summed = tokens * dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32) if sums_in_order else 0
     moments = (
         tokens * dtype.itemsize * projected,  # the next layer's
         attention,
@@ -154,13 +150,6 @@ def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, d
     windows = {model.window(layer) for layer in range(model.n_layers)}
     splits = max(split_count(positions, window) for window in windows)
     return decodes * len(share.heads) * splits * (model.head_dim + 1) * _FLOAT32
-
-
-def _sum_bytes(config: EngineConfig, parallel: Parallel, dim: int, dtype: torch.dtype) -> int:
-    """Bytes of a token's sum over the ranks: with `batch_invariant`, all ranks' parts and two sums in float32."""
-    if not config.batch_invariant or parallel.world_size == 1:
-        return 0
-    return dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32)
 
 
 def _head_bytes(model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows: int) -> int:

@@ -1,37 +1,30 @@
 """Quantizes dense weights in torch: groups by the rules of llama.cpp's Q8_0, Q4_0 and Q4_1, or one scale for each output."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
+from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.source import GROUP
 
 _FP8_MAX: Final = torch.finfo(torch.float8_e4m3fn).max  # 448
 
 
-class Codes(NamedTuple):
-    """codes: int8 or uint8 [n, k]. scales and minima: float32 [n, k / GROUP], exact in float16; see `GroupedSlice`."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    minima: torch.Tensor | None = None
-
-
-def quantize_groups(weight: torch.Tensor, name: str) -> Codes:
-    """weight [n, k] in the format `name` of groups; k is a multiple of GROUP."""
+def quantize_groups(weight: torch.Tensor, name: str) -> GroupedWeight:
+    """weight [n, k] in the format `name` of groups; k is a multiple of GROUP. Scales and minima are exact in float16."""
     groups = weight.float().reshape(len(weight), -1, GROUP)
     if name == "int8_groups":
         step = groups.abs().amax(-1) / 127
-        return Codes(_nearest(groups * _inverse(step)).to(torch.int8).flatten(1), _half(step))
+        return GroupedWeight(_nearest(groups * _inverse(step)).to(torch.int8).flatten(1), _half(step), None)
     if name == "int4":
         # The value of the largest magnitude has the code 0, so that it is exact; the sign of the scale is its opposite.
         extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
         step = extreme / -8
-        return Codes(_to_nibbles(groups * _inverse(step) + 8), _half(step))
+        return GroupedWeight(_to_nibbles(groups * _inverse(step) + 8), _half(step), None)
     assert name == "int4_min", name
     least, greatest = groups.aminmax(dim=-1)
     step = (greatest - least) / 15
-    return Codes(_to_nibbles((groups - least[..., None]) * _inverse(step)), _half(step), _half(least))
+    return GroupedWeight(_to_nibbles((groups - least[..., None]) * _inverse(step)), _half(step), _half(least))
 
 
 def quantize_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
