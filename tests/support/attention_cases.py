@@ -12,6 +12,7 @@ from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, TileSizes, plan_of
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
+from tests.support.examples import each_example, st
 
 # (query heads, key heads, head_dim, block size in tokens)
 SHAPES = ((4, 4, 16, 16), (6, 2, 24, 4), (8, 1, 64, 32), (7, 1, 16, 8))
@@ -166,19 +167,14 @@ def check_step(ops: TorchOps, case: Case, window: int) -> None:
 
 
 def check_random(ops: TorchOps, device: torch.device, dtype: torch.dtype, examples: int) -> None:
-    # Imported here, because GPU machines that run the tests marked cuda may lack Hypothesis.
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import strategies as st
-
     heads = st.sampled_from([(4, 4), (6, 2), (8, 1), (7, 1), (9, 3)])
     shapes = st.tuples(heads, st.sampled_from([8, 16, 24, 40, 64, 96]), st.sampled_from([4, 8, 16, 32]))
     windows = st.one_of(st.just(0), st.integers(1, 400))
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.integers(0, 2**31), shapes, windows, st.booleans())
-    def holds(seed: int, shape: tuple[tuple[int, int], int, int], window: int, is_float8: bool) -> None:
-        (n_heads, n_kv_heads), head_dim, block_size = shape
+    @each_example(examples, st.tuples(st.integers(0, 2**31), shapes, windows, st.booleans()))
+    def check(example: tuple[int, tuple[tuple[int, int], int, int], int, bool]) -> None:
+        seed, ((n_heads, n_kv_heads), head_dim, block_size), window, is_float8 = example
         of_case = (n_heads, n_kv_heads, head_dim, block_size)
         check_step(ops, Case(seed, of_case, dtype, device, is_float8=is_float8 and dtype != torch.float32), window)
 
-    holds()
+    check()

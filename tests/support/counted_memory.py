@@ -30,14 +30,16 @@ META = torch.device("meta")
 
 
 class LiveBytes(TorchDispatchMode):
-    """now: bytes of the tensors on the meta device that live, and were made in this mode. peak: the most since `restart`."""
+    """now: bytes of the tensors on the meta device that live, and were made in this mode. peak: the most since `restart`.
+    num_operations: of torch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.num_operations = 0
         self._seen: WeakSet[Any] = WeakSet()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.num_operations += 1
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
             if isinstance(each, torch.Tensor) and each.device == META:

@@ -1,17 +1,15 @@
-"""Examples for checks: hypothesis's, or on a machine without it, as one with a GPU may be, examples sampled from seeds."""
+"""Random examples by seed. Machines with GPUs may lack hypothesis, whose search takes minutes in Triton's interpreter."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-__all__ = ["Seeded", "Strategy", "each_example", "has_hypothesis", "seeded_examples", "st"]
 
 Check = Callable[[Any], object]
 
 
 class Strategy:
-    """One of hypothesis's strategies, as far as our checks use them."""
+    """As hypothesis's, as far as our checks use them."""
 
     def __init__(self, sampled: Callable[[np.random.Generator], Any]) -> None:
         self.sampled = sampled
@@ -20,7 +18,7 @@ class Strategy:
         return Strategy(lambda generator: function(self.sampled(generator)))
 
 
-class Seeded:
+class Strategies:
     """The functions of `hypothesis.strategies` that our checks use, by their names there."""
 
     @staticmethod
@@ -33,7 +31,7 @@ class Seeded:
 
     @staticmethod
     def booleans() -> Strategy:
-        return Seeded.sampled_from((False, True))
+        return Strategies.sampled_from((False, True))
 
     @staticmethod
     def integers(least: int, greatest: int) -> Strategy:
@@ -57,7 +55,7 @@ class Seeded:
 
     @staticmethod
     def one_of(*strategies: Strategy) -> Strategy:
-        return Strategy(lambda generator: Seeded.sampled_from(strategies).sampled(generator).sampled(generator))
+        return Strategy(lambda generator: Strategies.sampled_from(strategies).sampled(generator).sampled(generator))
 
     @staticmethod
     def lists(of: Strategy, min_size: int = 0, max_size: int = 8, unique: bool = False) -> Strategy:
@@ -79,7 +77,12 @@ def _below(count: int, generator: np.random.Generator) -> int:
     return int.from_bytes(generator.bytes(16), "little") % count
 
 
-def seeded_examples(examples: int, strategy: Strategy) -> Callable[[Check], Callable[[], None]]:
+st = Strategies
+
+
+def each_example(examples: int, strategy: Strategy) -> Callable[[Check], Callable[[], None]]:
+    """Makes a check of one example a function that checks as many, the same in each run."""
+
     def decorate(check: Check) -> Callable[[], None]:
         def run() -> None:
             for seed in range(examples):
@@ -88,33 +91,3 @@ def seeded_examples(examples: int, strategy: Strategy) -> Callable[[Check], Call
         return run
 
     return decorate
-
-
-try:
-    import hypothesis
-    from hypothesis import strategies
-except ModuleNotFoundError:
-    has_hypothesis = False
-else:
-    has_hypothesis = True
-if TYPE_CHECKING:
-    from hypothesis import strategies as st
-else:
-    st = strategies if has_hypothesis else Seeded
-
-
-def each_example(examples: int, strategy: Any) -> Callable[[Check], Callable[[], None]]:
-    """Makes a check of one example a function that checks as many. They are the same in each run, without a search for smaller
-    ones, which takes minutes in Triton's interpreter."""
-    if not has_hypothesis:
-        return seeded_examples(examples, strategy)
-    checks = hypothesis.HealthCheck
-    limits = hypothesis.settings(
-        max_examples=examples,
-        phases=(hypothesis.Phase.generate,),
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[checks.too_slow, checks.data_too_large, checks.large_base_example],
-    )
-    return lambda check: limits(hypothesis.given(strategy)(check))

@@ -2,14 +2,12 @@
 
 A launch patches the modules that its kernel names and restores them when it ends. A call of a device function within the launch
 patches the same modules again, which takes longer than the function itself. Here a launch patches each set of modules once.
-A third of the rest goes to shapes and dtypes of values, which the interpreter derives again for each one. Here they are kept.
 
 A GPU adds every element of `tl.dot` in one order. The interpreter calls NumPy, whose BLAS on some CPUs adds the last rows of a
 matrix in another order than the first ones. Here all elements are summed in the order of the inner dimension.
 """
 
 import inspect
-import math
 import os
 from functools import cache
 from typing import Any
@@ -38,7 +36,6 @@ def prepare_interpreter() -> None:
     """Change the interpreter of this process. Without TRITON_INTERPRET nothing is changed."""
     if os.environ.get(_VARIABLE) == "1":
         _patch_once_a_launch()
-        _keep_shapes_and_dtypes()
         _sum_in_order()
 
 
@@ -66,41 +63,6 @@ def _patch_once_a_launch() -> None:
         launch(self, *args, **kwargs)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_lang, call
-
-
-def _keep_shapes_and_dtypes() -> None:
-    from triton.language import core
-    from triton.runtime import interpreter
-
-    numpy_dtype, set_block = interpreter._get_np_dtype, core.block_type.__init__
-    dtypes: dict[str, Any] = {}
-    blocks: dict[tuple[int, ...], dict[str, Any]] = {}
-    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
-
-    def kept_numpy_dtype(dtype: Any) -> Any:
-        name = dtype.scalar.name
-        if name not in dtypes:
-            dtypes[name] = numpy_dtype(dtype)
-        return dtypes[name]
-
-    def set_kept_block(self: Any, element: Any, shape: Any) -> None:
-        # A kept block keeps its element, so that no other object has its id.
-        key = (id(element), *(getattr(size, "value", size) for size in shape))
-        if key not in blocks:
-            set_block(self, element, shape)
-            blocks[key] = vars(self).copy()
-        vars(self).update(blocks[key])
-
-    def set_tensor(self: Any, handle: Any, dtype: Any) -> None:
-        key = tuple(dtype.shape) if dtype.is_block() else ()
-        if key not in shapes:
-            sizes = [core.constexpr(size) for size in key]
-            shapes[key] = core.tuple(sizes), core.constexpr(math.prod(key))
-        self.handle, self.type, self.dtype = handle, dtype, dtype.scalar
-        self.shape, self.numel = shapes[key]
-
-    interpreter._get_np_dtype = kept_numpy_dtype
-    core.block_type.__init__, core.tensor.__init__ = set_kept_block, set_tensor
 
 
 def _sum_in_order() -> None:

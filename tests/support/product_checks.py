@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.every_kernel import always
-from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrix
+from llama_core.execution.weight_formats.format import TorchMatrix
 from llama_core.execution.weight_formats.matrices import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
 
@@ -156,20 +156,6 @@ def check_neighbours(case: ProductCase) -> None:
         found.append((gated[kept], ops.add_product_norm(into, given, down, norm, 1e-5)[kept], into[kept]))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other), case
-
-
-def check_invariant(case: ProductCase) -> None:
-    """Batch-invariant operations multiply by the matrix, whose product is batch-invariant, whatever else is asked for."""
-    from llama_core.execution.fused.kernels import TritonOps
-
-    class Multiplied:
-        held = HeldWeights(torch.empty(0))
-
-        def multiply(self, x: torch.Tensor) -> torch.Tensor:
-            return case.values(len(x), 2 * case.hidden)
-
-    ops, stub, x = TritonOps(batch_invariant=True, fuses=always), Multiplied(), case.values(case.rows, case.inputs)
-    assert ops.gated_product(x, stub).shape == (case.rows, case.hidden)  # type: ignore[arg-type]
 
 
 def random_case(seed: int, dtype: torch.dtype, device: torch.device) -> ProductCase:

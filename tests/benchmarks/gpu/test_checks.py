@@ -25,23 +25,6 @@ def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:
     assert done.returncode == 0 and " skipped" in done.stdout and "error" not in done.stdout.lower(), done.stdout
 
 
-def test_sampling_is_checked_without_hypothesis() -> None:
-    """By examples of seeds: rules, masks and samples that only one token can be."""
-    done = run_without_libraries("""
-from tests.llama_core.execution import test_fused_sampling as checks
-from tests.support.examples import has_hypothesis
-assert not has_hypothesis
-ops = checks.TorchOps()
-checks.check_samples(ops, checks.CPU, 12), checks.check_rules(ops, checks.CPU, 12)
-seen = []
-checks.each_example(40, checks.cases(has_rules=True))(seen.append)()
-masks, biased = (sum(map(bool, each)) for each in zip(*((any(m is not None for m in case.masks), any(
-    params.logit_bias for params in case.params)) for case in seen), strict=True))
-assert min(masks, biased) > 8 and len({case.logits.shape for case in seen}) > 10, (masks, biased)
-""")
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,18 +71,6 @@ def test_an_event_loop_that_takes_two_slices_a_step_does_not_pause_yielding(core
         core.now += 0.015
 
 
-def test_yields_that_cost_most_of_the_time_pause_yielding_for_a_while(core: Core) -> None:
-    core.yields(SLICE_S)
-    core.yields(SHORT_S)  # some yields return at once beside a busy process too
-    assert not core.is_paused()
-    core.yields(SLICE_S)
-    assert core.is_paused()
-    core.now += 0.099
-    assert core.is_paused()
-    core.now += 0.002
-    assert not core.is_paused()
-
-
 def test_a_busy_neighbour_costs_less_than_a_twentieth_of_the_time_in_yields(core: Core) -> None:
     begin, yielding = core.now, 0.0
     while core.now < begin + 10.0:

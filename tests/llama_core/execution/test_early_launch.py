@@ -2,8 +2,6 @@
 
 import ast
 
-import pytest
-
 from tests.support.early_kernels import (
     CONSTANT,
     ROOT,
@@ -62,27 +60,3 @@ def test_a_kernel_may_read_some_memory_before_it_waits() -> None:
     assert not waits_first(tiles + queries + load + derived + pair + wait, {4})
     assert waits_first(tiles + queries + load + derived + pair + wait, {0, 4})
     assert not waits_first("\tld.global.b64 { %rd5 }, [ %rd9 + 0 ];\n" + wait, {4})  # of no parameter
-
-
-@pytest.mark.parametrize(
-    "hazard",
-    [
-        "ld.volatile.global.b32 %r2, [%rd3];",
-        "ld.relaxed.gpu.global.b32 %r2, [%rd3];",
-        "ld.b32 %r2, [%rd3];",
-        "ldu.global.b32 %r2, [%rd3];",
-        "@p ld.global.b32 %r2, [%rd3];",
-        "mov.u32 %r2, 0; ld.global.b32 { %r2 }, [ %rd3 + 0 ];",
-        "{ ld.global.b32 %r2, [%rd3]; }",
-        "{ .reg .pred p; setp.ne.s32 p, %r1, 0; @p ld.global.b32 %r2, [%rd3]; }",
-        "mov.u64 %rd4, %rd3;\n\t@%p1 mov.u64 %rd4, %rd2;\n\tld.global.b32 %r2, [%rd4];",
-        "mov.u32 %r2, 0; st.global.b32 [%rd2], %r2;",
-        "@%p1 exit;",
-        "call.uni helper, (%rd3);",
-    ],
-)
-def test_no_form_of_an_access_of_other_memory_before_the_wait_is_overlooked(hazard: str) -> None:
-    parameters = "\tld.param.b64 \t%rd2, [_attend_param_4];\n\tld.param.b64 \t%rd3, [_attend_param_0];\n"
-    wait = "\tgriddepcontrol.wait; // dummy %r1\n"
-    assert not waits_first(f"{parameters}\t{hazard}\n{wait}", {4})
-    assert waits_first(f"{parameters}{wait}\t{hazard}\n", {4})

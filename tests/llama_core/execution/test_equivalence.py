@@ -1,6 +1,5 @@
 """The reference's outputs, and equivalences: any ranks, shards, chunks, batches and cache give the same tokens."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -103,6 +102,7 @@ def requests_of_every_kind(count: int = 12) -> Requests:
 def alone_one_by_one(wide: str) -> dict[str, Any]:
     """The expected results: each request alone on one rank, with its prompt in one chunk."""
     runs = [on_ranks.serve(alone("cpu"), wide, [request], max_step_tokens=160) for request in requests_of_every_kind()]
+    assert len({tuple(run["outputs"][0]) for run in runs}) == len(runs), "equal outputs would show little"
     return {"outputs": [run["outputs"][0] for run in runs], "logprobs": [run["logprobs"][0] for run in runs]}
 
 
@@ -111,12 +111,6 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
     for mine, theirs in zip(got["logprobs"], expected["logprobs"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
     assert got["blocks_used"] == 0
-
-
-def test_requests_differ_from_each_other(alone_one_by_one: dict[str, Any]) -> None:
-    outputs = [tuple(output) for output in alone_one_by_one["outputs"]]
-    assert len(set(outputs)) == len(outputs), "otherwise the equivalences below would show little"
-    assert sum(len(set(output)) > 3 for output in outputs) > 8
 
 
 @pytest.mark.parametrize(
@@ -135,39 +129,6 @@ def test_batched_with_others_and_prefilled_in_chunks_equals_alone(
         return
     for got in ranks(world_size).call(serve, wide, requests):  # every rank has the tokens that rank 0 sampled
         assert_same(got, alone_one_by_one)
-
-
-def test_preempted_and_recomputed_equals_undisturbed(wide: str) -> None:
-    # Short prompts with long outputs: the scheduler admits all at once, and then the blocks run out.
-    requests = [(prompt[:5], replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(6)]
-    undisturbed = on_ranks.serve(alone("cpu"), wide, requests)
-    crowded = on_ranks.serve(alone("cpu"), wide, requests, num_blocks=12)
-    assert undisturbed["preemptions"] == 0 and crowded["preemptions"] >= 3
-    assert_same(crowded, undisturbed)
-
-
-def test_sampling_with_any_drafts_gives_the_tokens_of_sampling_without_drafts(
-    ranks: Any, wide: str, world_size: int
-) -> None:
-    rng = random.Random(3)
-    requests = [(prompt, replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(8)]
-    truth = on(ranks, world_size, on_ranks.serve, wide, requests)
-    num_right = [[rng.randrange(-1, 6) for _ in range(8)] for _ in requests]
-    got = on(ranks, world_size, on_ranks.continue_with_drafts, wide, requests, num_right, truth["outputs"])
-    for mine, expected in zip(got["outputs"], truth["outputs"], strict=True):
-        assert len(mine) > 10 and mine == expected[: len(mine)]
-    for mine, expected in zip(got["logprobs"], truth["logprobs"], strict=True):
-        assert mine == pytest.approx(expected[: len(mine)], abs=1e-4)
-
-
-@pytest.mark.parametrize("chunks", [[1] * 45, [16, 16, 13], [44, 1], [1, 44], [7, 1, 30, 1, 6]], ids=str)
-def test_cached_and_chunked_equals_a_full_forward(
-    ranks: Any, wide: str, world_size: int, chunks: list[int], backend: str
-) -> None:
-    tokens = [1] + [3 + i * 37 % 600 for i in range(44)]
-    full = on(ranks, 1, on_ranks.last_logits, wide, tokens, [len(tokens)])
-    got = on(ranks, world_size, on_ranks.last_logits, wide, tokens, chunks, backend=backend)
-    assert got == pytest.approx(full, abs=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])

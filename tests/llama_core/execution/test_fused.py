@@ -16,7 +16,6 @@ import torch
 from llama_core.errors import ConfigError
 from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.fused.step_plan import bucket_sizes
-from tests.programs.gpu_host_time import CONTEXT, DECODES, admit, host_work, stub_backend
 from tests.support.interpreter import interpret
 from tests.support.kernel_differences import assert_small
 
@@ -73,17 +72,6 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str,
     head = ("_greatest", "_spread", "_pick", "_copy_allowed", "_apply_rules", "_chunk_logprobs", "_combine_logprobs")
     for kernel in (*layer, *products, *ends, *head):
         assert done.stdout.count(f"{kernel} ") == 1, done.stdout
-
-
-def test_a_step_takes_few_calls_of_the_device_and_few_operations_of_torch() -> None:
-    """Decodes: a copy in, two graphs, a copy out. A prompt's tokens travel in the same copy; one call more writes them."""
-    backend, slots, device = stub_backend()
-    for slot in range(DECODES):
-        admit(slots, slot, CONTEXT)
-    calls, operations = host_work(backend, slots, device, has_prompt=False)
-    assert calls == 4 and operations <= 6
-    calls, operations = host_work(backend, slots, device, has_prompt=True)
-    assert calls == 5 and operations <= 16
 
 
 def test_a_gpu_on_which_triton_does_not_work_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

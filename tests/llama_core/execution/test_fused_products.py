@@ -3,7 +3,6 @@
 The same checks run on a GPU over the shapes of models.
 """
 
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,12 +10,12 @@ import torch
 
 from benchmarks.gpu.every_kernel import always
 from llama_core.execution.fused.device import StepDevice
-from llama_core.execution.fused.product_kernels import MOST_ROWS, never, of_few_rows
+from llama_core.execution.fused.product_kernels import MOST_ROWS, never
 from llama_core.execution.parallel import alone
-from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
+from tests.support.examples import each_example, st
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
 from tests.support.plain_model import forward, load_runner, random_weights
@@ -24,7 +23,6 @@ from tests.support.product_checks import (
     FORMATS,
     ProductCase,
     check_bits,
-    check_invariant,
     check_neighbours,
     check_values,
     random_case,
@@ -38,30 +36,28 @@ MODEL = ModelConfig(48, 2, 4, 2, 16, 96, 90, attention_out_bias=True, mlp_bias=T
 
 def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) -> None:
     """Over random shapes of each format: any rows, odd sizes, inputs in one split and in several, with and without biases."""
-    # Imported here, because machines with GPUs that run the tests marked cuda may lack it.
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import strategies as st
-
     inputs = st.one_of(st.integers(1, 200), st.integers(1024, 1700))
     sizes = st.tuples(st.sampled_from(ROWS), st.integers(1, 70), inputs)
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(formats), st.booleans(), st.integers(0, 10**6), sizes)
-    def holds(name: str, has_bias: bool, seed: int, size: tuple[int, int, int]) -> None:
+    @each_example(examples, st.tuples(st.sampled_from(formats), st.booleans(), st.integers(0, 10**6), sizes))
+    def check(example: tuple[str, bool, int, tuple[int, int, int]]) -> None:
+        name, has_bias, seed, size = example
         case = ProductCase(name, dtype, *size, has_bias, seed)
         check_values(case)
         check_bits(case)
         check_neighbours(case)
 
-    holds()
+    check()
 
 
 def check_chosen() -> None:
     """Each format, and each number of rows of a tile, with splits and biases."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    assert TritonOps(batch_invariant=True, fuses=always)._fuses is never, "fused products are not batch-invariant"
     for number, name in enumerate((*FORMATS, "plain", "plain")):
         check_bits(ProductCase(name, torch.float16, (1, 40, 20)[number % 3], 17 + number, 1030, number != 1, number))
     check_neighbours(ProductCase("plain", torch.float16, 17, 33, 1100, False, 3))
-    check_invariant(ProductCase("plain", torch.float16, 3, 33, 75, False, 3))
 
 
 def check_chosen_elsewhere() -> None:
@@ -124,25 +120,6 @@ def test_each_tile_and_split_in_the_interpreter_gives_the_bits_of_separate_kerne
 @pytest.mark.parametrize("kind", with_full_ones(["fuses_none", "fuses_some"], in_each_run=["fuses_none"]))
 def test_steps_in_the_interpreter_have_the_logits_of_float64_with_fewer_kernels(kind: str) -> None:
     run_interpreted(f"check_steps({kind}=False)")
-
-
-def held(outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16, *, is_quantized: bool = False) -> HeldWeights:
-    if not is_quantized:
-        return HeldWeights(torch.empty((outputs, inputs), dtype=dtype, device="meta"))
-    codes = torch.empty((outputs, inputs), dtype=torch.int8, device="meta")
-    return HeldWeights(codes, torch.empty(outputs, device="meta"))
-
-
-def test_products_of_few_rows_are_fused_but_those_of_float32() -> None:
-    for weights in (held(64, 64), held(64, 64, is_quantized=True)):
-        assert of_few_rows(weights, 1) and of_few_rows(weights, MOST_ROWS) and not of_few_rows(weights, MOST_ROWS + 1)
-    assert not of_few_rows(held(64, 64, torch.float32), 1)
-
-
-def test_a_switch_fuses_all_or_none() -> None:
-    weights: Any = held(2 * 28672, 8192, torch.float32)
-    assert always(weights, MOST_ROWS) and not always(weights, MOST_ROWS + 1)
-    assert not never(weights, 1)
 
 
 @pytest.mark.cuda

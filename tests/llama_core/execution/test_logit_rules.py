@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from llama_core.errors import InvalidParameter
 from llama_core.execution.parallel import alone
-from llama_core.execution.sampling import sample
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support import checkpoints, on_ranks
-from tests.support.sampling_cases import Case, sampling_rows
+from tests.support.sampling_cases import Case
 
 VOCAB = 300
 PROMPT = [5, 9, 9, 40, 299]
@@ -83,19 +82,6 @@ def test_ends_are_delayed_until_enough_tokens_were_generated() -> None:
 def test_only_allowed_tokens_and_ends_stay() -> None:
     found = edited(SamplingParams(allowed_token_ids=(11, 290)), delayed=(2,))
     assert found.isfinite().nonzero().flatten().tolist() == [2, 11, 290]
-
-
-@pytest.mark.parametrize("vocab", [40, 3000])
-def test_min_p_keeps_the_tokens_that_transformers_keeps(vocab: int) -> None:
-    row = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
-    kept = MinPLogitsWarper(0.2)(None, (row / 0.8)[None])[0].isfinite()
-    n = 4000
-    params = sampling_rows(SamplingParams(0.8, 1.0, 0, 5, min_p=0.2), n)
-    sampled = sample(row.expand(n, -1), params, torch.arange(n))
-    counts = torch.bincount(sampled, minlength=vocab)
-    assert not counts[~kept].any()
-    expected = torch.where(kept, (row / 0.8).softmax(-1), 0.0)
-    assert (counts / n - expected / expected.sum()).abs().max() < 0.03
 
 
 def rules(seed: int) -> SamplingParams:

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.matrices import GroupedMatrix
 from llama_core.execution.weight_formats.quantize import quantize_groups
 from tests.support.interpreter import interpret
@@ -42,16 +41,8 @@ def test_a_product_is_near_that_of_the_dense_weights(name: str, inputs: int) -> 
     assert matrix.held.nbytes < weight.nbytes / 2
 
 
-@pytest.mark.parametrize("name", GROUPED)
-def test_groups_of_a_checkpoint_are_held_as_they_are(name: str) -> None:
-    weight = torch.randn(10, 64)
-    matrix = GroupedMatrix(name, 10, 64, torch.float32, torch.device("cpu"))
-    matrix.set_rows(0, GroupedWeight(*quantize_groups(weight, name)))
-    assert torch.equal(matrix.dequantized(), matrix_of(name, weight).dequantized())
-
-
 def test_parts_without_minima_have_the_same_values_in_a_matrix_with_minima() -> None:
-    stored = GroupedWeight(*quantize_groups(torch.randn(6, 64), "int4"))
+    stored = quantize_groups(torch.randn(6, 64), "int4")
     matrices = [GroupedMatrix(name, 6, 64, torch.float32, torch.device("cpu")) for name in ("int4", "int4_min")]
     for matrix in matrices:
         matrix.set_rows(0, stored)
