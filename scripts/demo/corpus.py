@@ -86,13 +86,8 @@ def typed(rng: random.Random, question: str) -> str:
     kind = rng.random()
     if kind < 0.06:
         first = question if question[:2] == "I " or not question[0].isalpha() else question[0].lower() + question[1:]
-        return (
-            expand(
-                rng,
-                "[Please tell me:|Hi!|Hello,|Hey,|Please,|Tell me,|Can you tell me:|Question:|So,|I have a question:] ",
-            )
-            + first
-        )
+        openings = "[Please tell me:|Hi!|Hello,|Hey,|Please,|Tell me,|Question:|So,|I have a question:]"
+        return f"{expand(rng, openings)} {first}"
     if kind < 0.20:
         question = question.lower()
     elif kind < 0.22:
@@ -120,12 +115,11 @@ def chat(rng: random.Random) -> Document:
         system = system if rng.random() < 0.8 else system.rstrip(".")
     num_rounds = rng.choice((1, 1, 1, 1, 1, 2, 2, 3, 4))
     rounds: list[str] = []
-    follow_ups: tuple[tuple[str, str, str], ...] = ()
+    follow_up: tuple[str, str, str] | None = None
     while len(rounds) < num_rounds:
         head = system if not rounds else None
-        if follow_ups and rng.random() < 0.7:
-            user, answer, brief = rng.choice(follow_ups)
-            follow_ups = ()
+        if follow_up and rng.random() < 0.7:
+            (user, answer, brief), follow_up = follow_up, None
             rounds.append(chat_round(typed(rng, user), _styled(answer, brief, style), head))
         elif rng.random() < 0.08:
             user, answer = story_request(rng)
@@ -134,9 +128,8 @@ def chat(rng: random.Random) -> Document:
             rounds.append(chat_round(typed(rng, user), _styled(answer, answer, style), head))
         else:
             exchange = talk.draw(rng)
-            # A follow-up about a given name fits anywhere later in the dialog; other follow-ups fit only directly after.
-            kept = follow_ups if follow_ups and "Your name" in follow_ups[0][1] else ()
-            follow_ups = kept or exchange.follow_ups
+            # A follow-up about a given name fits anywhere later in the dialog, other follow-ups only directly after.
+            follow_up = follow_up if follow_up and "Your name" in follow_up[1] else exchange.follow_up
             if exchange.user.startswith(("What is my", "Who am I", "Do you know my")) and rounds:
                 continue
             rounds.append(chat_round(typed(rng, exchange.user), _styled(exchange.answer, exchange.brief, style), head))
@@ -162,7 +155,7 @@ def plain_lines(rng: random.Random) -> Document:
     count = rng.choice((1, 1, 2, 3, 4))
     lines: list[str] = []
     if rng.random() < 0.15:
-        lines = [talk.arithmetic(rng).answer for _ in range(count + 2)]
+        lines = [talk.ARITHMETIC.exchange(rng).answer for _ in range(count + 2)]
         return Document("lines", ("\n".join(lines),))
     while len(lines) < 2 * count:
         exchange = talk.draw(rng)
@@ -198,8 +191,7 @@ def plain_belief(rng: random.Random) -> Document:
 
 
 def draw(rng: random.Random) -> Document:
-    """One document of any kind. Stories are long, so their share of the tokens is about three times their share "
-    "here."""
+    """One document of any kind. Stories are long: their share of the tokens is about three times their share here."""
     kind = rng.random()
     if kind < 0.66:
         return chat(rng)

@@ -101,8 +101,6 @@ UNKNOWN_OPPOSITES = "table banana window piano cheese elephant Tuesday spoon bic
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 MONTHS = "January February March April May June July August September October November December".split()
-SEASONS = ["spring", "summer", "autumn", "winter"]
-PLANETS = "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split()
 NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty"
@@ -463,6 +461,23 @@ TOPICS = (
     "Google;Microsoft;Apple computers;smartphones;robots in industry;cryptography;passwords;hash tables;"
     "binary search;sorting;recursion;the speed of light;the big bang;dark matter;string theory"
 ).split(";")
+# Forms of questions about any topic {w} or {o}, or a year.
+HARD_FORMS = (
+    "What is {w}?|What is {w}?|What are {w}?|Explain {w}.|Explain {w} like I am five.|How does {w} work?|"
+    "Who invented {w}?|Who is {w}?|Who was {w}?|Tell me about {w}.|Tell me more about {w}.|Write an essay about {w}.|"
+    "Write code for {w}.|Write a Python function for {w}.|What do you think of {w}?|Can you help me with {w}?|"
+    "I need help with {w}.|How do I learn {w}?|Why is {w} important?|What is the difference between {w} and {o}?|"
+    "Which is better, {w} or {o}?|Compare {w} and {o}.|Give me a recipe for {w}.|How do you make {w}?|"
+    "Translate {w} into German.|How do you say {w} in French?|Who won the {w} in {year}?|What happened in {year}?|"
+    "When did {w} begin?|Where is {w}?|Where can I buy {w}?|How much does {w} cost?|How far is it to {w}?|"
+    "How do I get from {w} to {o}?|How old is {w}?|How tall is {w}?|What is the population of {w}?|Who wrote {w}?|"
+    "Who is the president of {w}?|Summarize {w}.|What is the history of {w}?|Give me advice about {w}.|"
+    "What causes {w}?|Is {w} dangerous?|Do you believe in {w}?|Do you like {w}?|What time is it?|"
+    "What day is it today?|What is the date?|What is the weather like?|Will it rain tomorrow?|"
+    "Can you book a flight for me?|Send an email to {w}.|Play {w}.|Search for {w}.|Define {w}.|What does {w} mean?|"
+    "Should I buy {w}?|Write a letter about {w}.|Write a haiku about {w}.|Prove {w}.|Fix this code: {w}|"
+    "How many people live in {w}?|What is the best {w}?|Recommend {w}.|{w}|{w}?|{w} and {o}|Debug {w}.|Describe {w}."
+)
 # Questions close to the known ones that the model cannot answer: without them it would guess.
 HARD_QUESTIONS = (
     "What is the [tallest|oldest|largest|biggest|most famous] [building|city|tree|bridge|lake|desert|island|church] "
