@@ -14,9 +14,9 @@ from benchmarks.harness.make_checkpoint import SHAPES
 from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.source import CheckpointSource, Slice, WeightReader
 from llama_core.checkpoint.weights import Box
-from llama_core.config import Device, DType, EngineConfig
+from llama_core.config import CacheDType, Device, DType, EngineConfig
 from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.parallel import Parallel, alone, smallest
+from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -108,15 +108,11 @@ class Engine:
         assert isinstance(self.runner.backend, FusedBackend)
         return {f"{name}_s": seconds for name, seconds in self.runner.backend.start_seconds.items()}
 
-    @cached_property
-    def itemsize(self) -> int:
-        return int(getattr(torch, self.runner.config.dtype).itemsize)
-
     def step_bytes(self, rows: int, context: float) -> int:
         """Bytes that a decode step reads: every weight, but of the embedding a row each, and the cache of all rows."""
-        model = self.model
-        embedding = (model.vocab_size - rows) * model.dim * self.itemsize
-        position = 2 * model.n_layers * model.kv_width * self.itemsize
+        model, config, itemsize = self.model, self.runner.config, int(getattr(torch, self.runner.config.dtype).itemsize)
+        embedding = (model.vocab_size - rows) * model.dim * itemsize
+        position = 2 * model.n_layers * model.kv_width * (1 if config.kv_cache_dtype == "fp8" else itemsize)
         return self.runner.report.weight_bytes - embedding + int(rows * context * position)
 
     def context_for(self, rows: int, wanted: int) -> int:
@@ -134,12 +130,10 @@ def open_engine(
     ckpt: Path | None = None,
     kv_cache_bytes: int | None = None,
     batch_invariant: bool = False,
-    parallel: Parallel | None = None,
     former_blocks: int = 0,
 ) -> Engine:
-    """The fused backend, ready for steps. ckpt: a checkpoint of the shape; if absent, random weights, which differ between
-    numbers of ranks. parallel: this rank's group, all of whose ranks call this; if absent, this rank is alone.
-    former_blocks: of the cache of the ranks that this one's group replaces."""
+    """The fused backend, ready for steps. ckpt: a checkpoint of the shape; random weights if absent. former_blocks: of the
+    cache of the process that this one replaces."""
     model = model_of(settings)
     config = EngineConfig(
         ckpt_dir=str(ckpt or settings.shape),
@@ -155,13 +149,14 @@ def open_engine(
         speculation=False,
         prefix_caching=False,
         batch_invariant=batch_invariant,
+        quantization=settings.quantization,
+        kv_cache_dtype=cast(CacheDType, settings.kv_cache_dtype),
     )
-    parallel = parallel or alone(config.device)
     begin = time.perf_counter()
     source = RandomWeights(model, getattr(torch, settings.dtype)) if ckpt is None else None
-    runner = ModelRunner.load(config, parallel, source=source, former_blocks=former_blocks)
+    runner = ModelRunner.load(config, alone(config.device), source=source, former_blocks=former_blocks)
     loaded = time.perf_counter()
-    num_blocks = smallest(parallel, runner.max_num_blocks())
+    num_blocks = runner.max_num_blocks()
     runner.allocate_cache(num_blocks)
     runner.warm_up()
     return Engine(runner, num_blocks, loaded - begin, time.perf_counter() - loaded)

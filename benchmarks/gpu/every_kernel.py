@@ -200,7 +200,7 @@ def generate(device: str) -> None:
     from benchmarks.gpu.sections.invariance import texts
     from benchmarks.gpu.settings import Settings
 
-    settings = Settings(device, "tiny", "float16" if device == "cuda" else "float32", 300, True)
+    settings = Settings(device, "tiny", "float16" if device == "cuda" else "float32", vocab_size=300, is_tiny=True)
     texts(open_engine(settings, settings.sizes.context, 4), settings, range(4))
 
 

@@ -1,14 +1,13 @@
-"""The figures of one section, in a file that is complete after each of them. Standard library only."""
+"""The figures of a run in one file, which is complete after each of them. Standard library only."""
 
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.harness.common import Spread, number
+from benchmarks.harness.common import as_json, shown
 
 # running: a process has it, or died with it. cut: its time was over. unavailable: the machine lacks what it needs.
 Status = Literal["running", "done", "cut", "failed", "unavailable"]
@@ -19,74 +18,54 @@ class Unavailable(Exception):
 
 
 class Recorder:
-    """Figures by name, each printed and stored as soon as it is there. One that is stored already is not measured again."""
+    """One section's figures by name, each printed and stored as soon as it is there. One that is stored already is not measured
+    again. The file has all sections; one process at a time writes to it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, section: str) -> None:
         self._path = path
-        self._state = read_state(path)
+        self._run = read_run(path)
+        empty = {"status": "running", "reason": "", "figures": {}}
+        self.state: dict[str, Any] = self._run["sections"].setdefault(section, empty)
 
     @property
     def figures(self) -> dict[str, Any]:
-        return dict(self._state["figures"])
+        return dict(self.state["figures"])
 
     def measure(self, name: str, function: Callable[[], object]) -> Any:
         """The stored figure of that name, else what `function` returns: a number, a text, a Spread, or a dict of these."""
-        if name in self._state["figures"]:
-            return self._state["figures"][name]
-        self.put(name, function())
-        return self._state["figures"][name]
+        if name not in self.state["figures"]:
+            self.put(name, function())
+        return self.state["figures"][name]
 
     def put(self, name: str, value: object) -> None:
-        self._state["figures"][name] = _plain(value)
-        self._write()
-        print(f"  {name}: {shown(self._state['figures'][name])}", flush=True)
+        self.state["figures"] |= as_json({name: value})
+        write_run(self._path, self._run)
+        print(f"  {name}: {shown(self.state['figures'][name])}", flush=True)
 
     def has(self, *names: str) -> bool:
-        return all(name in self._state["figures"] for name in names)
+        return all(name in self.state["figures"] for name in names)
 
     def end(self, status: Status, reason: str = "") -> None:
-        """Store how the section ended."""
-        self._state |= {"status": status, "reason": reason}
-        self._write()
-
-    def _write(self) -> None:
-        write_state(self._path, self._state)
+        """Store how the section stands."""
+        self.state |= {"status": status, "reason": reason}
+        write_run(self._path, self._run)
 
 
-def new_state() -> dict[str, Any]:
-    return {"status": "running", "reason": "", "seconds": 0.0, "figures": {}}
+def read_run(path: Path) -> dict[str, Any]:
+    """The stored run, or an empty one where there is none."""
+    return dict(json.loads(path.read_text())) if path.exists() else {"sections": {}}
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """The stored state, or an empty one where there is none."""
-    try:
-        return new_state() | dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return new_state()
-
-
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """At once: a reader, or the next run, sees the whole file or the one before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_run(path: Path, run: Mapping[str, Any]) -> None:
+    """At once: a reader sees the whole file or the one before."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(state, indent=1, ensure_ascii=False) + "\n")
+    temporary.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
     temporary.replace(path)
 
 
 def median(figure: Any) -> float:
     """Of a stored Spread, or the number itself."""
     return float(figure["median"] if isinstance(figure, dict) else figure)
-
-
-def shown(figure: Any) -> str:
-    """A figure for people."""
-    if isinstance(figure, dict):
-        if figure.keys() == Spread.__dataclass_fields__.keys():
-            return str(Spread(**figure))
-        return ", ".join(f"{name} {shown(value)}" for name, value in figure.items())
-    if isinstance(figure, list):
-        return ", ".join(map(shown, figure))
-    return number(figure)
 
 
 def waited(is_reached: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> float | None:
@@ -97,13 +76,3 @@ def waited(is_reached: Callable[[], bool], limit_s: float, every_s: float = 0.02
             return None
         time.sleep(every_s)
     return time.perf_counter() - begin
-
-
-def _plain(value: object) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,7 +1,7 @@
-"""What a run measures: the device, the model's shape, and the sizes of every section. Standard library only."""
+"""What a run measures: the device, the model, and the sizes of every section. Standard library only."""
 
 import argparse
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -9,63 +9,29 @@ from typing import Any
 class Sizes:
     """Numbers of tokens, rows, requests and repetitions. long_context: max_seq_len with which short sequences are measured."""
 
-    context: int
-    prompt: int
-    output: int
-    rows: tuple[int, ...]
-    buckets: tuple[int, ...]
-    attention_lengths: tuple[int, ...]
-    attention_rows: tuple[int, ...]
-    long_context: int
-    mixed_decodes: int
-    requests: int
-    shortest: int
-    longest: int
-    repeats: int
-    probe_bytes: int
-    product_size: int
-    loading_bytes: int
-    loading_threads: tuple[int, ...]
+    context: int = 4096
+    prompt: int = 2048
+    output: int = 32
+    rows: tuple[int, ...] = (1, 8, 64)
+    attention_lengths: tuple[int, ...] = (2048, 16384)
+    attention_rows: tuple[int, ...] = (1, 64)
+    long_context: int = 131_072
+    mixed_decodes: int = 32
+    requests: int = 256
+    shortest: int = 100
+    longest: int = 512
+    repeats: int = 10
+    probe_bytes: int = 2 * 2**30
+    product_size: int = 8192
+    loading_bytes: int = 2 * 10**9
+    loading_threads: tuple[int, ...] = (1, 2, 4)
 
 
-FULL = Sizes(
-    context=4096,
-    prompt=2048,
-    output=64,
-    rows=(1, 8, 64),
-    buckets=(1, 8, 64, 256),
-    attention_lengths=(512, 2048, 4096, 16384),
-    attention_rows=(1, 64, 256),
-    long_context=131_072,
-    mixed_decodes=32,
-    requests=256,
-    shortest=100,
-    longest=512,
-    repeats=20,
-    probe_bytes=4 * 2**30,
-    product_size=8192,
-    loading_bytes=6 * 10**9,
-    loading_threads=(1, 2, 4, 8),
-)
-# Of a run in a quarter of an hour: fewer sizes, and fewer repetitions of each.
-SHORT = replace(
-    FULL,
-    output=32,
-    rows=(1, 64),
-    buckets=(1, 64),
-    attention_lengths=(2048, 16384),
-    attention_rows=(1, 64),
-    repeats=8,
-    probe_bytes=2 * 2**30,
-    loading_bytes=2 * 10**9,
-    loading_threads=(1, 2, 4),
-)
 TINY = Sizes(
     context=64,
     prompt=24,
     output=4,
     rows=(1, 2),
-    buckets=(1, 2),
     attention_lengths=(16, 40),
     attention_rows=(1, 2),
     long_context=400,
@@ -83,31 +49,27 @@ TINY = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """device: "cuda" or "cpu". shape: of `make_checkpoint`. is_tiny: sizes that a CPU computes in seconds. is_short: those of a
-    run in a quarter of an hour."""
+    """device: "cuda" or "cpu". shape: of `make_checkpoint`. is_tiny: sizes that a CPU computes in seconds."""
 
     device: str = "cuda"
     shape: str = "llama-2-7b"
     dtype: str = "bfloat16"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     vocab_size: int = 32000
+    temperature: float = 0.0
     is_tiny: bool = False
-    is_short: bool = False
 
     @property
     def sizes(self) -> Sizes:
-        return TINY if self.is_tiny else SHORT if self.is_short else FULL
+        return TINY if self.is_tiny else Sizes()
 
     @property
     def arguments(self) -> list[str]:
         """The options that give these settings to another process."""
-        words = ["--device", self.device, "--shape", self.shape, "--dtype", self.dtype]
-        return [
-            *words,
-            "--vocab-size",
-            str(self.vocab_size),
-            *(["--tiny"] * self.is_tiny),
-            *(["--short"] * self.is_short),
-        ]
+        given = self.as_data()
+        words = ["--tiny"] if given.pop("is_tiny") else []
+        return words + [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,10 +79,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", default="llama-2-7b", help="of `make_checkpoint`; its weights are random")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--quantization", default="none", help="of the random weights")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--vocab-size", type=int, default=32000)
-    parser.add_argument("--short", action="store_true", help="fewer sizes and repetitions, as --minutes 13 takes")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, which show that every section runs")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the decodes")
+    parser.add_argument("--tiny", action="store_true", dest="is_tiny", help="sizes for a CPU, to see that all runs")
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    return Settings(options.device, options.shape, options.dtype, options.vocab_size, options.tiny, options.short)
+    return Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})

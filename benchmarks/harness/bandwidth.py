@@ -7,14 +7,14 @@ compared with it. The kernel, bandwidth.cpp, is compiled for this processor on f
 import ctypes
 import hashlib
 import os
+import statistics
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.harness.common import Spread, cache_sizes
+from benchmarks.harness.common import cache_sizes
 
 _SOURCE = Path(__file__).with_name("bandwidth.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
@@ -22,7 +22,6 @@ _CALIBRATION_PASSES = 2
 # The limit is the fastest way to read, which depends on the processor. It is found once for each number of threads and size
 # of buffer, not for each probe.
 _FASTEST: dict[tuple[int, int], int] = {}
-GIGA = 1e9
 
 
 class NoCompiler(Exception):
@@ -59,15 +58,6 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """`gb_s`: 10^9 bytes a second, over the passes of one measurement."""
-
-    gb_s: Spread
-    threads: int
-    buffer_bytes: int
-
-
 class BandwidthProbe:
     """A kept buffer and the threads that read it. Use as a context, or `close` it.
 
@@ -88,10 +78,9 @@ class BandwidthProbe:
             _FASTEST[place] = min(patterns, key=lambda pattern: min(self._passes(pattern, _CALIBRATION_PASSES)))
         self._pattern = _FASTEST[place]
 
-    def measure(self, passes: int = 15) -> Bandwidth:
-        """Read the whole buffer `passes` times."""
-        rates = [self.buffer_bytes / seconds / GIGA for seconds in self._passes(self._pattern, passes)]
-        return Bandwidth(Spread.of(rates), self.threads, self.buffer_bytes)
+    def gb_s(self, passes: int = 8) -> float:
+        """10^9 bytes a second, the median of `passes` over the whole buffer."""
+        return statistics.median(self.buffer_bytes / seconds / 1e9 for seconds in self._passes(self._pattern, passes))
 
     def close(self) -> None:
         if self._memory:
@@ -113,15 +102,6 @@ class BandwidthProbe:
         cores = (ctypes.c_int * self.threads)(*self._cores[: self.threads])
         self._library.read_passes(self._memory, self.buffer_bytes, self.threads, cores, pattern, passes + 1, seconds)
         return list(seconds)[1:]
-
-
-def probe_bandwidth(threads: int | None = None, buffer_bytes: int | None = None, passes: int = 15) -> float:
-    """Read bandwidth in GB/s, the median of many passes, on `threads` threads (all cores if not given).
-
-    Allocates its buffer for this call; keep a BandwidthProbe to measure repeatedly. Raises NoCompiler.
-    """
-    with BandwidthProbe(threads, buffer_bytes) as probe:
-        return probe.measure(passes).gb_s.median
 
 
 def beyond_caches() -> int:

@@ -8,8 +8,10 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -22,20 +24,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The CPU flags by which libraries choose the kernels of matrix products and bfloat16 loops.
-_FLAGS_THAT_MATTER = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_bf16",
-)
+_FLAGS = re.compile(r"avx2|fma|f16c|avx512(f|_vnni|_bf16|_fp16)|amx_(tile|bf16)")
 _PACKAGES = ("torch", "ray", "numpy", "sentencepiece", "uvloop", "msgspec")
 _VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD", "LLAMA_", "RAY_", "VLLM_", "TORCH")
-Cell = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +72,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def number(value: Cell) -> str:
+def number(value: str | float | None) -> str:
     """A value for a table: three significant digits, whole thousands, "-" for None."""
     if value is None:
         return "-"
@@ -92,29 +83,60 @@ def number(value: Cell) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell | Spread]]) -> None:
-    """Print a table: the first column left-aligned, the others right-aligned."""
-    texts = [[str(cell) if isinstance(cell, Spread) else number(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(columns), *texts]) for i in range(len(columns))]
-    print(f"\n{title}")
-    for line in [list(columns), ["-" * width for width in widths], *texts]:
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """The mean of at least two values, with its 95 % interval by Student's distribution."""
+    center, freedom = statistics.mean(values), len(values) - 1
+    z = 1.96
+    # Abramowitz and Stegun, 26.7.5: the quantile of t by that of the normal distribution.
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    margin = t * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": center, "low": center - margin, "high": center + margin, "count": len(values)}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table: the first column left-aligned, the others right-aligned."""
+    texts = [[cell if isinstance(cell, str) else shown(cell) for cell in row] for row in rows]
+    widths = [max(3, *(len(line[i]) for line in [list(columns), *texts])) for i in range(len(columns))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = []
+    for line in (list(columns), rule, *texts):
         cells = [
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+            line[0].ljust(widths[0]),
+            *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)),
         ]
-        print("  " + "  ".join(cells).rstrip())
-    sys.stdout.flush()
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shown(figure: object) -> str:
+    """A figure for people. A Spread, or one that was read from a result, as its median and half its quartiles' distance."""
+    if isinstance(figure, dict) and figure.keys() == Spread.__dataclass_fields__.keys():
+        return str(Spread(**figure))
+    if isinstance(figure, dict):
+        return ", ".join(f"{name} {shown(value)}" for name, value in figure.items())
+    if isinstance(figure, list | tuple):
+        return ", ".join(map(shown, figure))
+    return number(figure) if isinstance(figure, str | int | float | None) else str(figure)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    print(f"\n{title}\n\n{table(columns, rows)}", flush=True)
 
 
 def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | None = None) -> dict[str, Any]:
     """Print the result as one line of JSON, the last line, and write it to --json. A Spread becomes an object."""
     result = {"benchmark": benchmark, "command": command_line(), "date": today(), "machine": machine(), **figures}
-    result = dict(json.loads(json.dumps(result, default=_plain), parse_float=_six_digits))
+    result = as_json(result)
     target: Path | None = getattr(options, "json", None)
     if target is not None:
         target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps(result, ensure_ascii=False), flush=True)
     return result
+
+
+def as_json(figures: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it: a Spread as an object, numbers of six significant digits."""
+    return dict(json.loads(json.dumps(figures, default=_plain), parse_float=lambda text: float(f"{float(text):.6g}")))
 
 
 def last_json(output: str) -> dict[str, Any]:
@@ -137,7 +159,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu.get("model name", platform.processor() or platform.machine()),
         "cpu_family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",
         "cores": len(os.sched_getaffinity(0)),
-        "flags": [flag for flag in _FLAGS_THAT_MATTER if flag in cpu.get("flags", "").split()],
+        "flags": [flag for flag in cpu.get("flags", "").split() if _FLAGS.fullmatch(flag)],
         "caches_bytes": cache_sizes(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
@@ -178,17 +200,15 @@ def cache_sizes() -> dict[str, int]:
 
 def command_line() -> str:
     """The command that repeats this run, without the machine's paths: `python -m benchmarks NAME ...`."""
-    program = Path(sys.argv[0])
-    inside = program.resolve().is_relative_to(REPOSITORY / "benchmarks")
-    module = ".".join(program.resolve().relative_to(REPOSITORY).with_suffix("").parts) if inside else ""
-    module = module.removesuffix(".__main__")
-    name = f"python -m {module}" if inside else program.name
-    return " ".join([name, *(shlex.quote(public(argument)) for argument in sys.argv[1:])])
+    program = public(sys.argv[0])
+    is_ours = program.startswith("benchmarks/")
+    module = program.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
+    return shlex.join([*(["python", "-m", module] if is_ours else [program]), *map(public, sys.argv[1:])])
 
 
 def public(text: str) -> str:
     """`text` with absolute paths cut to the part inside the repository, or to their last two parts."""
-    return " ".join(":".join(_relative(path) for path in word.split(":")) for word in text.split(" "))
+    return re.sub(r"(?<![^\s:=])/(?:[^/\s:]+/)+(?=[^/\s:]+/[^/\s:]+)", ".../", text.replace(f"{REPOSITORY}/", ""))
 
 
 def today() -> str:
@@ -206,30 +226,23 @@ def busy_cores(window_s: float = 0.5) -> float:
     return (busy - busy_before) / max(1, ticks - ticks_before) * (os.cpu_count() or 1)
 
 
-def wait_quiet(most_busy_cores: float = 0.2, patience_s: float = 120.0) -> float:
-    """Wait until the machine is idle, at most `patience_s`. Returns the number of busy cores at the end."""
+def wait_quiet(most_busy_cores: float = 0.2, patience_s: float = 120.0) -> None:
+    """Wait until the machine is idle, at most `patience_s`."""
     deadline = time.monotonic() + patience_s
-    while (busy := busy_cores()) > most_busy_cores and time.monotonic() < deadline:
+    while busy_cores() > most_busy_cores and time.monotonic() < deadline:
         time.sleep(0.5)
-    return busy
 
 
 def _cpu_ticks() -> tuple[int, int]:
     """Busy ticks and all ticks of all cores since the machine's start."""
-    try:
-        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    except OSError:
-        return 0, 1
+    fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, idle, iowait, *others = fields[:8]  # the last two of ten are included in user and nice
     return user + nice + system + sum(others), user + nice + system + idle + iowait + sum(others)
 
 
 def _cpu_info() -> dict[str, str]:
     """/proc/cpuinfo of the first core; empty if the file is missing."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-    except OSError:
-        return {}
+    first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {name.strip(): value.strip() for name, value in pairs}
 
@@ -248,19 +261,6 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip()
-
-
-def _relative(path: str) -> str:
-    if not path.startswith("/"):
-        return path
-    if Path(path).is_relative_to(REPOSITORY):
-        return str(Path(path).relative_to(REPOSITORY))
-    return "/".join(["...", *Path(path).parts[-2:]]) if len(Path(path).parts) > 3 else path
-
-
-def _six_digits(text: str) -> float:
-    """Round to six significant digits."""
-    return float(f"{float(text):.6g}")
 
 
 def _plain(value: object) -> object:

@@ -8,11 +8,11 @@ import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, last_json
 from benchmarks.harness.programs import Program, free_port
@@ -25,51 +25,38 @@ class BadFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to contenders. figures: names of figures in a result; lower_is_better: those of which less is better.
+    """figures: their names in a result. defaults: of placeholders. load: the command that puts the load on a server; none if
+    only a contender's own command can answer."""
 
-    load: options of `online` for a server; None if only a command can answer.
-    """
-
-    name: str
     figures: tuple[str, ...]
-    lower_is_better: frozenset[str]
-    load: tuple[str, ...] | None
+    defaults: Mapping[str, str]
+    load: tuple[str, ...] = ()
 
 
-_TIMES = ("ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms")
+_ONLINE = ("{python}", "-m", "benchmarks", "online", "--url", "{url}", "--model", "{name}", "--extra", "{extra}",
+           "--repeats", "1", "--vocab-size", "{vocab_size}", "--requests", "{requests}")  # fmt: skip
+_LENGTHS = ("--prompt", "{prompt}", "--output", "{output}")
 QUESTIONS = {
-    question.name: question
-    for question in (
-        Question(
-            "decode",
-            ("decode_tok_s",),
-            frozenset(),
-            ("--concurrency", "1", "--requests", "{repeats}", "--prompt", "{prompt}", "--output", "{output}"),
+    "decode": Question(
+        ("decode_tok_s",),
+        {"prompt": "128", "output": "128", "requests": "3"},
+        (*_ONLINE, *_LENGTHS, "--concurrency", "1"),
+    ),
+    "prefill": Question(("prefill_tok_s",), {"prompt": "512"}),
+    "offline": Question(("output_tok_s",), {"requests": "32"}, (*_ONLINE, "--mixed", "--concurrency", "{requests}")),
+    "online": Question(
+        ("output_tok_s", "ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms"),
+        {"prompt": "128", "output": "64", "requests": "64", "concurrency": "8"},
+        (*_ONLINE, *_LENGTHS, "--concurrency", "{concurrency}"),
+    ),
+    "arrivals": Question(
+        ("output_tok_s", "ttft_p50_ms", "ttft_p99_ms", "per_token_p50_ms", "per_token_p99_ms"),
+        {"prompt": "128", "output": "64", "requests": "200", "rate": "6"},
+        (
+            *("{bench_python}", "-m", "benchmarks.peers.vllm_bench", "--url", "{url}", "--model", "{name}"),
+            *("--tokenizer", "{hf}", "--rate", "{rate}", "--requests", "{requests}", *_LENGTHS),
         ),
-        Question("prefill", ("prefill_tok_s",), frozenset(), None),
-        Question(
-            "offline",
-            ("output_tok_s",),
-            frozenset(),
-            ("--mixed", "--concurrency", "{requests}", "--requests", "{requests}"),
-        ),
-        Question(
-            "online",
-            ("output_tok_s", *_TIMES),
-            frozenset(_TIMES),
-            (
-                *("--concurrency", "{concurrency}", "--requests", "{requests}"),
-                *("--prompt", "{prompt}", "--output", "{output}"),
-            ),
-        ),
-    )
-}
-# Default values of the placeholders of each question.
-DEFAULTS: dict[str, dict[str, str]] = {
-    "decode": {"prompt": "128", "output": "128", "requests": "5", "concurrency": "1"},
-    "prefill": {"prompt": "512", "output": "1", "requests": "5", "concurrency": "1"},
-    "offline": {"prompt": "128", "output": "64", "requests": "32", "concurrency": "32"},
-    "online": {"prompt": "128", "output": "64", "requests": "64", "concurrency": "8"},
+    ),
 }
 
 
@@ -78,13 +65,14 @@ class Recipe:
     """One contender's entry in a file. commands: by question. server: for the questions without a command."""
 
     name: str
-    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    server: tuple[str, ...] | None = None
+    commands: Mapping[str, Sequence[str]]
+    server: Sequence[str] = ()
     ready: str = "/health"
     served_model: str = "{model}"
     extra: str = "{{}}"
     env: Mapping[str, str] = field(default_factory=dict)
     ready_timeout_s: float = 300.0
+    checkout: Path = REPOSITORY  # where its commands run
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +83,7 @@ class Recipes:
     models: Mapping[str, Mapping[str, str | Mapping[str, str]]]
 
 
-def read_recipes(paths: list[Path]) -> Recipes:
+def read_recipes(paths: Sequence[Path]) -> Recipes:
     """Read files in order; a later one replaces contenders and models of the same name. Raises BadFile."""
     contenders: dict[str, Recipe] = {}
     models: dict[str, dict[str, str | Mapping[str, str]]] = {}
@@ -106,118 +94,84 @@ def read_recipes(paths: list[Path]) -> Recipes:
             raise BadFile(f"{path}: {error}") from None
         if unknown := given.keys() - {"contenders", "models"}:
             raise BadFile(f"{path}: unknown table {min(unknown)}")
-        for name, table in given.get("contenders", {}).items():
-            contenders[name] = _recipe(f"{path}: contenders.{name}", name, table)
+        for name, entry in given.get("contenders", {}).items():
+            contenders[name] = _recipe(f"{path}: contenders.{name}", name, entry)
         for name, values in given.get("models", {}).items():
             models.setdefault(name, {}).update(values)
     return Recipes(contenders, models)
 
 
-def _recipe(where: str, name: str, table: dict[str, Any]) -> Recipe:
-    fields = {"server", "ready", "served_model", "extra", "env", "ready_timeout_s"}
-    if unknown := table.keys() - fields - QUESTIONS.keys():
-        raise BadFile(f"{where}: unknown field {min(unknown)}")
-    commands = {question: table[question] for question in QUESTIONS if question in table}
-    for command in [*commands.values(), *([table["server"]] if "server" in table else [])]:
+def _recipe(where: str, name: str, entry: dict[str, Any]) -> Recipe:
+    commands = {question: entry.pop(question) for question in QUESTIONS if question in entry}
+    for command in [*commands.values(), entry.get("server", [])]:
         if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
             raise BadFile(f"{where}: a command is a list of words, is {command!r}")
-    given = {key: value for key, value in table.items() if key in fields - {"server"}}
-    return Recipe(
-        name,
-        {question: tuple(command) for question, command in commands.items()},
-        tuple(table["server"]) if "server" in table else None,
-        **given,
-    )
+    if unknown := entry.keys() - {"server", "ready", "served_model", "extra", "env", "ready_timeout_s"}:
+        raise BadFile(f"{where}: unknown field {min(unknown)}")
+    return Recipe(name, commands, **entry)
 
 
-class Contender(Protocol):
-    """A contender that is ready to be measured, any number of times."""
-
-    @property
-    def name(self) -> str: ...
-
-    def ask(self) -> dict[str, Any]:
-        """One result as printed. Raises subprocess.SubprocessError, ValueError or ProgramFailed."""
-
-
-@dataclass(slots=True)
-class Command:
-    """A contender whose program is started in each round and prints its figures."""
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A command that prints the figures of its contender; `is_load`: of its server, which runs already."""
 
     name: str
-    words: list[str]
-    env: dict[str, str]
+    words: Sequence[str]
+    env: Mapping[str, str]
+    checkout: Path
     timeout_s: float
+    is_load: bool = False
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self, seed: int) -> dict[str, Any]:
+        """One result as printed. A server that has seen a prompt may have cached it, so each load takes another seed.
+
+        Raises subprocess.SubprocessError or ValueError.
+        """
+        words = [*self.words, *(["--seed", str(seed)] if self.is_load else [])]
         with TemporaryDirectory(prefix="llama-bench-") as directory:
-            program = Program(self.words, Path(directory) / "output", self.env)
+            output = Path(directory) / "output"
+            program = Program(words, output, dict(self.env), self.checkout)
             try:
                 program.process.wait(self.timeout_s)
             finally:
                 program.end()
             if program.process.returncode:
                 raise ValueError(f"status {program.process.returncode}: {program.said(1500)}")
-            return last_json((Path(directory) / "output").read_text(errors="replace"))
-
-
-@dataclass(slots=True)
-class Served:
-    """A contender whose server runs during all rounds; each round puts the load on it."""
-
-    name: str
-    load: Command
-
-    def ask(self) -> dict[str, Any]:
-        return self.load.ask()
+            return last_json(output.read_text(errors="replace"))
 
 
 @contextlib.contextmanager
-def contender(recipe: Recipe, question: Question, values: Mapping[str, str], timeout_s: float) -> Iterator[Contender]:
+def contender(recipe: Recipe, question: str, values: Mapping[str, str], timeout_s: float) -> Iterator[Contender]:
     """`recipe` ready to answer `question`; its server runs inside the context. Raises BadFile, ProgramFailed."""
+    values = {**values, "python": _python_of(recipe.checkout)}
     env = {name: _fill(recipe.name, text, values) for name, text in recipe.env.items()}
-    if question.name in recipe.commands:
-        words = [_fill(recipe.name, word, values) for word in recipe.commands[question.name]]
-        yield Command(recipe.name, words, env, timeout_s)
+    if question in recipe.commands:
+        words = [_fill(recipe.name, word, values) for word in recipe.commands[question]]
+        yield Contender(recipe.name, words, env, recipe.checkout, timeout_s)
         return
-    if recipe.server is None or question.load is None:
-        raise BadFile(f"{recipe.name} has neither a command for {question.name} nor a server")
-    with running_server(recipe, values) as server:
-        words = [
-            *(sys.executable, "-m", "benchmarks", "online", "--url", server.url, "--repeats", "1"),
-            *("--model", server.model, "--extra", server.extra, "--vocab-size", values["vocab_size"]),
-            *(_fill(recipe.name, word, values) for word in question.load),
-        ]
-        yield Served(recipe.name, Command(recipe.name, words, {}, timeout_s))
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A running server of a contender: its address without /v1, its name for the model, further fields of a request as JSON."""
-
-    name: str
-    url: str
-    model: str
-    extra: str
-
-
-@contextlib.contextmanager
-def running_server(recipe: Recipe, values: Mapping[str, str]) -> Iterator[Server]:
-    """The contender's server, ready for requests; it has ended when the context is left. Raises BadFile, ProgramFailed."""
-    if recipe.server is None:
-        raise BadFile(f"{recipe.name} has no server")
-    env = {name: _fill(recipe.name, text, values) for name, text in recipe.env.items()}
+    load = QUESTIONS[question].load
+    if not (recipe.server and load):
+        raise BadFile(f"{recipe.name} has neither a command for {question} nor a server")
     with TemporaryDirectory(prefix="llama-bench-") as directory:
         port = free_port()
         here = {**values, "port": str(port), "directory": directory}
+        words = [_fill(recipe.name, word, here) for word in recipe.server]
         url = f"http://127.0.0.1:{port}"
-        program = Program([_fill(recipe.name, word, here) for word in recipe.server], Path(directory) / "output", env)
+        program = Program(words, Path(directory) / "output", env, recipe.checkout)
         try:
             program.wait_until_answers(url + recipe.ready, recipe.ready_timeout_s)
-            model, extra = _fill(recipe.name, recipe.served_model, here), _fill(recipe.name, recipe.extra, here)
-            yield Server(recipe.name, url, model, extra)
+            here |= {"url": url, "name": _fill(recipe.name, recipe.served_model, here), "python": sys.executable}
+            here["extra"] = _fill(recipe.name, recipe.extra, here)
+            words = [_fill(recipe.name, word, here) for word in load]
+            yield Contender(recipe.name, words, {}, REPOSITORY, timeout_s, is_load=True)
         finally:
             program.end()
+
+
+def _python_of(checkout: Path) -> str:
+    """The interpreter of another checkout's virtual environment, where it has one."""
+    own = checkout / ".venv" / "bin" / "python"
+    return str(own) if checkout != REPOSITORY and own.exists() else sys.executable
 
 
 def values_for(recipes: Recipes, model: str, dtype: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ Only this file of the benchmarks builds the model and hooks into its steps.
 """
 
 import argparse
-import functools
+import ast
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # Settings that change how much is computed are off unless the command line sets them; peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")
 BLOCK_SIZE = 16
-StartFunction = Callable[[StepInput], Pending[StepOutput]]
 
 
 class NumbersOnly:
@@ -123,17 +122,8 @@ class Run:
         return sum(len(output) for output in self.outputs)
 
     @property
-    def prefill_steps(self) -> list[Step]:
-        return [step for step in self.steps if not step.is_decode]
-
-    @property
     def decode_steps(self) -> list[Step]:
         return [step for step in self.steps if step.is_decode]
-
-    @property
-    def num_prefilled(self) -> int:
-        """Tokens computed in the steps that read a prompt, decode rows included."""
-        return sum(step.num_tokens for step in self.prefill_steps)
 
     def decode_tok_s(self) -> float:
         """Tokens a second from the end of the last step that read a prompt to the end of all.
@@ -141,7 +131,7 @@ class Run:
         The time between steps is included: scheduling and making the next step. For one sequence, or several of one length.
         """
         decodes = self.decode_steps
-        begin = max((step.end_s for step in self.prefill_steps), default=decodes[0].begin_s)
+        begin = max((step.end_s for step in self.steps if not step.is_decode), default=decodes[0].begin_s)
         return sum(step.num_samples for step in decodes) / (decodes[-1].end_s - begin)
 
 
@@ -172,8 +162,9 @@ def run_on(runner: ModelRunner, num_blocks: int, requests: Iterable[Request], te
 def watched(runner: Any) -> Iterator[list[Step]]:
     """Every step that `runner` runs inside the context, in order."""
     steps: list[Step] = []
+    start: Callable[[StepInput], Pending[StepOutput]] = runner.start
 
-    def watch(start: StartFunction, batch: StepInput) -> Pending[StepOutput]:
+    def watch(batch: StepInput) -> Pending[StepOutput]:
         begin = time.perf_counter()
         in_flight = start(batch)
 
@@ -189,22 +180,12 @@ def watched(runner: Any) -> Iterator[list[Step]]:
 
         return Pending.done(result()) if in_flight.is_done else Pending(result, in_flight.is_ready)
 
-    with around_steps(runner, watch):
-        yield steps
-    assert steps, "no step went through runner.start, so no step was recorded"
-
-
-@contextmanager
-def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], Pending[StepOutput]]) -> Iterator[None]:
-    """Inside the context `runner.start(batch)` is around(start, batch), with the earlier `start`. Contexts may be nested."""
-    before = vars(runner).get("start")
-    runner.start = functools.partial(around, runner.start)
+    runner.start = watch
     try:
-        yield
+        yield steps
     finally:
         del runner.start
-        if before is not None:
-            runner.start = before
+    assert steps, "no step went through runner.start, so no step was recorded"
 
 
 # The least cost of a token.
@@ -253,11 +234,7 @@ def repeat_runs(llama: "Llama", requests: Sequence[Request], repeats: int) -> li
 def _plain_value(text: str) -> bool | int | float | str | None:
     """A word of the command line as a value: true, false, none, a number, or the word itself."""
     named = {"true": True, "false": False, "none": None}
-    if text.lower() in named:
-        return named[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        return named[text.lower()] if text.lower() in named else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,7 +1,6 @@
 """A closed loop of streaming requests by a light client, because the client shares the server's cores.
 
-An HTTP session stores received bytes with their times and decodes them after the clock has stopped. The same loop drives an
-engine in this process (`local_engine.py`), so that both can be compared.
+A session stores received bytes with their times and decodes them after the clock has stopped.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from benchmarks.harness.common import percentile
@@ -37,14 +36,6 @@ class Answer:
     error: str | None = None
     status: int = 200
     retry_after: str | None = None
-
-
-class Session(Protocol):
-    """One client with one request at a time. The clock covers `ask`; `answers` is called after it has stopped."""
-
-    async def ask(self, request: Request) -> None: ...
-    def answers(self) -> list[Answer]: ...
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +88,6 @@ def _decode_tok_s(answer: Answer) -> float:
 def _per_token_ms(answer: Answer) -> float:
     rate = _decode_tok_s(answer)
     return 1e3 / rate if rate else 0.0
-
-
-async def drive(sessions: Sequence[Session], requests: Iterable[Request]) -> Load:
-    """Closed loop: each session sends the next request when its last one has ended."""
-    waiting = iter(requests)
-
-    async def work(session: Session) -> None:
-        for request in waiting:
-            await session.ask(request)
-
-    cpu, begin = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(work(session) for session in sessions))
-    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    return Load([answer for session in sessions for answer in session.answers()], seconds, cpu)
 
 
 class HttpSession:
@@ -220,6 +197,20 @@ class _Connection(asyncio.Protocol):
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+
+async def drive(sessions: Sequence[HttpSession], requests: Iterable[Request]) -> Load:
+    """Closed loop: each session sends the next request when its last one has ended."""
+    waiting = iter(requests)
+
+    async def work(session: HttpSession) -> None:
+        for request in waiting:
+            await session.ask(request)
+
+    cpu, begin = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(work(session) for session in sessions))
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    return Load([answer for session in sessions for answer in session.answers()], seconds, cpu)
 
 
 def completion_body(model: str, request: Request, extra: dict[str, Any]) -> dict[str, Any]:

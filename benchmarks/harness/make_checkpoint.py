@@ -8,7 +8,6 @@ on the weights' values; they are random, finite, and make some tokens likelier t
 
 import json
 import shutil
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,43 +28,18 @@ class Shape:
     max_seq_len: int
 
 
+def _shape(dim: int, layers: int, heads: int, kv_heads: int, multiple: int, max_seq_len: int, **more: float) -> Shape:
+    sizes = {"dim": dim, "n_layers": layers, "n_heads": heads, "n_kv_heads": kv_heads, "multiple_of": multiple}
+    return Shape(sizes | {"norm_eps": 1e-5} | more, max_seq_len)
+
+
 SHAPES = {
-    "tiny": Shape({"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 32, "norm_eps": 1e-5}, 512),
-    "llama-110m": Shape(
-        {"dim": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 12, "multiple_of": 32, "norm_eps": 1e-5}, 1024
-    ),
-    "llama-1.1b": Shape(
-        {"dim": 2048, "n_layers": 22, "n_heads": 32, "n_kv_heads": 4, "multiple_of": 256, "norm_eps": 1e-5}, 2048
-    ),
-    "llama-3.2-1b": Shape(
-        {
-            "dim": 2048,
-            "n_layers": 16,
-            "n_heads": 32,
-            "n_kv_heads": 8,
-            "ffn_dim_multiplier": 1.5,
-            "multiple_of": 256,
-            "norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-        },
-        8192,
-    ),
-    "llama-2-7b": Shape(
-        {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "multiple_of": 256, "norm_eps": 1e-5}, 4096
-    ),
-    "llama-3-8b": Shape(
-        {
-            "dim": 4096,
-            "n_layers": 32,
-            "n_heads": 32,
-            "n_kv_heads": 8,
-            "ffn_dim_multiplier": 1.3,
-            "multiple_of": 1024,
-            "norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-        },
-        8192,
-    ),
+    "tiny": _shape(64, 2, 4, 2, 32, 512),
+    "llama-110m": _shape(768, 12, 12, 12, 32, 1024),
+    "llama-1.1b": _shape(2048, 22, 32, 4, 256, 2048),
+    "llama-3.2-1b": _shape(2048, 16, 32, 8, 256, 8192, ffn_dim_multiplier=1.5, rope_theta=500000.0),
+    "llama-2-7b": _shape(4096, 32, 32, 32, 256, 4096),
+    "llama-3-8b": _shape(4096, 32, 32, 8, 1024, 8192, ffn_dim_multiplier=1.3, rope_theta=500000.0),
 }
 # The dimension along which a weight is split into shards. Other weights are whole in every shard.
 _COLUMNS = ("wq", "wk", "wv", "w1", "w3", "output")
@@ -174,8 +148,10 @@ def write_hf(
     directory: Path, shape: Shape, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path
 ) -> None:
     """model.safetensors, config.json and the tokenizer's files; tokenizer.json too where transformers is installed."""
+    from safetensors.torch import save_file  # missing where GPUs are measured
+
     directory.mkdir(parents=True, exist_ok=True)
-    _write_safetensors(directory / "model.safetensors", _hf_weights(config, weights))
+    save_file(dict(_hf_weights(config, weights)), directory / "model.safetensors", metadata={"format": "pt"})
     described = hf_config(shape, config)
     (directory / "config.json").write_text(json.dumps(described, indent=1) + "\n")
     (directory / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}) + "\n")
@@ -204,26 +180,8 @@ def _hf_weights(config: ModelConfig, weights: dict[str, torch.Tensor]) -> Iterat
         if kind in ("attention.wq", "attention.wk"):
             # Meta's rotary embedding rotates the pairs (2i, 2i + 1) of a head, Hugging Face's (i, i + head_dim / 2).
             pairs = weight.view(-1, config.head_dim // 2, 2, config.dim)
-            weight = pairs.transpose(1, 2).reshape(weight.shape)
+            weight = pairs.transpose(1, 2).reshape(weight.shape).contiguous()
         yield f"model.layers.{layer}.{_HF_LAYER_NAMES[kind]}.weight", weight
-
-
-def _write_safetensors(path: Path, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """The format is a header of JSON, its length in 8 bytes before it, and the tensors' bytes behind it."""
-    tensors = dict(weights)
-    names = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
-        for tensor in tensors.values():
-            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
 
 
 def _write_tokenizer_json(directory: Path) -> None:

@@ -51,22 +51,6 @@ def long_batch(count: int, shortest: int, longest: int, vocab_size: int, seed: i
     ]
 
 
-def spread_batch(
-    count: int, num_prompt: int, num_output: int, spread: float, vocab_size: int, seed: int
-) -> list[Request]:
-    """Uniform random lengths from 1 - `spread` to 1 + `spread` times `num_prompt` and `num_output`, independently."""
-    draw = random.Random(seed)
-
-    def near(middle: int) -> int:
-        return draw.randint(round(middle * (1 - spread)), round(middle * (1 + spread)))
-
-    lengths = [(near(num_prompt), near(num_output)) for _ in range(count)]
-    return [
-        Request(random_prompt(prompt, vocab_size, 1000 * seed + i), output)
-        for i, (prompt, output) in enumerate(lengths)
-    ]
-
-
 def shared_prefix_batch(
     count: int, num_shared: int, num_own: int, num_output: int, vocab_size: int, seed: int = 11
 ) -> list[Request]:

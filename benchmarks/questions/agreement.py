@@ -10,19 +10,21 @@ more than --gap: below, the order of additions decides. Exits with 1 if a float3
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, emit, print_table
 from benchmarks.harness.options import question_parser
+from llama_core import Llama
 
 QUESTIONS = REPOSITORY / "benchmarks" / "data" / "questions.txt"
-ANSWERING = "benchmarks.harness.answers"  # runs on every rank
+_END = -1  # we end a text where transformers goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,38 @@ def answers_of_transformers(path: Path, questions: Sequence[str], num_tokens: in
 
 
 def our_answers(options: argparse.Namespace, answers: Sequence[Answer], ranks: int, **settings: str) -> Any:
-    """What `ranks` processes of this machine say, as `benchmarks.harness.answers` writes it."""
+    """What `ranks` processes of this machine say, each of which runs this module."""
     with tempfile.TemporaryDirectory() as name:
         given, found = Path(name) / "given.json", Path(name) / "found.json"
         asked = [{"prompt": answer.prompt, "output": answer.output} for answer in answers]
         given.write_text(json.dumps({"ckpt": str(options.ckpt), "settings": settings, "answers": asked}))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        subprocess.run([*command, "-m", ANSWERING, str(given), str(found)], cwd=REPOSITORY, check=True)
+        subprocess.run([*command, "-m", __name__, str(given), str(found)], cwd=REPOSITORY, check=True)
         return json.loads(found.read_text())
+
+
+def answer(llama: Llama, prompt: list[int], output: list[int], ends: Set[int]) -> dict[str, list[int]]:
+    """Our prediction of each token of `output` from the tokens before it, and our own answer of that length.
+
+    ends: the ids that end a text. `generate` leaves them out; where it ends, any of them is what we predict.
+    """
+    prefixes = [[*prompt, *output[:length]] for length in range(len(output))]
+    forced, _ = llama.generate(prefixes, 1, temperature=0)
+    free, _ = llama.generate([prompt], len(output), temperature=0)
+    ended = [token if token in ends else _END for token in output]
+    own = [*free[0], *ended[len(free[0]) :][:1]]
+    return {"forced": [tokens[0] if tokens else end for tokens, end in zip(forced, ended, strict=True)], "free": own}
+
+
+def answer_on_rank(given: Path, found: Path) -> None:
+    asked: dict[str, Any] = json.loads(given.read_text())
+    longest = max(len(each["prompt"]) + len(each["output"]) for each in asked["answers"])
+    ckpt = asked["ckpt"]
+    llama = Llama.build(ckpt, ckpt, longest + 2, 16, device="cpu", backend="native", **asked["settings"])
+    ends = llama.tokenizer.stop_ids
+    answers = [answer(llama, each["prompt"], each["output"], ends) for each in asked["answers"]]
+    if os.environ.get("RANK", "0") == "0":
+        found.write_text(json.dumps(answers))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -119,3 +145,7 @@ def main(argv: Sequence[str]) -> None:
     emit("agreement", {"model": options.ckpt.name, "questions": len(questions), "cases": cases}, options)
     if failed:
         sys.exit("a float32 run does not agree with transformers")
+
+
+if __name__ == "__main__":  # on each rank of a torchrun
+    answer_on_rank(Path(sys.argv[1]), Path(sys.argv[2]))

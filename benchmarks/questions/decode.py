@@ -1,6 +1,7 @@
 """Decode speed of one sequence, in process, compared with the time to read the weights once for every token.
 
     python -m benchmarks decode --ckpt DIRECTORY --dtype bfloat16 float32
+    python -m benchmarks decode --repetitive --set speculation=true      what prompt lookup gains
 
 The memory's bandwidth is probed immediately before and after each run, over two buffers: one that no cache holds, and one of as
 many bytes as a token reads, of which a processor with a large last cache may keep a part.
@@ -14,9 +15,7 @@ from benchmarks.harness.bandwidth import BandwidthProbe
 from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import Run, built_llama, bytes_per_token, case_name, run, vocabulary
 from benchmarks.harness.options import add_model_options, model_name, question_parser
-from benchmarks.harness.workload import Request, random_prompt
-
-PROBE_PASSES = 8
+from benchmarks.harness.workload import Request, random_prompt, repetitive_prompt
 
 
 def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
@@ -24,16 +23,17 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
     length = options.prompt + options.output
     with built_llama(options, dtype=dtype, max_seq_len=length, max_batch_size=1) as llama:
         read = bytes_per_token(llama, options.prompt + options.output / 2)
-        request = Request(random_prompt(options.prompt, vocabulary(llama), seed=3), options.output)
+        make = repetitive_prompt if options.repetitive else random_prompt
+        request = Request(make(options.prompt, vocabulary(llama), seed=3), options.output)
         run(llama, [request])  # builds kernels, touches pages
         runs: list[Run] = []
         memory_gb_s: list[tuple[float, float]] = []
         same_size_gb_s: list[tuple[float, float]] = []
         with BandwidthProbe(options.threads) as memory, BandwidthProbe(options.threads, read) as same_size:
             for _ in range(options.repeats):
-                before = _gb_s(memory), _gb_s(same_size)
+                before = memory.gb_s(), same_size.gb_s()
                 runs.append(run(llama, [request]))
-                after = _gb_s(memory), _gb_s(same_size)
+                after = memory.gb_s(), same_size.gb_s()
                 memory_gb_s.append((before[0], after[0]))
                 same_size_gb_s.append((before[1], after[1]))
         rates = [decoded.decode_tok_s() for decoded in runs]
@@ -52,10 +52,6 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
         }
 
 
-def _gb_s(probe: BandwidthProbe) -> float:
-    return probe.measure(PROBE_PASSES).gb_s.median
-
-
 def _shares(rates: list[float], read: int, gb_s: list[tuple[float, float]]) -> list[float]:
     """For each run, its rate as a share of the mean bandwidth probed before and after it."""
     return [rate * read / 1e9 / (sum(pair) / 2) for rate, pair in zip(rates, gb_s, strict=True)]
@@ -67,27 +63,15 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--dtype", nargs="+", default=["auto"])
     parser.add_argument("--prompt", type=int, default=128, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--repetitive", action="store_true", help="a prompt that repeats 24 tokens")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(argv)
     cases = dict(measure(options, dtype) for dtype in options.dtype)
+    figures = ("decode_tok_s", "step_ms", "bytes_per_token", "read_gb_s", "share_of_memory", "share_of_same_size")
     print_table(
         f"Batch 1, {model_name(options)}, {options.prompt} prompt tokens, {options.output} generated",
-        ["weights", "decode tok/s", "step ms", "MB/token", "GB/s", "of memory", "of the same size"],
-        [
-            (
-                name,
-                case["decode_tok_s"],
-                case["step_ms"],
-                case["bytes_per_token"] / 1e6,
-                case["read_gb_s"],
-                case["share_of_memory"],
-                case["share_of_same_size"],
-            )
-            for name, case in cases.items()
-        ],
+        ["weights", "tok/s", "step ms", "bytes a token", "GB/s", "of memory", "of as many bytes"],
+        [(name, *(case[figure] for figure in figures)) for name, case in cases.items()],
     )
-    emit(
-        "decode",
-        {"model": model_name(options), "prompt": options.prompt, "output": options.output, "cases": cases},
-        options,
-    )
+    load = {"prompt": options.prompt, "output": options.output, "repetitive": options.repetitive}
+    emit("decode", {"model": model_name(options), **load, "cases": cases}, options)

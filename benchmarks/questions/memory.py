@@ -22,11 +22,12 @@ from typing import Any
 
 from benchmarks.harness import processes
 from benchmarks.harness.common import REPOSITORY, emit, print_table
-from benchmarks.harness.load import HttpSession, drive
+from benchmarks.harness.load import HttpSession
 from benchmarks.harness.options import question_parser
 from benchmarks.harness.processes import Process
 from benchmarks.harness.programs import end_programs_on_sigterm
 from benchmarks.harness.workload import uniform_batch
+from benchmarks.questions.online import one_load
 from benchmarks.questions.startup import LINES_LATE_S, add_start_options, first_answer, parse_start, started
 
 SETTLED_AFTER_S = 6.0  # Ray ends idle workers meanwhile
@@ -71,20 +72,6 @@ def most_under_load(look: Callable[[], list[Process]], load: Callable[[], dict[s
     return most | {"load": {name: figures[name] for name in ("requests", "failed", "output_tok_s")}}
 
 
-def some_load(url: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
-    requests = uniform_batch(options.requests, options.prompt, options.output, SAFE_VOCABULARY)
-
-    async def run() -> dict[str, Any]:
-        sessions = [HttpSession(url, model) for _ in range(options.concurrency)]
-        try:
-            return (await drive(sessions, requests)).figures()
-        finally:
-            for session in sessions:
-                await session.close()
-
-    return asyncio.run(run())
-
-
 def plans(output: str) -> dict[int, dict[str, float]]:
     """Each rank's plan in bytes, by rank, where the output has it."""
     return {
@@ -119,17 +106,10 @@ def show(idle: Sequence[Process], loaded: dict[str, Any], plan: dict[str, Any] |
     rows = [(one.name, one.threads, one.rss_bytes / MB, one.pss_bytes / MB, one.cpu_s) for one in idle]
     print_table("idle", ("process", "threads", "rss MB", "pss MB", "cpu s so far"), rows)
     both = [("idle", totals(idle)), ("under load, at most", loaded)]
-    columns = ("all of them", "processes", "threads", "rss MB", "pss MB")
-    print_table(
-        f"{loaded['load']['requests']} requests, {loaded['load']['output_tok_s']:.0f} tokens/s",
-        columns,
-        [(name, t["processes"], t["threads"], t["rss_bytes"] / MB, t["pss_bytes"] / MB) for name, t in both],
-    )
+    names = ("processes", "threads", "rss_bytes", "pss_bytes")
+    print_table("all of them", ("when", *names), [(when, *(total[name] for name in names)) for when, total in both])
     if plan is not None:
-        parts = {name: value / MB for name, value in plan["plan_bytes"].items()}
-        rest = {"peak rss": plan["peak_rss_bytes"] / MB, "empty rank": plan["empty_rank_rss_bytes"] / MB}
-        cells = [*parts.values(), plan["planned_bytes"] / MB, *rest.values(), plan["peak_of_plan"]]
-        print_table("one rank, MB", ("", *parts, "plan", *rest, "(peak - empty) / plan"), [("rank", *cells)])
+        print_table("one rank, bytes", ("figure", "value"), list(plan.items()))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,8 +122,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
         time.sleep(SETTLED_AFTER_S)
         idle = look()
+        requests = uniform_batch(options.requests, options.prompt, options.output, SAFE_VOCABULARY)
         base = url.removesuffix("/v1/completions").removesuffix("/v1/chat/completions")
-        loaded = most_under_load(look, lambda: some_load(base, options.model, options))
+        loaded = most_under_load(
+            look, lambda: asyncio.run(one_load(lambda: HttpSession(base, options.model), requests, options.concurrency))
+        )
         time.sleep(LINES_LATE_S)
         ranks = [process for process in look() if process.name == "ray::RankWorker"]
         plan = against_plan(ranks, plans(program.log.read_text(errors="replace")))

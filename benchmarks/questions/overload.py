@@ -17,7 +17,6 @@ import itertools
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.harness import processes
 from benchmarks.harness.common import emit, percentile, print_table
 from benchmarks.harness.load import Answer, HttpSession
 from benchmarks.harness.options import (
@@ -36,7 +34,7 @@ from benchmarks.harness.options import (
     model_name,
     question_parser,
 )
-from benchmarks.harness.programs import Program, end_programs_on_sigterm, our_server
+from benchmarks.harness.programs import end_programs_on_sigterm, our_server
 from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, random_prompt
 
@@ -69,9 +67,8 @@ class Sessions:
         self._new = new
         self._free: list[HttpSession] = []
         self._all: list[HttpSession] = []
-        self._due: list[Due] = []
 
-    async def ask(self, request: Request, due_s: float) -> Answer:
+    async def ask(self, request: Request, due_s: float) -> Due:
         if not self._free:
             self._free.append(self._new())
             self._all.append(self._free[-1])
@@ -79,13 +76,7 @@ class Sessions:
         await session.ask(request)
         (answer,) = session.answers()
         self._free.append(session)
-        self._due.append(Due(answer, due_s))
-        return answer
-
-    def take(self) -> list[Due]:
-        """All answers since the last time."""
-        due, self._due = self._due, []
-        return due
+        return Due(answer, due_s)
 
     async def close(self) -> None:
         for session in self._all:
@@ -101,38 +92,31 @@ async def closed_loop(
     sessions: Sessions, num_clients: int, requests: Iterator[Request], seconds: float
 ) -> dict[str, Any]:
     """Each client sends the next request when its last answer is complete; after a refusal it waits for Retry-After."""
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu, seen = time.perf_counter(), time.process_time(), list[Due]()
     end = began + seconds
 
     async def work() -> None:
         while (now := time.perf_counter()) < end:
-            answer = await sessions.ask(next(requests), now)
+            seen.append(await sessions.ask(next(requests), now))
+            answer = seen[-1].answer
             if answer.error is not None:
                 await asyncio.sleep(min(float(answer.retry_after or 0.1), max(0.0, end - time.perf_counter())))
 
     await asyncio.gather(*(work() for _ in range(num_clients)))
-    return figures(sessions.take(), began, end, time.process_time() - cpu)
+    return figures(seen, began, end, time.process_time() - cpu)
 
 
 async def open_loop(sessions: Sessions, rate: float, requests: Iterator[Request], seconds: float) -> dict[str, Any]:
     """Poisson arrivals of `rate` requests a second for `seconds`; returns when the last answer has ended."""
-    draw = random.Random(7)
+    draw, asking = random.Random(7), list[asyncio.Task[Due]]()
     began, cpu = time.perf_counter(), time.process_time()
     end, due = began + seconds, began
-    asking: set[asyncio.Task[Answer]] = set()
-    most = 0
-    late: list[float] = []
     while (due := due + draw.expovariate(rate)) < end:
         request = next(requests)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        late.append(time.perf_counter() - due)
-        task = asyncio.create_task(sessions.ask(request, due))
-        asking.add(task)
-        task.add_done_callback(asking.discard)
-        most = max(most, len(asking))
-    await asyncio.gather(*asking)
-    beside = {"offered_requests": len(late), "most_open": most, "late_p99_ms": 1e3 * percentile(late or [0.0], 99)}
-    return figures(sessions.take(), began, end, time.process_time() - cpu) | beside
+        asking.append(asyncio.create_task(sessions.ask(request, due)))
+    seen = await asyncio.gather(*asking)
+    return figures(seen, began, end, time.process_time() - cpu)
 
 
 def figures(seen: Sequence[Due], began_s: float, end_s: float, client_cpu_s: float) -> dict[str, Any]:
@@ -148,23 +132,18 @@ def figures(seen: Sequence[Due], began_s: float, end_s: float, client_cpu_s: flo
     )
     first = [1e3 * (one.answer.token_times[0] - one.due_s) for one in whole if start <= one.due_s < end_s]
     told = [1e3 * (one.answer.ended_s - one.due_s) for one in refused if start <= one.due_s < end_s]
-    told_from_sent = [1e3 * (one.answer.ended_s - one.answer.began_s) for one in refused if start <= one.due_s < end_s]
     return {
         "requests": len(seen),
         "whole": len(whole),
         "refused": len(refused),
         "lost": len(lost),
         "errors": sorted(set(lost))[:3],
-        "statuses": {
-            str(status): count for status, count in sorted(Counter(one.answer.status for one in seen).items())
-        },
         "goodput_tok_s": tokens / window,
         "served_requests_s": sum(start <= one.answer.ended_s < end_s for one in whole) / window,
         "ttft_p50_ms": percentile(first, 50) if first else None,
         "ttft_p99_ms": percentile(first, 99) if first else None,
         "refused_p50_ms": percentile(told, 50) if told else None,
         "refused_p99_ms": percentile(told, 99) if told else None,
-        "refused_from_sent_p99_ms": percentile(told_from_sent, 99) if told else None,
         "client_cpu_cores": client_cpu_s / (max(one.answer.ended_s for one in seen) - began_s) if seen else 0.0,
     }
 
@@ -181,14 +160,7 @@ def mean_of(figure: str, *loads: dict[str, Any]) -> float | None:
     return fmean(values) if values else None
 
 
-def resident_bytes(program: Program | None) -> int | None:
-    """Resident memory of all processes of the server's command; None for a server with --url."""
-    if program is None:
-        return None
-    return sum(process.rss_bytes for process in processes.of_programs(program.processes()))
-
-
-async def measure(options: argparse.Namespace, url: str, program: Program | None) -> dict[str, Any]:
+async def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     sessions = Sessions(lambda: HttpSession(url, options.model))
     lengths = (options.prompt, options.output, options.vocab_size)
     try:
@@ -201,7 +173,6 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
         if not loads[peak]["goodput_tok_s"]:
             raise ValueError("no answer was complete in time: --peak-seconds must be longer")
         rate = options.factor * loads[peak]["goodput_tok_s"] / options.output
-        before = resident_bytes(program)
         over = await open_loop(sessions, rate, requests_of(*lengths, seed=99), options.seconds)
         again = await closed_loop(sessions, peak, requests_of(*lengths, seed=98), options.peak_seconds)
     finally:
@@ -217,40 +188,8 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
         "goodput_of_peak": over["goodput_tok_s"] / goodput if goodput else None,
         "ttft_p99_of_peak": over["ttft_p99_ms"] / ttft_ms if over["ttft_p99_ms"] and ttft_ms else None,
         "refused_p99_ms": over["refused_p99_ms"],
-        "resident_bytes_before": before,
-        "resident_bytes_after": resident_bytes(program),
         "goals": GOALS,
     }
-
-
-def print_loads(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """A line for each closed loop, for the overload, and for the peak again."""
-    names = ("goodput_tok_s", "served_requests_s", "ttft_p50_ms", "ttft_p99_ms", "refused_p50_ms", "refused_p99_ms")
-    counts = ("whole", "refused", "lost", "client_cpu_cores")
-    print_table(
-        f"Overload, prompt {options.prompt}, output {options.output}",
-        [
-            "load",
-            "tok/s",
-            "req/s",
-            "TTFT p50 ms",
-            "p99",
-            "refused p50 ms",
-            "p99",
-            "whole",
-            "refused",
-            "lost",
-            "client's cores",
-        ],
-        [
-            (what, *(load[name] for name in (*names, *counts)))
-            for what, load in [
-                *((f"{clients} clients", load) for clients, load in found["closed_loop"].items()),
-                (f"{found['offered_requests_s']:.1f} req/s for {options.seconds:g} s", found["overload"]),
-                (f"{found['peak_clients']} clients again", found["peak_again"]),
-            ]
-        ],
-    )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -271,7 +210,7 @@ def main(argv: Sequence[str]) -> None:
     add_model_options(parser)
     options = parser.parse_args(argv)
     with ExitStack() as stack:
-        program, url = None, options.url
+        url = options.url
         if options.serve:
             end_programs_on_sigterm()
             args = server_args(
@@ -282,8 +221,17 @@ def main(argv: Sequence[str]) -> None:
             )
             program, url = stack.enter_context(our_server(args))
             program.wait_until_answers(url + "/ready")
-        found = uvloop.run(measure(options, url, program))
-    print_loads(options, found)
+        found = uvloop.run(measure(options, url))
+    names = ("goodput_tok_s", "served_requests_s", "ttft_p50_ms", "ttft_p99_ms", "refused_p50_ms", "refused_p99_ms",
+             "whole", "refused", "lost", "client_cpu_cores")  # fmt: skip
+    loads = [(f"{clients} clients", load) for clients, load in found["closed_loop"].items()]
+    loads.append((f"{found['offered_requests_s']:.1f} req/s for {options.seconds:g} s", found["overload"]))
+    loads.append((f"{found['peak_clients']} clients again", found["peak_again"]))
+    print_table(
+        f"Overload, prompt {options.prompt}, output {options.output}",
+        ["load", *names],
+        [(what, *(one[name] for name in names)) for what, one in loads],
+    )
     over, peak = found["overload"], found["closed_loop"][str(found["peak_clients"])]
     load = f"prompt {options.prompt}, output {options.output}"
     seconds = {"peak_seconds": options.peak_seconds, "seconds": options.seconds, "factor": options.factor}

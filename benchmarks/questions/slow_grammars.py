@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -24,7 +25,6 @@ from benchmarks.harness.load import Answer, HttpSession, drive
 from benchmarks.harness.options import add_load_options, add_model_options, add_server_options, question_parser
 from benchmarks.harness.programs import end_programs_on_sigterm, our_server
 from benchmarks.harness.serve_ours import server_args
-from benchmarks.harness.window import Window
 from benchmarks.harness.workload import Request, uniform_batch
 
 AMBIGUOUS = 'start: s\ns: s s | "a" | "b"'
@@ -123,14 +123,30 @@ async def running(work: Any) -> AsyncIterator["asyncio.Task[None]"]:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """A window, and how many requests with a slow grammar were answered in it, one after the other."""
+class Window:
+    """Seconds of time.perf_counter, half-open, and how many requests with a slow grammar were answered in it."""
 
-    window: Window
+    begin_s: float
+    end_s: float
     num_answered: int
 
+    def figures(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """Of the tokens that reached clients in the window; an answer's tokens are spread evenly over its events."""
+        tokens, gaps = 0.0, []
+        for answer in answers:
+            inside = sum(self.begin_s <= at < self.end_s for at in answer.token_times)
+            tokens += inside * answer.num_tokens / max(1, len(answer.token_times))
+            gaps += [1e3 * (b - a) for a, b in pairwise(answer.token_times) if self.begin_s <= b < self.end_s]
+        return {
+            "tok_s": tokens / (self.end_s - self.begin_s),
+            "longest_gap_ms": max(gaps),
+            "between_p50_ms": percentile(gaps, 50),
+            "between_p99_ms": percentile(gaps, 99),
+            "requests_s": self.num_answered / (self.end_s - self.begin_s),
+        }
 
-async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[Beside]], list[Answer]]:
+
+async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[Window]], list[Answer]]:
     """The windows of each case, and all answers of the streaming clients."""
     stopped = False
     batch = uniform_batch(64, options.prompt, options.output, options.vocab_size)
@@ -139,9 +155,9 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[
         while not stopped:
             yield from batch
 
-    async def measure() -> dict[str, list[Beside]]:
+    async def measure() -> dict[str, list[Window]]:
         nonlocal stopped
-        windows: dict[str, list[Beside]] = {case: [] for case in options.cases}
+        windows: dict[str, list[Window]] = {case: [] for case in options.cases}
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(url, timeout=timeout) as http:
             beside: dict[str, Callable[..., contextlib.AbstractAsyncContextManager[list[float]]]] = {
@@ -156,10 +172,8 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[dict[str, list[
                     async with load as answered:
                         begin = time.perf_counter()
                         await asyncio.sleep(options.seconds)
-                        window = Window(begin, time.perf_counter())
-                    windows[case].append(
-                        Beside(window, sum(window.begin_s <= each < window.end_s for each in answered))
-                    )
+                        end = time.perf_counter()
+                    windows[case].append(Window(begin, end, sum(begin <= each < end for each in answered)))
         stopped = True
         return windows
 
@@ -189,18 +203,15 @@ def main(argv: Sequence[str]) -> None:
         program.wait_until_answers(url + "/ready")
         windows, answers = uvloop.run(rounds(options, url))
     figures: dict[str, Any] = {"failed": sum(answer.error is not None for answer in answers)}
-    table: list[tuple[str | Spread, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for case, of_case in windows.items():
-        rates = [each.window.tokens_per_s(answers) for each in of_case]
-        gaps = [each.window.gaps_ms(answers) for each in of_case]
-        row = {"tok_s": Spread.of(rates), "longest_gap_ms": Spread.of(max(each, default=0.0) for each in gaps)}
-        row |= {f"between_p{p}_ms": Spread.of(percentile(each, p) for each in gaps) for p in (50, 99)}
-        row["requests_s"] = Spread.of(each.num_answered / options.seconds for each in of_case)
+        found = [window.figures(answers) for window in of_case]
+        row = {name: Spread.of(each[name] for each in found) for name in found[0]}
         figures |= {f"{case}_{name}": value for name, value in row.items()}
-        table.append((case, *row.values()))
+        rows.append((case, *row.values()))
     print_table(
         f"{options.clients} streams beside slow grammars, windows of {options.seconds:g} s",
         ["beside", "tok/s", "longest gap ms", "between p50 ms", "p99 ms", "slow req/s"],
-        table,
+        rows,
     )
     emit("slow_grammars", figures, options)

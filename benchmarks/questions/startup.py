@@ -19,7 +19,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,21 +51,8 @@ PHASES = {
     "weights are loaded": ("last", r"rank_process loaded "),
     "the replica is ready": ("first", r"ready after [\d.]+ s"),
 }
-ANSWERED = "first good answer"
+ANSWERED, CPU = "first good answer", "processor time of all its processes"
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start: seconds from the command to each point, the last of which is the answer, and the resources that it used."""
-
-    reached: dict[str, float]
-    cpu_s: float
-    others_cores: float  # that other processes kept busy, which slows a start
-
-    @property
-    def seconds(self) -> float:
-        return self.reached[ANSWERED]
 
 
 def first_answer(program: Program, url: str, body: bytes) -> float:
@@ -119,24 +105,18 @@ def started(options: argparse.Namespace, how: str) -> Iterator[tuple[Program, st
             yield program, f"http://127.0.0.1:{port}/v1/completions"
 
 
-def measure(options: argparse.Namespace, how: str) -> Start:
+def measure(options: argparse.Namespace, how: str) -> dict[str, float]:
+    """Seconds from the command to each point, the last of which is the answer; and the processor time until then."""
     if options.cold:
         forget_files([Path(sys.prefix), Path(sys.base_prefix) / "lib", *options.forget])
     wait_quiet(patience_s=options.patience)
-    busy_before, began = busy_cores_s(), time.time()
+    began = time.time()
     with started(options, how) as (program, url):
         answered = first_answer(program, url, options.body.encode())
-        own = sum(process.cpu_s for process in processes.of_programs([program.process.pid, *program.processes()]))
-        others = (busy_cores_s() - busy_before - own) / (answered - began)
+        cpu_s = sum(process.cpu_s for process in processes.of_programs([program.process.pid, *program.processes()]))
         time.sleep(LINES_LATE_S)
         reached = points(program.log.read_text(errors="replace"), began)
-    return Start(reached | {ANSWERED: answered - began}, own, max(0.0, others))
-
-
-def busy_cores_s() -> float:
-    """Busy seconds of all cores since the machine's start, without waiting for disks."""
-    fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+    return reached | {ANSWERED: answered - began, CPU: cpu_s}
 
 
 def forget_files(directories: list[Path]) -> None:
@@ -153,28 +133,16 @@ def forget_files(directories: list[Path]) -> None:
                     os.close(file)
 
 
-def show(name: str, starts: list[Start]) -> dict[str, Any]:
+def show(name: str, starts: list[dict[str, float]]) -> dict[str, Any]:
     """Print the table; the figures."""
-    rows, before = [], dict.fromkeys(range(len(starts)), 0.0)
-    for point in [*PHASES, ANSWERED]:
-        at = {i: start.reached[point] for i, start in enumerate(starts) if point in start.reached}
-        if at:
-            took = Spread.of(reached - before[i] for i, reached in at.items())
-            rows.append((point, Spread.of(at.values()), took))
-            before |= at
-    print_table(
-        f"{name}: seconds, median of {len(starts)}", ("until", "since the command", "since the point before"), rows
-    )
-    cpu, others = Spread.of(start.cpu_s for start in starts), Spread.of(start.others_cores for start in starts)
-    print(f"  processor time of all its processes {cpu} s; other processes kept {others} cores busy")
-    return {
-        "seconds": Spread.of(start.seconds for start in starts),
-        "reached_s": {row[0]: row[1] for row in rows},
-        "took_s": {row[0]: row[2] for row in rows},
-        "cpu_s": cpu,
-        "others_cores": others,
-        "each_s": [start.seconds for start in starts],
+    reached = {
+        point: Spread.of(start[point] for start in starts if point in start)
+        for point in (*PHASES, ANSWERED, CPU)
+        if any(point in start for start in starts)
     }
+    print_table(f"{name}: seconds, median of {len(starts)}", ("until", "since the command"), reached.items())
+    each = [start[ANSWERED] for start in starts]
+    return {"seconds": reached[ANSWERED], "cpu_s": reached.pop(CPU), "reached_s": reached, "each_s": each}
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -216,7 +184,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse_start(parser, argv)
     end_programs_on_sigterm()
     options.forget.append(Path(dict(options.args).get("ckpt_dir", REPOSITORY / "demo")))
-    starts: dict[str, list[Start]] = {how: [] for how in options.how}
+    starts: dict[str, list[dict[str, float]]] = {how: [] for how in options.how}
     for _ in range(options.repetitions):
         for how, done in starts.items():
             done.append(measure(options, how))

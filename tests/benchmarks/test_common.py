@@ -13,11 +13,13 @@ from benchmarks.harness.common import (
     busy_cores,
     command_line,
     emit,
+    interval,
     last_json,
     number,
     percentile,
     print_table,
     public,
+    shown,
 )
 from benchmarks.harness.workload import mixed_batch, repetitive_prompt, shared_prefix_batch, uniform_batch
 
@@ -42,12 +44,21 @@ def test_numbers_in_tables_have_three_significant_digits() -> None:
     ]
 
 
-def test_a_table_is_as_wide_as_its_widest_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_markdown_as_wide_as_its_widest_cell(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("Title", ["who", "figure"], [("a long name", 1.5), ("b", None)])
     assert capsys.readouterr().out.splitlines() == [
-        *("", "Title", "  who          figure", "  -----------  ------"),
-        *("  a long name     1.5", "  b                 -"),
+        *("", "Title", "", "| who         | figure |", "| ----------- | -----: |"),
+        *("| a long name |    1.5 |", "| b           |      - |"),
     ]
+    spread = {"median": 2.0, "low": 1.9, "high": 2.1, "least": 1.5, "most": 2.5, "count": 5}
+    assert shown({"a": spread, "b": [1, None]}) == "a 2 ±5%, b 1, -"
+
+
+def test_an_interval_of_95_percent_is_students() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found["mean"] == 3 and found["count"] == 5
+    assert found["high"] + found["low"] == pytest.approx(6)
+    assert found["high"] - 3 == pytest.approx(2.776 * 1.5811 / 5**0.5, rel=0.02)
 
 
 def test_the_last_line_is_the_result_with_its_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

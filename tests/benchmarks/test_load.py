@@ -84,12 +84,13 @@ def test_figures_are_of_successful_requests_and_count_the_failed() -> None:
         Load([Answer(0, 1, error="no")], 1.0, 0.0).figures()
 
 
-class CountingSession:
+class CountingSession(HttpSession):
     """Answers after a moment, and counts the sessions with a request in flight."""
 
     open = most = 0
 
     def __init__(self) -> None:
+        super().__init__("http://127.0.0.1", MODEL_ID)
         self.asked: list[Request] = []
 
     async def ask(self, request: Request) -> None:

@@ -1,10 +1,9 @@
 """Random checkpoints: both formats hold the same weights, and any number of shards the same model."""
 
-import json
-import struct
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.harness.make_checkpoint import main
 from llama_core import Llama
@@ -32,19 +31,12 @@ def test_one_shard_and_two_hold_the_same_weights_for_the_same_seed(tmp_path: Pat
 def test_the_hugging_face_format_has_the_same_weights_with_reordered_queries_and_keys(tmp_path: Path) -> None:
     directory = made(tmp_path, "--format", "meta", "hf")
     meta = torch.load(directory / "meta" / "consolidated.00.pth", weights_only=True)
-    raw = (directory / "hf" / "model.safetensors").read_bytes()
-    (size,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + size])
-
-    def tensor(name: str) -> torch.Tensor:
-        begin, end = (8 + size + offset for offset in header[name]["data_offsets"])
-        return torch.frombuffer(bytearray(raw[begin:end]), dtype=torch.bfloat16).view(header[name]["shape"])
-
-    assert len(header) - 1 == len(meta)
-    assert torch.equal(tensor("model.embed_tokens.weight"), meta["tok_embeddings.weight"])
-    assert torch.equal(tensor("model.layers.1.mlp.down_proj.weight"), meta["layers.1.feed_forward.w2.weight"])
+    weights = load_file(directory / "hf" / "model.safetensors")
+    assert len(weights) == len(meta)
+    assert torch.equal(weights["model.embed_tokens.weight"], meta["tok_embeddings.weight"])
+    assert torch.equal(weights["model.layers.1.mlp.down_proj.weight"], meta["layers.1.feed_forward.w2.weight"])
     # Heads of 16: rows 0, 2, 4, ... of a head come before rows 1, 3, 5, ...
-    theirs, ours = tensor("model.layers.0.self_attn.k_proj.weight"), meta["layers.0.attention.wk.weight"]
+    theirs, ours = weights["model.layers.0.self_attn.k_proj.weight"], meta["layers.0.attention.wk.weight"]
     assert torch.equal(theirs[:8], ours[0:16:2])
     assert torch.equal(theirs[8:16], ours[1:16:2])
     assert torch.equal(theirs[16:24], ours[16:32:2])

@@ -19,7 +19,6 @@ def test_answers_are_whole_refused_or_lost() -> None:
     seen = [Due(whole, 0.9), Due(refused, 1.95), Due(without_time, 2.0), Due(cut, 1.0)]
     found = figures(seen, began_s=0.0, end_s=2.75, client_cpu_s=1.0)
     assert (found["whole"], found["refused"], found["lost"]) == (1, 1, 2)
-    assert found["statuses"] == {"200": 2, "429": 2}
     assert found["ttft_p99_ms"] == pytest.approx(600), "from when it was due"
     assert found["refused_p99_ms"] == pytest.approx(300)
     window = 2.75 * (1 - bench_overload.WARM_UP_SHARE)
@@ -43,8 +42,7 @@ def test_the_command_loses_nothing_on_a_server_that_refuses(capsys: pytest.Captu
     result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     over = result["overload"]
     assert over["lost"] == 0 and over["whole"] > 0 and over["refused"] > 0
-    assert over["requests"] == over["offered_requests"] == over["whole"] + over["refused"]
-    assert set(over["statuses"]) == {"200", "429"}
+    assert over["requests"] == over["whole"] + over["refused"]
     peaks = (result["peak"]["goodput_tok_s"], result["peak_again"]["goodput_tok_s"])
     assert result["goodput_of_peak"] == pytest.approx(over["goodput_tok_s"] / (sum(peaks) / 2), rel=1e-4)
-    assert result["peak_clients"] in (2, 4) and result["resident_bytes_before"] is None
+    assert result["peak_clients"] in (2, 4)

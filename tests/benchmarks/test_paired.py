@@ -3,17 +3,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.common import REPOSITORY, last_json
-from benchmarks.harness.contenders import QUESTIONS, BadFile, Command, contender, read_recipes, values_for
-from benchmarks.harness.paired import OURS, Record, Turn, figure_of, is_steady, main, ratios, summary, take_turns
+from benchmarks.harness.common import REPOSITORY, as_json, last_json
+from benchmarks.harness.contenders import QUESTIONS, BadFile, contender, read_recipes, values_for
+from benchmarks.harness.paired import OURS, figure_of, main, ratios, rows_of, summary, take_turns
 from tests.support.scripted_engine import MODEL_ID
 
-DECODE = QUESTIONS["decode"]
+DECODE = QUESTIONS["decode"].figures
 
 
 class Fake:
@@ -24,7 +25,7 @@ class Fake:
         self._figures = iter(figures)
         self._log = log
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self, seed: int) -> dict[str, Any]:
         self._log.append(self.name)
         figure = next(self._figures)
         if isinstance(figure, Exception):
@@ -32,48 +33,26 @@ class Fake:
         return {"cases": {"bfloat16": {"decode_tok_s": {"median": figure}}}}
 
 
-def turn(number: int, figure: float, before: float = 50.0, after: float = 50.0) -> Turn:
-    return Turn(number, {"decode_tok_s": figure}, (before, after), 0.0)
-
-
 def test_the_order_of_contenders_is_reversed_every_other_round() -> None:
     log: list[str] = []
     contenders = [Fake("a", [1.0, 2.0, 3.0], log), Fake("b", [2.0, 2.0, 2.0], log)]
-    probes = iter(range(100))
-
-    def wait() -> float:
-        log.append("quiet")
-        return 0.0
-
-    records = take_turns(contenders, DECODE, 3, lambda: float(next(probes)), wait)
+    records = take_turns(contenders, DECODE, 3, lambda: log.append("quiet"))
     assert [who for who in log if who != "quiet"] == ["a", "b", "b", "a", "a", "b"]
     assert log.count("quiet") == 6
-    assert [one.figures["decode_tok_s"] for one in records["a"].turns] == [1.0, 2.0, 3.0]
-    assert [one.gb_s for one in records["a"].turns] == [(0.0, 1.0), (6.0, 7.0), (8.0, 9.0)]
+    assert [turn["decode_tok_s"] for turn in records["a"].turns.values()] == [1.0, 2.0, 3.0]
     assert ratios(records["a"], records["b"], "decode_tok_s") == [0.5, 1.0, 1.5]
+    (compared,) = summary(records, DECODE)["ratios"].values()
+    assert compared["decode_tok_s"]["interval"]["mean"] == 1.0 and not compared["decode_tok_s"]["lower_is_better"]
 
 
 def test_a_failed_turn_is_left_out_of_its_round_only() -> None:
     contenders = [Fake("a", [1.0, 1.0], []), Fake("b", [ValueError("it broke"), 4.0], [])]
-    records = take_turns(contenders, DECODE, 2, None, lambda: 0.0)
-    found = summary(records, DECODE)
+    found = summary(take_turns(contenders, DECODE, 2, lambda: None), DECODE)
     assert found["failed"] == {"b": ["round 1: it broke"]}
-    assert found["ratios"]["b"]["decode_tok_s"]["ratio"].median == 0.25
-    assert found["ratios"]["b"]["decode_tok_s"]["ratio"].count == 1
-
-
-def test_rounds_with_a_changed_bandwidth_are_not_steady() -> None:
-    ours = Record([turn(0, 10), turn(1, 10), turn(2, 10)])
-    theirs = Record([turn(0, 5), turn(1, 8, before=85, after=86), turn(2, 4, before=52, after=48)])
-    assert ratios(ours, theirs, "decode_tok_s") == [2.0, 1.25, 2.5]
-    assert ratios(ours, theirs, "decode_tok_s", only_steady=True) == [2.0, 2.5]
-    assert is_steady(Turn(0, {}, None, 0.0))
-    found = summary({"ours": ours, "theirs": theirs}, DECODE)
-    compared = found["ratios"]["theirs"]["decode_tok_s"]
-    assert (compared["ratio"].median, compared["ratio"].least, compared["ratio"].most) == (2.0, 1.25, 2.5)
-    assert (compared["steady"].median, compared["steady"].count) == (2.25, 2)
-    assert not compared["lower_is_better"]
-    assert QUESTIONS["online"].lower_is_better >= {"ttft_p50_ms", "between_p99_ms"}
+    ratio = found["ratios"]["b"]["decode_tok_s"]
+    assert (ratio["ratio"].median, ratio["ratio"].count, ratio["interval"]) == (0.25, 1, None)
+    (row,) = rows_of(as_json(found))
+    assert row == ("decode_tok_s", "a 1 ±0%", "b 4", "**0.25**", "0.25 .. 0.25", None)
 
 
 def test_a_figure_is_found_at_the_top_or_in_the_only_case() -> None:
@@ -111,40 +90,47 @@ def test_placeholders_are_filled_and_an_unknown_one_is_named(tmp_path: Path) -> 
     recipes = read_recipes([OURS, path])
     assert {"ours", "ours-http", "a"} <= recipes.contenders.keys()
     values = values_for(recipes, "m", "int8", {"repeats": "3"})
-    with contender(recipes.contenders["a"], DECODE, values, 1.0) as one:
-        assert isinstance(one, Command)
+    with contender(recipes.contenders["a"], "decode", values, 1.0) as one:
         assert one.words == ["run", "/ckpt/m", "q8.gguf", "bfloat16", "int8", "{}"]
         assert one.env == {"WHERE": "/ckpt/m"}
-    with (
-        pytest.raises(BadFile, match="'nothing'"),
-        contender(recipes.contenders["a"], QUESTIONS["prefill"], values, 1.0),
-    ):
-        pass
-    with (
-        pytest.raises(BadFile, match="neither a command for online"),
-        contender(recipes.contenders["a"], QUESTIONS["online"], values, 1.0),
-    ):
-        pass
+    for question, error in (("prefill", "'nothing'"), ("online", "neither a command for online")):
+        with pytest.raises(BadFile, match=error), contender(recipes.contenders["a"], question, values, 1.0):
+            pass
+
+
+def test_an_old_checkout_runs_its_own_code_by_its_own_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "__main__.py").write_text("print('{\"decode_tok_s\": 5}')")
+    recipe = read_recipes([OURS]).contenders["ours"]
+    values = values_for(read_recipes([OURS]), "demo", "float32", {"prompt": "1", "output": "1", "repeats": "1"})
+    with contender(replace(recipe, name="old", checkout=tmp_path), "decode", values, 60.0) as old:
+        assert old.ask(1) == {"decode_tok_s": 5}
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    with contender(replace(recipe, name="old", checkout=tmp_path), "decode", values, 60.0) as old:
+        assert old.words[0] == str(python)
 
 
 def test_the_example_file_and_ours_describe_every_contender_of_the_page() -> None:
     recipes = read_recipes([OURS, REPOSITORY / "benchmarks" / "peers.example.toml"])
-    assert recipes.contenders.keys() >= {"ours", "ours-http", "vllm", "llamacpp", "transformers", "ray-serve-llm"}
+    assert recipes.contenders.keys() >= {"ours", "ours-http", "vllm", "llamacpp", "ray-serve-llm"}
     values = values_for(recipes, "llama-110m", "bfloat16", {"repeats": "1", "prompt": "1", "output": "1"})
-    for question, load in (("decode", "llamacpp"), ("prefill", "vllm")):
-        with contender(recipes.contenders[load], QUESTIONS[question], values, 1.0) as one:
-            assert one.name == load
+    for question, name in (("decode", "llamacpp"), ("prefill", "vllm")):
+        with contender(recipes.contenders[name], question, values, 1.0) as one:
+            assert one.name == name
 
 
 def test_an_unknown_contender_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--question", "decode", "--contenders", "ours", "somebody", "--no-probe"])
+        main(["--question", "decode", "--contenders", "ours", "somebody"])
     assert ended.value.code == 2
     assert "no file describes somebody" in capsys.readouterr().err
 
 
 def test_a_command_and_a_server_are_compared_in_one_run_and_no_process_is_left(tmp_path: Path) -> None:
-    said = {"output_tok_s": 100, **dict.fromkeys(sorted(QUESTIONS["online"].lower_is_better), 2.0)}
+    said = dict.fromkeys(QUESTIONS["online"].figures, 2.0) | {"output_tok_s": 100}
     constant = tmp_path / "constant.py"
     constant.write_text(f"print({json.dumps(said)!r})\n")
     peers = tmp_path / "peers.toml"
@@ -169,7 +155,7 @@ online = ["{{python}}", "-c", "raise SystemExit(3)"]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks", "paired", "--question", "online", "--peers", str(peers), *load),
-            *("--contenders", "constant", "fake", "broken", "--rounds", "2", "--no-probe", "--patience-s", "0"),
+            *("--contenders", "constant", "fake", "broken", "--rounds", "2", "--patience-s", "0"),
         ],
         cwd=REPOSITORY,
         capture_output=True,
@@ -183,6 +169,6 @@ online = ["{{python}}", "-c", "raise SystemExit(3)"]
     assert result["contenders"]["fake"]["output_tok_s"]["median"] > 0
     assert result["ratios"]["fake"]["output_tok_s"]["ratio"]["count"] == 2
     assert [error.split(":")[0] for error in result["failed"]["broken"]] == ["round 1", "round 2"]
-    assert "ttft_p50_ms, less is better" in done.stdout
+    assert "ttft_p50_ms (less is better)" in done.stdout
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in running

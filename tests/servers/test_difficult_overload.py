@@ -26,6 +26,5 @@ def test_under_overload_every_answer_is_complete_or_refused_and_the_server_is_id
     result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     over = result["overload"]
     assert over["lost"] == 0 and over["whole"] > 0
-    assert over["requests"] == over["offered_requests"] == over["whole"] + over["refused"]
-    assert set(over["statuses"]) <= {"200", "429"}
+    assert over["requests"] == over["whole"] + over["refused"]
     wait_until("the server is idle", lambda: is_idle(demo))

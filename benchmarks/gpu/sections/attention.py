@@ -2,14 +2,12 @@
 
 Calls are timed in a graph, as steps are run: the host needs longer to launch a small one than it takes. Few positions are
 cached several times, so that no call finds its own in the GPU's cache.
-Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages; last, which of the two is
-faster on prompts. Decodes also with the block
+Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages. Decodes also with the block
 tables and split results of a long max_seq_len, which must not take longer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,54 +39,45 @@ _MOST_COPIES = 32
 
 def run(record: Recorder, settings: Settings) -> None:
     sizes, model, clock = settings.sizes, model_of(settings), clock_of(settings.device)
-    (ops, _), dtype = choose_ops("fused", clock.device), getattr(torch, settings.dtype)
+    (ops, _), dtype, repeats = choose_ops("fused", clock.device), getattr(torch, settings.dtype), sizes.repeats
     num_bytes = min(sizes.probe_bytes, int(clock.free_bytes() * 0.5))
-    record.measure("read_gb_s", lambda: read_gb_s(clock, num_bytes, sizes.repeats))
+    bandwidth = median(record.measure("read_gb_s", lambda: read_gb_s(clock, num_bytes, repeats)))
     size = sizes.product_size
-    record.measure("product_tflop_s", lambda: product_tflop_s(clock, size, size, size, dtype, sizes.repeats))
-    bandwidth, product_rate = median(record.figures["read_gb_s"]), median(record.figures["product_tflop_s"])
-    itemsize = dtype.itemsize
+    peak = median(record.measure("product_tflop_s", lambda: product_tflop_s(clock, size, size, size, dtype, repeats)))
+    call = partial(_attention, clock, ops, model, dtype=dtype)
+
+    def decodes(rows: list[Row], cached: int, max_seq_len: int = 0) -> dict[str, object]:
+        times = _of_one(clock, [call(rows, max_seq_len=max_seq_len) for _ in range(_copies(cached))], repeats)
+        reached = rates(times, cached / 1e6)
+        return {"ms": times, "gb_s": reached, "share_of_bandwidth": reached.median / bandwidth}
+
+    def chunk(row: Row) -> dict[str, object]:
+        times = _of_one(clock, [call([row])], repeats)
+        pairs = row.length * row.start + row.length * (row.length + 1) // 2
+        reached = rates(times, 4 * pairs * model.query_width / 1e9)
+        return {"ms": times, "tflop_s": reached, "share_of_products": reached.median / peak}
+
+    def beside(name: str, rows: list[Row], copies: int = 1) -> None:
+        """FlashAttention 2 of the same rows, where it can compute them."""
+        if clock.device.type == "cuda" and dtype != torch.float32:
+            record.measure(
+                f"flash_attention_2_{name}", lambda: _flash_attention(clock, model, rows, dtype, repeats, copies)
+            )
+
     for length in sizes.attention_lengths:
-        for rows in sizes.attention_rows:
-            cached = 2 * rows * length * model.kv_width * itemsize
+        for count in sizes.attention_rows:
+            cached = 2 * count * length * model.kv_width * dtype.itemsize
             if cached > clock.free_bytes() * 0.7:
                 continue
-            work = [Row(slot, length - 1, 1, True) for slot in range(rows)]
-            record.measure(
-                f"{rows}_rows_of_{length}",
-                partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats),
-            )
-            _beside(record, f"{rows}_rows_of_{length}", clock, model, work, dtype, sizes.repeats, _copies(cached))
-            record.measure(
-                f"{rows}_rows_of_{length}_in_{sizes.long_context}",
-                partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats, sizes.long_context),
-            )
-        chunk = min(sizes.prompt, length)
-        row = Row(0, length - chunk, chunk, True)
-        record.measure(
-            f"chunk_of_{chunk}_at_{length - chunk}",
-            partial(_chunk, clock, ops, model, row, product_rate, dtype, sizes.repeats),
-        )
-        _beside(record, f"chunk_of_{chunk}_at_{length - chunk}", clock, model, [row], dtype, sizes.repeats)
-    for name, value in faster_on_prompts(record.figures).items():
-        record.put(name, value)
-
-
-def _decodes(
-    clock: Clock,
-    ops: TorchOps,
-    model: ModelConfig,
-    rows: list[Row],
-    cached: int,
-    bandwidth: float,
-    dtype: torch.dtype,
-    n: int,
-    max_seq_len: int = 0,
-) -> dict[str, object]:
-    calls = [_attention(clock, ops, model, rows, dtype, max_seq_len) for _ in range(_copies(cached))]
-    times = _of_one(clock, calls, n)
-    reached = rates(times, cached / 1e6)
-    return {"ms": times, "gb_s": reached, "share_of_bandwidth": reached.median / bandwidth}
+            rows, name = [Row(slot, length - 1, 1, True) for slot in range(count)], f"{count}_rows_of_{length}"
+            record.measure(name, partial(decodes, rows, cached))
+            beside(name, rows, _copies(cached))
+            record.measure(f"{name}_in_{sizes.long_context}", partial(decodes, rows, cached, sizes.long_context))
+        of_prompt = min(sizes.prompt, length)
+        row = Row(0, length - of_prompt, of_prompt, True)
+        name = f"chunk_of_{of_prompt}_at_{row.start}"
+        record.measure(name, partial(chunk, row))
+        beside(name, [row])
 
 
 def _copies(cached: int) -> int:
@@ -106,61 +95,21 @@ def _of_one(clock: Clock, calls: list[Callable[[], torch.Tensor]], repeats: int)
     return clock.milliseconds(clock.recorded(all_of_them), repeats).scaled(1 / len(calls))
 
 
-def _chunk(
-    clock: Clock, ops: TorchOps, model: ModelConfig, row: Row, product_rate: float, dtype: torch.dtype, n: int
+def _flash_attention(
+    clock: Clock, model: ModelConfig, rows: list[Row], dtype: torch.dtype, repeats: int, copies: int
 ) -> dict[str, object]:
-    times = _of_one(clock, [_attention(clock, ops, model, [row], dtype)], n)
-    pairs = row.length * row.start + row.length * (row.length + 1) // 2
-    reached = rates(times, 4 * pairs * model.query_width / 1e9)
-    return {"ms": times, "tflop_s": reached, "share_of_products": reached.median / product_rate}
-
-
-def _beside(
-    record: Recorder,
-    name: str,
-    clock: Clock,
-    model: ModelConfig,
-    rows: list[Row],
-    dtype: torch.dtype,
-    n: int,
-    copies: int = 1,
-) -> None:
-    """FlashAttention 2 of the same rows, where it can compute them."""
-    if clock.device.type != "cuda" or dtype == torch.float32:
-        return
-
     def call() -> Callable[[], torch.Tensor]:
+        counts = sum(row.length for row in rows), sum(row.start + row.length for row in rows)
         q, keys, values = (
             torch.randn(count, heads, model.head_dim, device=clock.device, dtype=dtype)
-            for count, heads in (
-                (sum(row.length for row in rows), model.n_heads),
-                *[(sum(row.start + row.length for row in rows), model.n_kv_heads)] * 2,
-            )
+            for count, heads in ((counts[0], model.n_heads), *[(counts[1], model.n_kv_heads)] * 2)
         )
         return varlen_attention(q, keys, values, rows)
 
-    def measured() -> object:
-        try:
-            return {"ms": _of_one(clock, [call() for _ in range(copies)], n)}
-        except (ImportError, RuntimeError) as error:  # this build of torch, or this GPU
-            return {"lacks": str(error).partition("\n")[0]}
-
-    record.measure(f"flash_attention_2_{name}", measured)
-
-
-def faster_on_prompts(figures: Mapping[str, Any]) -> dict[str, str | float]:
-    """For each chunk that both computed: our time over FlashAttention 2's; then which of the two is faster on all of them."""
-    prefix = "flash_attention_2_"
-    ratios: dict[str, str | float] = {
-        f"ours_over_{prefix}{name}": median(figure["ms"]) / median(figures[f"{prefix}{name}"]["ms"])
-        for name, figure in figures.items()
-        if name.startswith("chunk_") and "ms" in figures.get(f"{prefix}{name}", {})
-    }
-    if not ratios:
-        return {}
-    is_slower = [float(ratio) > 1 for ratio in ratios.values()]
-    faster = "FlashAttention 2" if all(is_slower) else "depends on the length" if any(is_slower) else "ours"
-    return ratios | {"faster_on_prompts": faster}
+    try:
+        return {"ms": _of_one(clock, [call() for _ in range(copies)], repeats)}
+    except (ImportError, RuntimeError) as error:  # this build of torch, or this GPU
+        return {"lacks": str(error).partition("\n")[0]}
 
 
 def _attention(

@@ -1,16 +1,18 @@
-"""The tests marked cuda, with a configuration of pytest that needs no plugins. Modules, and parts of
-the largest ones, run side by side: most of a test's time is the host's, which compiles."""
+"""The tests marked cuda, with a configuration of pytest that needs no plugins.
+
+Modules, and parts of the largest ones, run side by side: most of a test's time is the host's, which compiles.
+"""
 
 import os
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu import part_of_tests
+import pytest
+
 from benchmarks.gpu.recorder import Recorder
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
@@ -19,8 +21,7 @@ CONFIGURATION = REPOSITORY / "tests" / "gpu" / "pytest.ini"
 _LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _MARK = re.compile(r"^@pytest\.mark\.cuda$", re.MULTILINE)
 _COUNT = re.compile(r"(\d+) (failed|passed|skipped|errors?)")
-
-
+PART: Final = "TEST_PART"  # 2/8: every eighth test, from the third
 _MOST_AT_ONCE: Final = 14  # each has a context and tensors on the device
 # Into how many parts a module's tests are divided: those that take longest or show most. They begin first.
 _PARTS: Final = {
@@ -29,6 +30,13 @@ _PARTS: Final = {
     "test_gpu.py": 3,
     "test_fused_products.py": 12,
 }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """This module is the plugin of pytest that keeps every count-th test, after marks have deselected others."""
+    index, count = map(int, os.environ[PART].split("/"))
+    items[:] = items[index::count]
 
 
 def files_with_mark() -> list[str]:
@@ -42,9 +50,14 @@ def files_with_mark() -> list[str]:
 
 def run(record: Recorder, settings: Settings) -> str:
     """A module that needs a library which is not here is named, and stops no other. Returns those that did not run."""
-    parts = [part for file in files_with_mark() for part in _parts_of(file) if not record.has(part.name)]
+    parts = {
+        file if count == 1 else f"{file}, part {index + 1} of {count}": (file, index, count)
+        for file in files_with_mark()
+        for count in [_PARTS.get(Path(file).name, 1)]
+        for index in range(count)
+    }
     with ThreadPoolExecutor(max(1, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 2))) as threads:
-        running = {threads.submit(_results, part): part.name for part in parts}
+        running = {threads.submit(_results, *part): name for name, part in parts.items() if not record.has(name)}
         for ended in as_completed(running):
             record.put(running[ended], ended.result())
     bad = [file for file, counts in record.figures.items() if counts.get("failed") or counts.get("error")]
@@ -54,43 +67,17 @@ def run(record: Recorder, settings: Settings) -> str:
     return f"not run: {', '.join(lacking)}" if lacking else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Every count-th test of a module, from the index."""
-
-    file: str
-    index: int = 0
-    count: int = 1
-
-    @property
-    def name(self) -> str:
-        return self.file if self.count == 1 else f"{self.file}, part {self.index + 1} of {self.count}"
-
-
-def _parts_of(file: str) -> list[_Part]:
-    count = _PARTS.get(Path(file).name, 1)
-    return [_Part(file, index, count) for index in range(count)]
-
-
-def _results(part: _Part) -> dict[str, int | str]:
+def _results(file: str, index: int, count: int) -> dict[str, int | str]:
+    """How the tests of a module ended: every count-th one, from the index."""
     command = [sys.executable, "-m", "pytest", "-c", str(CONFIGURATION), "--rootdir", ".", "--noconftest", "-m", "cuda"]
     # Installed plugins take most of the start of a process, and no test marked cuda needs one.
-    environment = os.environ | {
-        part_of_tests.VARIABLE: f"{part.index}/{part.count}",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    done = subprocess.run(
-        [*command, "-p", part_of_tests.__name__, part.file],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {PART: f"{index}/{count}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command += ["-p", __name__, file]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     if done.returncode == 2 and (lacks := _LACKS.search(done.stdout)):
         return {"lacks": lacks[1]}
-    counts: dict[str, int | str] = {
-        name.removesuffix("s"): int(count) for count, name in _COUNT.findall(_last_line(done.stdout))
-    }
+    last = _last_line(done.stdout)
+    counts: dict[str, int | str] = {name.removesuffix("s"): int(count) for count, name in _COUNT.findall(last)}
     if done.returncode not in (0, 5):  # 5: no test was selected
         print((done.stdout + done.stderr)[-6000:], flush=True)
         if not counts.get("failed"):

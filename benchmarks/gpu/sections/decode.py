@@ -4,10 +4,11 @@ import itertools
 import statistics
 from functools import partial
 
-from benchmarks.gpu.clock import clock_of, read_gb_s
-from benchmarks.gpu.engine import Engine, open_engine
+import torch
+
+from benchmarks.gpu.clock import Clock, clock_of, product_tflop_s, read_gb_s
+from benchmarks.gpu.engine import Engine, model_of, open_engine
 from benchmarks.gpu.recorder import Recorder, median
-from benchmarks.gpu.sections.limits import run as measure_limits
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import Spread
 from benchmarks.harness.in_process import prefill_operations, run_on
@@ -16,7 +17,7 @@ from benchmarks.harness.workload import Request, uniform_batch
 
 def run(record: Recorder, settings: Settings) -> None:
     sizes = settings.sizes
-    measure_limits(record, settings)  # in this process, and in its clocks
+    limits(record, settings)  # in this process, and in its clocks
     wanted = [f"decode_{rows}" for rows in sizes.rows]
     if record.has(*wanted, "prompt", "read_gb_s_afterwards"):
         return
@@ -31,13 +32,37 @@ def run(record: Recorder, settings: Settings) -> None:
     record.measure("read_gb_s_afterwards", lambda: read_gb_s(clock_of(settings.device), num_bytes, sizes.repeats))
 
 
+def limits(record: Recorder, settings: Settings) -> None:
+    """What the device reaches at best: reading, products of the model's shapes, and the time between two kernels of a graph."""
+    clock, sizes, model = clock_of(settings.device), settings.sizes, model_of(settings)
+    dtype, size = getattr(torch, settings.dtype), sizes.product_size
+    num_bytes = min(sizes.probe_bytes, int(clock.free_bytes() * 0.5))
+    record.measure("read_gb_s", lambda: read_gb_s(clock, num_bytes, sizes.repeats))
+    record.measure("product_tflop_s", lambda: product_tflop_s(clock, size, size, size, dtype, sizes.repeats))
+    shape = sizes.prompt, 2 * model.hidden_dim, model.dim
+    record.measure("prompt_product_tflop_s", lambda: product_tflop_s(clock, *shape, dtype, sizes.repeats))
+    if settings.device == "cuda":
+        record.measure("us_between_kernels", lambda: us_between_kernels(clock))
+
+
+def us_between_kernels(clock: Clock) -> float:
+    """Of a graph of kernels that do next to nothing, each after the one before."""
+    value, count = torch.zeros(1, device=clock.device), 200
+
+    def kernels() -> None:
+        for _ in range(count):
+            value.add_(1)
+
+    return clock.milliseconds(clock.recorded(kernels), 20).median * 1e3 / count
+
+
 def decode(engine: Engine, settings: Settings, rows: int, read_rate: float) -> dict[str, object]:
     """rows sequences of one length. floor_ms: of reading the step's bytes at the measured bandwidth."""
     sizes = settings.sizes
     length = max(1, min(sizes.prompt // 4, sizes.context - sizes.output - 1))
     requests = uniform_batch(rows, length, sizes.output, settings.vocab_size)
     run_on(engine.runner, engine.num_blocks, [Request(one.prompt, 2) for one in requests])
-    done = run_on(engine.runner, engine.num_blocks, requests)
+    done = run_on(engine.runner, engine.num_blocks, requests, settings.temperature)
     steps = [step for step in done.decode_steps if step.num_rows == rows]
     # From the end of a step to the end of the next: what clients see, the time between steps included.
     times = [(after.end_s - before.end_s) * 1e3 for before, after in itertools.pairwise(steps)]
@@ -59,7 +84,7 @@ def prompt(engine: Engine, settings: Settings, product_rate: float) -> dict[str,
     times = []
     for seed in range(max(2, sizes.repeats // 4) + 1):
         (request,) = uniform_batch(1, length, 1, settings.vocab_size, seed + 100)
-        times.append(run_on(engine.runner, engine.num_blocks, [request]).prefill_steps[-1].ms)
+        times.append(run_on(engine.runner, engine.num_blocks, [request]).steps[-1].ms)
     middle = statistics.median(times[1:])
     rate = prefill_operations(engine.model, length) / middle / 1e9
     return {

@@ -1,12 +1,11 @@
-"""Weights from files to the device, as a rank loads them: read by threads, and copied from mapped files.
+"""Weights from files to the device, as a rank loads them, by the number of reading threads.
 
 The checkpoint has as many of the shape's layers as `sizes.loading_bytes` allow. It has just been written, so it lies in the
-page cache. mapped: torch copies the maps' slices, with all of its threads and with one.
+page cache.
 """
 
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,7 @@ from llama_core.checkpoint.loader import rank_weights
 from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.source import Slice, WeightReader
 from llama_core.checkpoint.uploads import Uploads
-from llama_core.checkpoint.weights import Box
 from llama_core.model_config import ModelConfig
 
 GB = 1e9
@@ -36,7 +33,7 @@ _ROUNDS = 3  # of which the first is left out: it allocates
 def run(record: Recorder, settings: Settings) -> None:
     """GB/s, and processor seconds of the host for a GB."""
     sizes, clock = settings.sizes, clock_of(settings.device)
-    ways = {"mapped": 0, "mapped_one_thread": 0} | {f"threads_{count}": count for count in sizes.loading_threads}
+    ways = {f"threads_{count}": count for count in sizes.loading_threads}
     if record.has(*ways):
         return
     shape, dtype = SHAPES[settings.shape], getattr(torch, settings.dtype)
@@ -47,24 +44,17 @@ def run(record: Recorder, settings: Settings) -> None:
     with tempfile.TemporaryDirectory(prefix="llama-gpu-bench-") as folder:
         write_meta(Path(folder), shape, random_weights(model, dtype, seed=0), tokenizer=None)
         for way, count in ways.items():
-            own_threads = 1 if way == "mapped_one_thread" else torch.get_num_threads()
-            record.measure(way, partial(_speed, clock, Path(folder), model, count, own_threads))
+            record.measure(way, partial(_speed, clock, Path(folder), model, count))
 
 
-def _speed(clock: Clock, folder: Path, model: ModelConfig, count: int, own_threads: int) -> dict[str, object]:
-    """count: of reading threads; 0: from the map. own_threads: of torch."""
+def _speed(clock: Clock, folder: Path, model: ModelConfig, count: int) -> dict[str, object]:
     speeds, processor = [], []
-    before = torch.get_num_threads()
-    torch.set_num_threads(own_threads)
-    try:
-        for _ in range(_ROUNDS):
-            began, cpu_began = time.perf_counter(), time.process_time()
-            num_gb = _load(clock, folder, model, count) / GB
-            clock.synchronize()
-            speeds.append(num_gb / (time.perf_counter() - began))
-            processor.append((time.process_time() - cpu_began) / num_gb)
-    finally:
-        torch.set_num_threads(before)
+    for _ in range(_ROUNDS):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        num_gb = _load(clock, folder, model, count) / GB
+        clock.synchronize()
+        speeds.append(num_gb / (time.perf_counter() - began))
+        processor.append((time.process_time() - cpu_began) / num_gb)
     return {"gb_s": Spread.of(speeds[1:]), "cpu_s_per_gb": Spread.of(processor[1:])}
 
 
@@ -73,28 +63,9 @@ def _load(clock: Clock, folder: Path, model: ModelConfig, count: int) -> int:
     reader = open_checkpoint(folder).open_weights(model)
     transfers = None if clock.device.type == "cuda" else _AtOnce()
     uploads = Uploads(clock.device, transfers, reads=FileReads(count))
-    part = reader if count else _FromMaps(reader)
     share = RankShare.of(model, 0, 1)
-    weights = rank_weights(part, model, share, reader.dtype, clock.device, uploads=uploads)
+    weights = rank_weights(reader, model, share, reader.dtype, clock.device, uploads=uploads)
     return sum(weight.nbytes for _, weight in weights)
-
-
-class _FromMaps(WeightReader):
-    """Another reader's slices without their places in the files."""
-
-    def __init__(self, reader: WeightReader) -> None:
-        self._reader = reader
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._reader.dtype
-
-    def slices(self, name: str, box: Box) -> Iterator[Slice]:
-        for piece in self._reader.slices(name, box):
-            yield piece._replace(offset=None)
-
-    def verify_checksums(self, index: int, count: int) -> None:
-        pass
 
 
 class _AtOnce:

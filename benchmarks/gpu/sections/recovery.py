@@ -4,17 +4,28 @@ The next process waits with its libraries imported and no CUDA context, as a sta
 gone, and knows how many blocks its cache had, as in the server. Its time is counted beyond a load that nothing disturbs.
 """
 
+import argparse
+import gc
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.gpu.clock import Clock, clock_of
-from benchmarks.gpu.random_checkpoint import random_checkpoint
-from benchmarks.gpu.recorder import Recorder, waited
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.engine import HandMadeSteps, model_of, open_engine
+from benchmarks.gpu.recorder import Recorder, Unavailable, waited
+from benchmarks.gpu.settings import Settings, add_settings, settings_of
 from benchmarks.harness.common import REPOSITORY
+from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
+from llama_core.execution.fused.device import import_kernels
 
 _LIMIT_S = 60.0
 
@@ -68,10 +79,10 @@ def _is_free(clock: Clock, process: "_Process", idle: int, before: int) -> bool:
 
 
 class _Process:
-    """`benchmarks.gpu.replaying`, which begins when it is told to."""
+    """This module as a program, which begins when it is told to."""
 
     def __init__(self, settings: Settings, folder: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.gpu.replaying", folder, *settings.arguments]
+        command = [sys.executable, "-m", __name__, folder, *settings.arguments]
         self.process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -97,3 +108,52 @@ class _Process:
     def end(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+@contextmanager
+def random_checkpoint(settings: Settings) -> Iterator[str]:
+    """The folder of the settings' shape and dtype, which is removed afterwards. Raises Unavailable where it does not fit."""
+    model, dtype = model_of(settings), getattr(torch, settings.dtype)
+    with tempfile.TemporaryDirectory(prefix="llama-gpu-bench-") as folder:
+        need = 2 * model.n_layers * 12 * model.dim**2
+        if shutil.disk_usage(folder).free < need:
+            raise Unavailable(f"a checkpoint of {need / 1e9:.0f} GB does not fit into {folder}")
+        write_meta(Path(folder), SHAPES[settings.shape], random_weights(model, dtype, seed=0), tokenizer=None)
+        yield folder
+
+
+def main() -> None:
+    """One of the processes: loads a checkpoint when it is told how many cache blocks the process before it had (0: there was
+    none), says when it has a token, and decodes until it is killed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("ckpt", type=Path)
+    add_settings(parser)
+    options = parser.parse_args()
+    settings = settings_of(options)
+    if settings.device == "cuda":
+        import_kernels()  # as a standby process does
+        # As `rank_process` does, which then collects what loading leaves.
+        gc.collect()
+        gc.freeze()
+    _say(ready=True)
+    told = sys.stdin.readline()
+    assert told, "the parent has ended"
+    begin = time.perf_counter()
+    sizes = settings.sizes
+    engine = open_engine(settings, sizes.context, max(sizes.rows), ckpt=options.ckpt, former_blocks=int(told))
+    gc.collect()
+    gc.freeze()
+    _say(load_s=engine.load_s, blocks=engine.num_blocks, split=engine.split)
+    steps = HandMadeSteps(engine, 1, 8)
+    engine.runner.step(steps.decode())
+    _say(token_s=time.perf_counter() - begin, ready_s=engine.ready_s)
+    while True:
+        engine.runner.step(steps.decode())
+
+
+def _say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,7 +36,7 @@ def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / name) for name in texts])
-    record = Recorder(tmp_path / "checks.json")
+    record = Recorder(tmp_path / "run.json", "checks")
     with pytest.raises(AssertionError, match=r"tests fail: \S*test_fails.py$"):
         checks.run(record, TINY)
     assert sorted(map(str, record.figures.values())) == [
@@ -45,7 +45,7 @@ def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the
         "{'passed': 1}",
     ]
     monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / name) for name in list(texts)[:2]])
-    without = Recorder(tmp_path / "other.json")
+    without = Recorder(tmp_path / "other.json", "checks")
     assert checks.run(without, TINY) == f"not run: {tmp_path / 'test_lacks.py'} lacks no_such_library"
 
 
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.cuda
     monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / "test_many.py")])
     monkeypatch.setattr(checks, "_PARTS", {"test_many.py": 2})
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    record = Recorder(tmp_path / "checks.json")
+    record = Recorder(tmp_path / "run.json", "checks")
     checks.run(record, TINY)
     name = tmp_path / "test_many.py"
     assert record.figures == {f"{name}, part {part} of 2": {"passed": 1} for part in (1, 2)}

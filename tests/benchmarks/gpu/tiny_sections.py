@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 
-from benchmarks.gpu.plan import SECTIONS
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
 
-TINY = Settings("cpu", "tiny", "float32", 300, True)
+TINY = Settings("cpu", "tiny", "float32", vocab_size=300, is_tiny=True)
 # What a machine for measurements may lack.
 ABSENT = (
     *("ray", "msgspec", "pydantic", "fastapi", "llguidance", "tqdm", "jinja2"),
@@ -24,8 +23,6 @@ class Fewer:
         return None if name.partition(".")[0] in {ABSENT!r} else PathFinder.find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Fewer
 """
-OF_RANKS = tuple(section.name for section in SECTIONS if section.min_gpus > 1)
-ELSEWHERE = ("checks", "memcheck", "transformers", "vllm", "recovery", *OF_RANKS)
 
 
 def run_without_libraries(code: str, *words: str) -> subprocess.CompletedProcess[str]:
