@@ -5,6 +5,7 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest --dist loadgroup
 CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
 .PHONY: help setup serve test test-full chaos soak fuzz gpu-check gpu-bench audit lint clean
@@ -32,18 +33,26 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-# The tests in lanes side by side, with the linters. test-full adds the full matrices, every combination of instruction sets, ranks,
-# proxies, damaged files and faults that `make test` takes one or two of, and a soak of 15 seconds.
+# First the tests that compute, among them those of ranks, which pin cores that the ranks of a server would claim. Then the tests
+# that start servers and mostly wait for them, beside the linters, whose priority is lower because Ray and Ray Serve allow a
+# process only seconds to start. tests/conftest.py says which tests share a worker. test-full adds the full matrices, every
+# combination of instruction sets, ranks, proxies, damaged files and faults that `make test` takes one or two of, and a soak.
 # They start hundreds of Python processes, in which importing torch takes twice as long without compiled modules on the disk.
 test test-full: export PYTHONDONTWRITEBYTECODE :=
+test test-full: export OMP_WAIT_POLICY := passive
 test-full: FULL := --full
 test test-full:
-	@# Beside the set-up, which keeps one core busy, and the first tests: the native engine for the instruction sets that tests
-	@# compare. A test that needs one of these builds waits for its lock; all servers' tests need that for this CPU.
+	@# Beside the set-up, which keeps one core busy: the native engine for the instruction sets that tests compare.
 	@# pip compiles no module, because most are never imported: Python compiles a module when it is first imported.
 	@$(PYTHON) tests/support/native_builds.py $(FULL) & \
-	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.execution.native && \
-	$(BIN)/python -m tests $(FULL); status=$$?; wait; exit $$status
+	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.execution.native || exit; wait
+	@status=0; lint=$$(mktemp); \
+	$(PYTEST) -m "not servers" -n 2 $(FULL) || status=1; \
+	nice -n 19 $(MAKE) --no-print-directory lint >$$lint 2>&1 & linters=$$!; \
+	$(PYTEST) -m servers -n 3 $(FULL) || status=1; \
+	$(if $(FULL),$(BIN)/python -m tests.chaos.soak --seconds 15 --every 7 --streams 2 --pause 1 || status=1;) \
+	wait $$linters || { cat $$lint; status=1; }; \
+	rm $$lint; exit $$status
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup
@@ -65,8 +74,8 @@ fuzz: setup
 gpu-check: setup
 	$(BIN)/python -m tests.programs.gpu_check
 
-# One GPU in half an hour, with its own tests; a second call goes on where the first was cut. Needs torch, Triton, NumPy and pytest,
-# but no set-up and no Ray: GPU_PYTHON is the interpreter that has them, ARGS are further options, such as --only decode.
+# One GPU, with its own tests; a second call goes on where the first was cut. Needs torch, Triton, NumPy and pytest, but no set-up
+# and no Ray: GPU_PYTHON is the interpreter that has them, ARGS has --out FILE.json and further options, such as --only decode.
 gpu-bench:
 	$(or $(GPU_PYTHON),$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))) -m benchmarks gpu $(ARGS)
 

@@ -27,7 +27,25 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("shared")
 
-DATA = Path(__file__).parent / "data"
+TESTS = Path(__file__).parent
+# Tests that start servers, and mostly wait for them. `make test` runs them after all others, which keep the cores busy.
+SERVERS = ("servers/", "chaos/", "cluster/driver/test_two_nodes.py")
+# By the beginning of a path. Each other file is a group of its own.
+GROUPS = {
+    "cluster/driver/test_two_nodes.py": "two nodes",
+    "cluster/": "ranks",  # one Ray cluster
+    "servers/test_autoscaling.py": "autoscaling",
+    "servers/test_own_cluster.py": "own cluster",
+    "servers/test_small_cluster.py": "small cluster",
+    "servers/test_startup.py": "startup",
+    "servers/test_logs_and_traces.py": "traced server",
+    "servers/test_required_keys.py": "traced server",
+    "servers/test_serve_faults.py": "traced server",
+    "servers/test_upgrade.py": "traced server",
+    "servers/": "demo and plain servers",
+}
+
+DATA = TESTS / "data"
 GOLDEN = DATA / "golden"
 
 
@@ -42,7 +60,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its file: `servers`, and the xdist_group whose tests run in one worker and share its servers."""
+    for item in items:
+        path = item.path.relative_to(TESTS).as_posix()
+        if path.startswith(SERVERS):
+            item.add_marker(pytest.mark.servers)
+        item.add_marker(
+            pytest.mark.xdist_group(next((group for start, group in GROUPS.items() if path.startswith(start)), path))
+        )
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("full")]

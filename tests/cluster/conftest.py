@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +22,14 @@ from tests.support.ray_nodes import few_processes
 
 REPOSITORY = Path(__file__).parents[2]
 LIMITS = GroupLimits(start_timeout_s=120, step_timeout_s=60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests assert that no socket directory is left, and other workers have theirs in the usual directory."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("ranks"))
+    yield
+    tempfile.tempdir = None
 
 
 @pytest.fixture(scope="session")
