@@ -4,11 +4,10 @@ A contender is a command that prints its figures as a line of JSON, or a server 
 Placeholders between braces in a command are replaced: see peers.example.toml.
 """
 
-import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,24 +112,49 @@ def _recipe(where: str, name: str, entry: dict[str, Any]) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A command that prints the figures of its contender; `is_load`: of its server, which runs already."""
+    """A recipe that answers `question`. Raises BadFile if it cannot."""
 
-    name: str
-    words: Sequence[str]
-    env: Mapping[str, str]
-    checkout: Path
+    recipe: Recipe
+    question: str
+    values: Mapping[str, str]
     timeout_s: float
-    is_load: bool = False
+
+    def __post_init__(self) -> None:
+        if self.question not in self.recipe.commands and not (self.recipe.server and QUESTIONS[self.question].load):
+            raise BadFile(f"{self.name} has neither a command for {self.question} nor a server")
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
 
     def ask(self, seed: int) -> dict[str, Any]:
-        """One result as printed. A server that has seen a prompt may have cached it, so each load takes another seed.
+        """One result as printed by its command, or by the load on its server, which runs for this turn alone: an idle server
+        would disturb the others, and hold the cores that its ranks are pinned to. seed: of the load's prompts.
 
-        Raises subprocess.SubprocessError or ValueError.
+        Raises BadFile, ProgramFailed, subprocess.SubprocessError or ValueError.
         """
-        words = [*self.words, *(["--seed", str(seed)] if self.is_load else [])]
+        values = {**self.values, "python": _python_of(self.recipe.checkout)}
+        if command := self.recipe.commands.get(self.question):
+            return self._result(self._filled(command, values), self.recipe.checkout)
+        with TemporaryDirectory(prefix="llama-bench-") as directory:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            values |= {"port": str(port), "directory": directory, "url": url}
+            words = self._filled(self.recipe.server, values)
+            server = Program(words, Path(directory) / "output", self._env(values), self.recipe.checkout)
+            try:
+                server.wait_until_answers(url + self.recipe.ready, self.recipe.ready_timeout_s)
+                served, extra = self._filled((self.recipe.served_model, self.recipe.extra), values)
+                values |= {"name": served, "extra": extra, "python": sys.executable}
+                load = [*self._filled(QUESTIONS[self.question].load, values), "--seed", str(seed)]
+                return self._result(load, REPOSITORY)
+            finally:
+                server.end()
+
+    def _result(self, words: list[str], cwd: Path) -> dict[str, Any]:
         with TemporaryDirectory(prefix="llama-bench-") as directory:
             output = Path(directory) / "output"
-            program = Program(words, output, dict(self.env), self.checkout)
+            program = Program(words, output, self._env(self.values), cwd)
             try:
                 program.process.wait(self.timeout_s)
             finally:
@@ -139,33 +163,11 @@ class Contender:
                 raise ValueError(f"status {program.process.returncode}: {program.said(1500)}")
             return last_json(output.read_text(errors="replace"))
 
+    def _filled(self, words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+        return [_fill(self.name, word, values) for word in words]
 
-@contextlib.contextmanager
-def contender(recipe: Recipe, question: str, values: Mapping[str, str], timeout_s: float) -> Iterator[Contender]:
-    """`recipe` ready to answer `question`; its server runs inside the context. Raises BadFile, ProgramFailed."""
-    values = {**values, "python": _python_of(recipe.checkout)}
-    env = {name: _fill(recipe.name, text, values) for name, text in recipe.env.items()}
-    if question in recipe.commands:
-        words = [_fill(recipe.name, word, values) for word in recipe.commands[question]]
-        yield Contender(recipe.name, words, env, recipe.checkout, timeout_s)
-        return
-    load = QUESTIONS[question].load
-    if not (recipe.server and load):
-        raise BadFile(f"{recipe.name} has neither a command for {question} nor a server")
-    with TemporaryDirectory(prefix="llama-bench-") as directory:
-        port = free_port()
-        here = {**values, "port": str(port), "directory": directory}
-        words = [_fill(recipe.name, word, here) for word in recipe.server]
-        url = f"http://127.0.0.1:{port}"
-        program = Program(words, Path(directory) / "output", env, recipe.checkout)
-        try:
-            program.wait_until_answers(url + recipe.ready, recipe.ready_timeout_s)
-            here |= {"url": url, "name": _fill(recipe.name, recipe.served_model, here), "python": sys.executable}
-            here["extra"] = _fill(recipe.name, recipe.extra, here)
-            words = [_fill(recipe.name, word, here) for word in load]
-            yield Contender(recipe.name, words, {}, REPOSITORY, timeout_s, is_load=True)
-        finally:
-            program.end()
+    def _env(self, values: Mapping[str, str]) -> dict[str, str]:
+        return {name: _fill(self.name, text, values) for name, text in self.recipe.env.items()}
 
 
 def _python_of(checkout: Path) -> str:

@@ -5,20 +5,19 @@
         --contenders ours-http --old ../old --rounds 20
 
 The order of contenders is reversed every other round. Before each turn the machine must be idle. A ratio is the first
-contender's figure by another's of the same round. Servers run throughout; a command is started for each round. `--old` adds
-the last contender once more, as another checkout of this project has it: its commands run there, with that checkout's .venv.
+contender's figure by another's of the same round. A command or server is started for each turn. `--old` adds the last contender
+once more, as another checkout of this project has it: its commands run there, with that checkout's .venv.
 """
 
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.harness.common import Spread, as_json, emit, interval, print_table, shown, wait_quiet
-from benchmarks.harness.contenders import QUESTIONS, BadFile, contender, read_recipes, values_for
+from benchmarks.harness.contenders import QUESTIONS, BadFile, Contender, read_recipes, values_for
 from benchmarks.harness.options import question_parser
 from benchmarks.harness.programs import ProgramFailed, end_programs_on_sigterm
 
@@ -156,17 +155,14 @@ def main(argv: Sequence[str]) -> None:
         chosen = [recipes.contenders[name] for name in options.contenders]
         if options.old:
             chosen.append(replace(chosen[-1], name="old", checkout=options.old.resolve(strict=True)))
-        with ExitStack() as stack:
-            contenders = [
-                stack.enter_context(contender(recipe, options.question, values, options.timeout_s)) for recipe in chosen
-            ]
-            records = take_turns(
-                contenders,
-                question.figures,
-                options.rounds,
-                lambda: wait_quiet(options.quiet_cores, options.patience_s),
-            )
-    except (BadFile, ProgramFailed, OSError) as error:
+        contenders = [Contender(recipe, options.question, values, options.timeout_s) for recipe in chosen]
+        records = take_turns(
+            contenders,
+            question.figures,
+            options.rounds,
+            lambda: wait_quiet(options.quiet_cores, options.patience_s),
+        )
+    except (BadFile, OSError) as error:
         parser.exit(2, f"{error}\n")
     about = {"question": options.question, "model": options.model, "dtype": options.dtype, "rounds": options.rounds}
     found = as_json(summary(records, question.figures))

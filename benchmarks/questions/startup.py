@@ -39,7 +39,7 @@ ASK_EVERY_S = 0.02
 LIMIT_S = 600.0
 LINES_LATE_S = 1.5  # Ray shows its processes' lines with about this delay
 COMMANDS = {
-    "up": [sys.executable, "-m", "cli", "up"],
+    "up": [sys.executable, "-m", "cli", "up", "-v"],  # whose output has the lines of Ray and of the ranks
     "serve-run": [str(Path(sys.executable).parent / "serve"), "run"],
 }
 # The phase that ends with a matching line. Of several lines the last counts ("loaded": one for each rank), or the first.

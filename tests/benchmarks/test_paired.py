@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.common import REPOSITORY, as_json, last_json
-from benchmarks.harness.contenders import QUESTIONS, BadFile, contender, read_recipes, values_for
+from benchmarks.harness.contenders import QUESTIONS, BadFile, Contender, read_recipes, values_for
 from benchmarks.harness.paired import OURS, figure_of, main, ratios, rows_of, summary, take_turns
 from tests.support.scripted_engine import MODEL_ID
 
@@ -82,44 +82,45 @@ def test_an_error_in_a_contenders_file_is_named_with_its_place(tmp_path: Path, t
 
 def test_placeholders_are_filled_and_an_unknown_one_is_named(tmp_path: Path) -> None:
     path = tmp_path / "peers.toml"
+    say = "import json, os, sys; print(json.dumps({{'said': [*sys.argv[1:], os.environ['WHERE']]}}))"
     path.write_text(
         '[models.m]\nhf = "/ckpt/{model}"\ngguf = {bfloat16 = "b.gguf", int8 = "q8.gguf"}\n'
-        '[contenders.a]\ndecode = ["run", "{hf}", "{gguf}", "{dtype}", "{quantization}", "{{}}"]\nprefill = ["{nothing}"]\n'
-        'env = {WHERE = "{hf}"}\n'
+        f'[contenders.a]\ndecode = ["{{python}}", "-c", "{say}", "{{hf}}", "{{gguf}}", "{{dtype}}", "{{quantization}}"]\n'
+        'prefill = ["{nothing}"]\nenv = {WHERE = "{hf}"}\n'
     )
     recipes = read_recipes([OURS, path])
     assert {"ours", "ours-http", "a"} <= recipes.contenders.keys()
     values = values_for(recipes, "m", "int8", {"repeats": "3"})
-    with contender(recipes.contenders["a"], "decode", values, 1.0) as one:
-        assert one.words == ["run", "/ckpt/m", "q8.gguf", "bfloat16", "int8", "{}"]
-        assert one.env == {"WHERE": "/ckpt/m"}
-    for question, error in (("prefill", "'nothing'"), ("online", "neither a command for online")):
-        with pytest.raises(BadFile, match=error), contender(recipes.contenders["a"], question, values, 1.0):
-            pass
+    said = ["/ckpt/m", "q8.gguf", "bfloat16", "int8", "/ckpt/m"]
+    assert Contender(recipes.contenders["a"], "decode", values, 60.0).ask(1) == {"said": said}
+    with pytest.raises(BadFile, match="'nothing'"):
+        Contender(recipes.contenders["a"], "prefill", values, 1.0).ask(1)
+    with pytest.raises(BadFile, match="neither a command for online"):
+        Contender(recipes.contenders["a"], "online", values, 1.0)
 
 
 def test_an_old_checkout_runs_its_own_code_by_its_own_interpreter(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").touch()
-    (tmp_path / "benchmarks" / "__main__.py").write_text("print('{\"decode_tok_s\": 5}')")
-    recipe = read_recipes([OURS]).contenders["ours"]
+    (tmp_path / "benchmarks" / "__main__.py").write_text(
+        "import json, os, sys; print(json.dumps({'by': os.environ.get('BY')}))"
+    )
+    recipe = replace(read_recipes([OURS]).contenders["ours"], name="old", checkout=tmp_path)
     values = values_for(read_recipes([OURS]), "demo", "float32", {"prompt": "1", "output": "1", "repeats": "1"})
-    with contender(replace(recipe, name="old", checkout=tmp_path), "decode", values, 60.0) as old:
-        assert old.ask(1) == {"decode_tok_s": 5}
+    assert Contender(recipe, "decode", values, 60.0).ask(1) == {"by": None}
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.touch()
-    with contender(replace(recipe, name="old", checkout=tmp_path), "decode", values, 60.0) as old:
-        assert old.words[0] == str(python)
+    python.write_text(f'#!/bin/sh\nBY=own exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert Contender(recipe, "decode", values, 60.0).ask(1) == {"by": "own"}
 
 
 def test_the_example_file_and_ours_describe_every_contender_of_the_page() -> None:
     recipes = read_recipes([OURS, REPOSITORY / "benchmarks" / "peers.example.toml"])
     assert recipes.contenders.keys() >= {"ours", "ours-http", "vllm", "llamacpp", "ray-serve-llm"}
     values = values_for(recipes, "llama-110m", "bfloat16", {"repeats": "1", "prompt": "1", "output": "1"})
-    for question, name in (("decode", "llamacpp"), ("prefill", "vllm")):
-        with contender(recipes.contenders[name], question, values, 1.0) as one:
-            assert one.name == name
+    for question, name in (("decode", "llamacpp"), ("prefill", "vllm"), ("online", "ray-serve-llm")):
+        assert Contender(recipes.contenders[name], question, values, 1.0).name == name
 
 
 def test_an_unknown_contender_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
