@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import multiprocessing.connection
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,11 @@ def golden() -> dict[str, Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full")
+
+
+def pytest_configure() -> None:
+    # A job that a shell runs in the background inherits an ignored SIGINT, and so would the programs of tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

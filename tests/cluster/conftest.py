@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests that need one, on this machine alone, ended with the session."""
+"""One Ray cluster for all tests of this folder that need one, on this machine alone, ended after them."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ def _own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     tempfile.tempdir = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
     """A separate Ray cluster with 6 logical CPUs and 2 logical GPUs, whose workers can import this repository."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -49,7 +49,7 @@ def ray_cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def two_rank_placement(ray_cluster: None) -> Iterator[PlacementGroup]:
     """Bundles for a replica and two ranks. Tests use it one after the other, as the epochs of one replica do."""
     group = placement_group(group_bundles(2, "cpu"), strategy="STRICT_PACK")
