@@ -5,7 +5,6 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest --dist loadgroup
 CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
 .PHONY: help setup serve test test-full chaos soak fuzz gpu-check gpu-bench audit lint clean
@@ -47,9 +46,9 @@ test test-full:
 	@$(PYTHON) tests/support/native_builds.py $(FULL) & \
 	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.execution.native || exit; wait
 	@status=0; lint=$$(mktemp); \
-	$(PYTEST) -m "not servers" -n 2 $(FULL) || status=1; \
+	$(BIN)/python -m pytest -m "not servers" -n 2 $(FULL) || status=1; \
 	nice -n 19 $(MAKE) --no-print-directory lint >$$lint 2>&1 & linters=$$!; \
-	$(PYTEST) -m servers -n 3 $(FULL) || status=1; \
+	$(BIN)/python -m pytest -m servers -n 3 --no-loadscope-reorder $(FULL) || status=1; \
 	$(if $(FULL),$(BIN)/python -m tests.chaos.soak --seconds 15 --every 7 --streams 2 --pause 1 || status=1;) \
 	wait $$linters || { cat $$lint; status=1; }; \
 	rm $$lint; exit $$status

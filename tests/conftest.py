@@ -66,16 +66,28 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def group_of(nodeid: str) -> str:
+    """The group of a test, whose tests run in one worker of pytest-xdist, one after the other."""
+    path = nodeid.partition("::")[0].removeprefix("tests/")
+    return next((group for start, group in GROUPS.items() if path.startswith(start)), path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its file: `servers`, and the xdist_group whose tests run in one worker and share its servers."""
     for item in items:
-        path = item.path.relative_to(TESTS).as_posix()
-        if path.startswith(SERVERS):
+        if item.path.relative_to(TESTS).as_posix().startswith(SERVERS):
             item.add_marker(pytest.mark.servers)
-        item.add_marker(
-            pytest.mark.xdist_group(next((group for start, group in GROUPS.items() if path.startswith(start)), path))
-        )
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("full")]
