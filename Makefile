@@ -5,6 +5,7 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest $(FULL)
 CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
 .PHONY: help setup serve test test-full chaos soak fuzz gpu-check gpu-bench audit lint clean
@@ -32,9 +33,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-# First the tests that compute, among them those of ranks, which pin cores that the ranks of a server would claim. Then the tests
-# that start servers and mostly wait for them, beside the linters, whose priority is lower because Ray and Ray Serve allow a
-# process only seconds to start. tests/conftest.py says which tests share a worker. test-full adds the full matrices, every
+# Tests that compute run in the background, with a lower priority because Ray and Ray Serve allow a process only seconds to start;
+# the linters follow them. Meanwhile the tests of ranks run, and after them those of servers, whose ranks would claim the same
+# cores: at most two servers at a time, and tests/conftest.py says which tests share one. test-full adds the full matrices, every
 # combination of instruction sets, ranks, proxies, damaged files and faults that `make test` takes one or two of, and a soak.
 # They start hundreds of Python processes, in which importing torch takes twice as long without compiled modules on the disk.
 test test-full: export PYTHONDONTWRITEBYTECODE :=
@@ -45,13 +46,13 @@ test test-full:
 	@# pip compiles no module, because most are never imported: Python compiles a module when it is first imported.
 	@$(PYTHON) tests/support/native_builds.py $(FULL) & \
 	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.execution.native || exit; wait
-	@status=0; lint=$$(mktemp); \
-	$(BIN)/python -m pytest -m "not servers" -n 2 $(FULL) || status=1; \
-	nice -n 19 $(MAKE) --no-print-directory lint >$$lint 2>&1 & linters=$$!; \
-	$(BIN)/python -m pytest -m servers -n 3 --no-loadscope-reorder $(FULL) || status=1; \
+	@status=0; log=$$(mktemp); \
+	(nice -n 5 $(PYTEST) -n 2 -m "not ranks and not servers" || status=1; \
+	nice -n 5 $(MAKE) --no-print-directory lint || status=1; exit $$status) >$$log 2>&1 & \
+	$(PYTEST) -m ranks tests/cluster || status=1; \
+	$(PYTEST) -n 2 -m servers --no-loadscope-reorder || status=1; \
 	$(if $(FULL),$(BIN)/python -m tests.chaos.soak --seconds 15 --every 7 --streams 2 --pause 1 || status=1;) \
-	wait $$linters || { cat $$lint; status=1; }; \
-	rm $$lint; exit $$status
+	wait $$! || status=1; cat $$log; rm $$log; exit $$status
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup

@@ -6,7 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,16 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("shared")
 
-TESTS = Path(__file__).parent
-# Tests that start servers, and mostly wait for them. `make test` runs them after all others, which keep the cores busy.
-SERVERS = ("servers/", "chaos/", "cluster/driver/test_two_nodes.py")
-# By the beginning of a path. Each other file is a group of its own.
+# By the beginning of a path: the mark of its tests, which says when `make test` runs them.
+MARKS = {
+    "cluster/driver/test_two_nodes.py": "servers",
+    "cluster/": "ranks",
+    "servers/": "servers",
+    "chaos/": "servers",
+}
+# By the beginning of a path: tests of a group run in one worker of pytest-xdist, one after the other, because they share
+# servers. Each other file is a group of its own.
 GROUPS = {
-    "cluster/driver/test_two_nodes.py": "two nodes",
-    "cluster/": "ranks",  # one Ray cluster
     "servers/test_autoscaling.py": "autoscaling",
     "servers/test_own_cluster.py": "own cluster",
     "servers/test_small_cluster.py": "small cluster",
@@ -46,7 +49,7 @@ GROUPS = {
     "servers/": "demo and plain servers",
 }
 
-DATA = TESTS / "data"
+DATA = Path(__file__).parent / "data"
 GOLDEN = DATA / "golden"
 
 
@@ -66,10 +69,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def group_of(nodeid: str) -> str:
-    """The group of a test, whose tests run in one worker of pytest-xdist, one after the other."""
-    path = nodeid.partition("::")[0].removeprefix("tests/")
-    return next((group for start, group in GROUPS.items() if path.startswith(start)), path)
+def found(table: Mapping[str, str], path: str, otherwise: str) -> str:
+    return next((value for start, value in table.items() if path.startswith(f"tests/{start}")), otherwise)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -78,7 +79,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Groups(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
+            path = nodeid.partition("::")[0]
+            return found(GROUPS, path, path)
 
     return Groups(config, log)
 
@@ -86,8 +88,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(TESTS).as_posix().startswith(SERVERS):
-            item.add_marker(pytest.mark.servers)
+        if mark := found(MARKS, item.nodeid, ""):
+            item.add_marker(mark)
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("full")]

@@ -16,7 +16,7 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.generation import Llama
-from tests.conftest import GROUPS, SERVERS
+from tests.conftest import GROUPS, MARKS
 from tests.support.scripted_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
@@ -111,7 +111,7 @@ def test_documents_refer_to_files_and_targets_that_exist() -> None:
 
 
 def test_the_groups_of_tests_name_files_that_exist() -> None:
-    assert [start for start in (*SERVERS, *GROUPS) if not (ROOT / "tests" / start).exists()] == []
+    assert [start for start in (*MARKS, *GROUPS) if not (ROOT / "tests" / start).exists()] == []
 
 
 def test_serve_config_is_one_that_serve_and_the_server_accept() -> None:
