@@ -1,8 +1,6 @@
 """Three servers for the whole session, because a start takes as long as many tests together.
 
-`test_end_to_end.py` ends the first two, and `test_upgrade.py` the last. The other files that use them come before these in
-alphabetical order. Tests of `plain` come before all others, so that it has ended when `demo` starts: an idle server takes an
-eighth of a core.
+Tests of `plain` come before all others, so that it has ended when `demo` starts: an idle server takes an eighth of a core.
 """
 
 import hashlib
@@ -17,6 +15,7 @@ from tests.conftest import GOLDEN
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
 from tests.support.traced_server import Traced, traced_server
 
+ENDING = ("test_end_to_end.py", "test_upgrade.py")  # their last tests end `plain` and `demo`, and `traced`
 API_KEYS = ("kq7-one", "kq7-two")
 RESUME_WINDOW_S = 5.0
 CPUS_PER_RANK = 0.5  # of `traced`, so that two cores have room for another replica
@@ -24,11 +23,12 @@ DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead o
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests of this folder: those of `plain` first, in the order of their files."""
+    """Order the tests of this folder: those of `plain` first, and those of files that end servers after the other files'."""
     folder, is_full = Path(__file__).parent, bool(config.getoption("--full"))
     here = [number for number, item in enumerate(items) if item.path.is_relative_to(folder)]
-    ordered = sorted((items[number] for number in here), key=lambda item: not _uses_plain(item, is_full))
-    for number, item in zip(here, ordered, strict=True):
+    tests = [items[number] for number in here]
+    tests.sort(key=lambda item: (not _uses_plain(item, is_full), item.path.name in ENDING))
+    for number, item in zip(here, tests, strict=True):
         items[number] = item
 
 
