@@ -103,11 +103,10 @@ def test_variables_that_several_commands_or_the_server_share_are_read_too() -> N
             {
                 "LLAMA_CKPT_DIR": "{root}/demo",
                 "LLAMA_RAY_ESTIMATE_GPU": "h100",
-                "LLAMA_RAY_ESTIMATE_CONTEXT": "8Ki",
                 "LLAMA_RAY_ESTIMATE_KV_CACHE_BYTES": "4GiB",
                 "LLAMA_RAY_ESTIMATE_JSON": "true",
             },
-            ["h100", 8192, {"kv_cache_bytes": 4 * 2**30}, ("as_json", True)],
+            ["h100", {"kv_cache_bytes": 4 * 2**30}, ("as_json", True)],
         ),
         ("chat", {"LLAMA_RAY_CHAT_QUESTION": "Hi?", "LLAMA_RAY_MAX_TOKENS": "1k"}, ["Hi?", 1000]),
         (
@@ -152,7 +151,7 @@ def test_every_number_of_tokens_bytes_or_requests_takes_a_unit() -> None:
     sized = {
         (command, option) for command, option, parameter in options() if parameter.metavar in UNITS
     } - COUNTS_OF_FEW
-    assert len(sized) == 11
+    assert len(sized) == 10
     for command, option in sized:
         refused = CliRunner().invoke(app, [command, option, "8x"]).output
         line = " ".join(refused.split())
