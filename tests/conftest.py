@@ -38,6 +38,7 @@ MARKS = {
 # By the beginning of a path: tests of a group run in one worker of pytest-xdist, one after the other, because they share
 # servers. Each other file is a group of its own.
 GROUPS = {
+    "servers/test_abrupt_ends.py": "startup",
     "servers/test_autoscaling.py": "autoscaling",
     "servers/test_own_cluster.py": "own cluster",
     "servers/test_small_cluster.py": "small cluster",
