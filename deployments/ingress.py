@@ -29,8 +29,8 @@ from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
-from deployments.local.loopback import keep_replica_on_loopback
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
+from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.replica_log import log_like_serve
 from deployments.tracing.otlp_metrics import open_metrics
 from deployments.tracing.tracing import open_tracing

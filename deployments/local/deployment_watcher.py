@@ -15,7 +15,6 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deployments.local import controller_interval
 from deployments.local.banner import banner, base_url
 from deployments.local.config_file import ConfigFile
 from deployments.local.console import Console
@@ -64,8 +63,6 @@ class DeploymentWatcher(threading.Thread):
             elif state.status == "RUNNING":
                 if self._check_ready():
                     self.is_ready = True
-                    if self.owns_cluster:
-                        controller_interval.set_interval(controller_interval.SERVING_S)
                     return
             elif not has_noticed and time.monotonic() - begin_s > PENDING_NOTICE_S and (reason := _pending()):
                 has_noticed = True

@@ -19,6 +19,8 @@ from deployments.local import haproxy
 SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
 # One event loop for HTTP and the engine. With Serve's own thread for the replica's code, every token would change threads.
 ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+# One pass of the controller's loop holds a core for 1.5 ms, which all ranks on its machine wait for. Serve's default is 0.1.
+FEW_PASSES: Final = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
 # By default Serve kills a proxy, and warns, that is not ready after 5 s or answers late, as on a machine whose cores are busy.
 PATIENT: Final = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
 
@@ -28,6 +30,7 @@ def cluster_variables(directory: Path) -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         **ONE_LOOP,
+        **FEW_PASSES,
         **PATIENT,
         # Serve reads some of the clients' headers before the replica does, and answers invalid ones by itself.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": SAFE_HEADERS,

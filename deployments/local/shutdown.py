@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from cluster.wire.process_end import ProcessIdentity, is_running
-from deployments.local import controller_interval, haproxy, process_tag, ray_patches
+from deployments.local import haproxy, process_tag
 from deployments.local.console import Console
 from deployments.local.deployment_watcher import DeploymentWatcher
 
@@ -172,9 +172,6 @@ class Shutdown:
         import ray
         from ray import serve
 
-        if self._watcher.owns_cluster:
-            controller_interval.set_interval(controller_interval.STARTING_S)
-        hide_controller_errors()
         ending = threading.Thread(target=serve.shutdown, daemon=True, name="serve-shutdown")
         ending.start()
         while ending.is_alive():
@@ -195,23 +192,6 @@ def _is_refused(address: str) -> bool:
     except OSError as error:
         return isinstance(error, ConnectionRefusedError)
     return False
-
-
-def hide_controller_errors() -> None:
-    """Drop Ray's errors about Serve's controller from now on: Serve kills it while calls to it are open."""
-    if not ray_patches.is_supported():
-        return
-    from ray._private import worker
-
-    module: Any = worker
-    show = module.print_to_stdstream
-
-    def show_others(data: dict[str, Any], *arguments: Any, **options: Any) -> None:
-        data = {**data, "lines": [line for line in data["lines"] if "Task ServeController." not in line]}
-        if data["lines"]:
-            show(data, *arguments, **options)
-
-    module.print_to_stdstream = show_others
 
 
 def _end_pending_replicas(app_name: str) -> None:

@@ -1,33 +1,22 @@
-"""A Ray cluster on this machine for one server, without the processes that such a server never uses.
+"""A Ray cluster on this machine for one server: on loopback alone, without dashboard and autoscaler.
 
-`ray.init()` of Ray 2.60 also starts a dashboard with a process for each of its pages, and waits for it; a monitor for
-the autoscaler of a cluster that cannot grow; and exporters of metrics, whose fixed port makes a second cluster on the
-machine wait four seconds more. Few of these have an option, so `_SmallNode` changes what Ray's own class starts.
-LLAMA_DASHBOARD=1 has Ray start all of it.
+Ray binds to loopback where a node's address is 127.0.0.1. But a Ray client replaces this address, given or found
+("auto"), by the machine's other address, where no Ray listens. Ray does not replace the name LOCALHOST in
+capitals, and the resolver ignores case. LLAMA_DASHBOARD=1 has Ray start what it starts by default.
 """
 
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
+import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 import ray
 import ray._private.node
-from ray._private import services
-from ray._raylet import (  # type: ignore[attr-defined]
-    DASHBOARD_AGENT_LISTEN_PORT_NAME,
-    METRICS_AGENT_PORT_NAME,
-    METRICS_EXPORT_PORT_NAME,
-    persist_port,
-)
 
-from deployments.local import loopback, ray_patches
+from deployments.local import ray_patches
 
+ADDRESS: Final = "127.0.0.1"
+NAME: Final = "LOCALHOST"
 # Read by every process of the cluster.
 SETTINGS: Final = {
     # Without dashboard and exporters, the threads that report to them are not needed.
@@ -42,92 +31,72 @@ SETTINGS: Final = {
 # Steps and answers do not use Ray's object store. By default Ray reserves three tenths of the machine's memory for it, and
 # warns about a container's small /dev/shm.
 OBJECT_STORE_BYTES: Final = 256 * 2**20
-NOOP_AGENT: Final = Path(__file__).parent / "noop_agent.py"
-_REGISTERED_WITHIN_S: Final = 30.0
-
-
-def wants_dashboard() -> bool:
-    return os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0")
 
 
 def start(namespace: str, report: Callable[[str], None]) -> None:
     """Start the cluster and connect to it, as `ray.init(address="local")` does. `report` takes a line for the user."""
     if (unsupported := ray_patches.report_unsupported()) is not None:
         report(unsupported)
-    if wants_dashboard() or unsupported is not None:
+    if os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0") or unsupported is not None:
         ray.init(address="local", namespace=namespace)
         return
-    if not loopback.is_resolved():
+    if not _is_resolved():
         report(
-            f"This machine does not resolve {loopback.NAME} to {loopback.ADDRESS}, so Ray's own ports, guarded by its "
-            "token, are open on every interface. A line for localhost in /etc/hosts prevents that."
+            f"This machine does not resolve {NAME} to {ADDRESS}, so Ray's own ports, guarded by its token, are open on every "
+            "interface. A line for localhost in /etc/hosts prevents that."
         )
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    with replaced(ray._private.node, "Node", _SmallNode):
+    node: Any = ray._private.node
+    original, node.Node = node.Node, _SmallNode
+    try:
         ray.init(address="local", namespace=namespace, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+    finally:
+        node.Node = original
 
 
-class NodeWithoutAgent(ray._private.node.Node):
-    """A node of Ray's without the dashboard's agent, which takes 15 threads, 110 MB and 3 s of processor time to start."""
-
-    def start_raylet(self, *arguments: Any, **options: Any) -> None:
-        """Start the raylet with a no-op agent, because it ends when its agent ends. It also waits for the agent's ports
-        (-1: none)."""
-        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
-            persist_port(self.get_session_dir_path(), self.node_id, name, -1)  # type: ignore[no-untyped-call]
-        start_process: Callable[..., Any] = services.start_ray_process
-
-        def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
-            option = "--dashboard_agent_command="
-            noop_agent = subprocess.list2cmdline([sys.executable, "-I", "-S", str(NOOP_AGENT)])
-            changed = [f"{option}{noop_agent}" if part.startswith(option) else part for part in command]
-            assert changed != command, "Ray passes no dashboard agent to the raylet: this is another version of Ray"
-            return start_process(changed, *rest, **settings)
-
-        with replaced(services, "start_ray_process", without_agent):
-            super().start_raylet(*arguments, **options)
-
-
-class _SmallNode(NodeWithoutAgent):
-    """The node that `ray.init` makes, on loopback alone, without dashboard, its agent, monitor and exporters."""
+class _SmallNode(ray._private.node.Node):
+    """The node that `ray.init` makes."""
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
         ray_params.update(no_monitor=True, dashboard_agent_listen_port=0)
-        self._is_on_loopback = loopback.is_resolved()
+        self._is_on_loopback = _is_resolved()
         if self._is_on_loopback:
-            ray_params.update(node_ip_address=loopback.ADDRESS)
+            ray_params.update(node_ip_address=ADDRESS)
         super().__init__(ray_params, **options)
-
-    def start_head_processes(self) -> None:
-        # Rotation needs threads that copy the agents' output, and there is hardly any output.
-        self.max_bytes = 0
-        super().start_head_processes()  # type: ignore[no-untyped-call]
 
     def start_gcs_server(self) -> None:
         super().start_gcs_server()  # type: ignore[no-untyped-call]
         if self._is_on_loopback:
             assert self._gcs_address is not None
-            self._gcs_address = f"{loopback.NAME}:{self._gcs_address.rpartition(':')[2]}"
+            self._gcs_address = f"{NAME}:{self._gcs_address.rpartition(':')[2]}"
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-        """Do not start the dashboard."""
-
-    def start_ray_processes(self) -> None:
-        super().start_ray_processes()  # type: ignore[no-untyped-call]
-        # Ray looks for the raylet next, and if it is missing looks again only a second later.
-        gcs = self.get_gcs_client()  # type: ignore[no-untyped-call]
-        deadline = time.monotonic() + _REGISTERED_WITHIN_S
-        while not gcs.get_all_node_info() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        """Do not start the dashboard, which Ray also does where it is not wanted, without its pages."""
 
 
-@contextmanager
-def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
-    """`value` in place of an attribute of a module."""
-    original = getattr(module, name)
-    setattr(module, name, value)
+def _is_resolved() -> bool:
+    """Whether the name in capitals resolves to 127.0.0.1. It does wherever /etc/hosts has localhost."""
     try:
-        yield
-    finally:
-        setattr(module, name, original)
+        found = socket.getaddrinfo(NAME, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(address[0] == ADDRESS for *_, address in found)
+
+
+def keep_replica_on_loopback() -> None:
+    """Bind the replica's gRPC port to loopback where its node is on loopback; Serve would bind it to every interface.
+
+    To be called in a replica before Serve has opened the port.
+    """
+    if not ray_patches.is_supported() or ray.util.get_node_ip_address() != ADDRESS:  # type: ignore[no-untyped-call]
+        return
+    from ray.serve._private import replica
+
+    module: Any = replica
+    add_port = module.add_port_to_grpc_server
+
+    def add_loopback_port(server: object, address: str) -> int:
+        return int(add_port(server, address.replace("[::]:", f"{ADDRESS}:")))
+
+    module.add_port_to_grpc_server = add_loopback_port

@@ -18,11 +18,9 @@ import httpx
 import openai
 import pytest
 
-from deployments.local.controller_interval import SERVING_S
 from tests.support import http
-from tests.support.programs import output_of
 from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import WITH_TOKEN, Server, address_of, is_idle, num_generated, option_of
+from tests.support.server import Server, is_idle, num_generated, option_of
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -157,31 +155,6 @@ def test_another_user_cannot_put_a_socket_in_the_place_of_the_raylets(demo: Serv
     if os.getuid() == 0:
         done = subprocess.run([sys.executable, "-I", "-S", "-c", AS_NOBODY, socket], capture_output=True, check=False)
         assert b"PermissionError" in done.stderr and socket.exists(), done.stderr
-
-
-INTERVAL = """
-import sys, time
-import ray
-
-def interval(controller):
-    import ray.serve._private.controller as loop
-    return loop.CONTROL_LOOP_INTERVAL_S
-
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-for _ in range(600):
-    if (seen := ray.get(controller.__ray_call__.remote(interval))) == float(sys.argv[2]):
-        break
-    time.sleep(0.2)
-print("SEEN", seen)
-"""
-
-
-def test_serves_control_loop_slows_down_once_the_server_is_ready(demo: Server) -> None:
-    wait_until("the banner is printed", lambda: "is ready at" in demo.output())
-    # The command changes the interval after it has printed the banner.
-    command = [sys.executable, "-c", INTERVAL, address_of(demo), str(SERVING_S)]
-    assert f"SEEN {SERVING_S}\n" in output_of(command, WITH_TOKEN)
 
 
 def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -> None:

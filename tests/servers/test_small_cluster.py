@@ -37,12 +37,6 @@ def test_a_small_cluster_has_neither_dashboard_nor_autoscaler(small: dict[str, A
     assert not small["dashboard"]
 
 
-def test_a_small_cluster_has_a_noop_agent_in_place_of_the_dashboard_agent(small: dict[str, Any]) -> None:
-    assert count(small, "dashboard/agent.py") == 0
-    # The raylet's own command line names the no-op agent too.
-    assert count(small, "noop_agent.py") - count(small, "raylet/raylet") == 1
-
-
 def test_a_small_cluster_listens_on_loopback_and_clients_on_this_machine_find_it(small: dict[str, Any]) -> None:
     assert small["address"].startswith("LOCALHOST:")
     assert small["is_found_there"]
@@ -62,6 +56,6 @@ def test_rays_own_classes_are_restored_after_the_start(small: dict[str, Any]) ->
 
 @pytest.mark.full
 def test_llama_dashboard_starts_rays_dashboard(default: dict[str, Any]) -> None:
-    assert count(default, "dashboard/dashboard.py") == 1 and count(default, "noop_agent.py") == 0
+    assert count(default, "dashboard/dashboard.py") == 1
     assert default["dashboard"]
     assert set(default["settings"].values()) == {None}

@@ -1,15 +1,32 @@
 """Nodes of Ray without the processes that no test uses, whose starts take most of a small cluster's processor time."""
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import ray._private.node
 from ray._private import services
+from ray._raylet import (  # type: ignore[attr-defined]
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    persist_port,
+)
 
-from deployments.local.small_cluster import SETTINGS, NodeWithoutAgent, replaced
+from deployments.local.small_cluster import SETTINGS
+
+# In place of the dashboard's agent, whose end ends the raylet: waits until the raylet, its parent, has ended.
+NOOP_AGENT: Final = """
+import os, time
+parent = os.getppid()
+while os.getppid() == parent and open(f"/proc/{parent}/comm").read().strip() == "raylet":
+    time.sleep(1)
+"""
 
 REGISTERED_WITHIN_S = 150.0  # Ray allows a raylet 30 s, which a busy machine exceeds
 _GET_NODE = services.get_node
@@ -27,13 +44,40 @@ def _get_registered_node(gcs_address: str, node_id: str) -> Any:
             time.sleep(0.1)
 
 
-class _Node(NodeWithoutAgent):
+@contextmanager
+def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """`value` in place of an attribute of a module."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+class _Node(ray._private.node.Node):
     """A node without the dashboard, its agent and the autoscaler's monitor."""
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
         ray_params.update(no_monitor=True)
         with replaced(services, "get_node", _get_registered_node):
             super().__init__(ray_params, **options)
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:
+        """The raylet waits for the agent's ports (-1: none)."""
+        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+            persist_port(self.get_session_dir_path(), self.node_id, name, -1)
+        start_process: Callable[..., Any] = services.start_ray_process
+
+        def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
+            option = "--dashboard_agent_command="
+            noop_agent = subprocess.list2cmdline([sys.executable, "-I", "-S", "-c", NOOP_AGENT])
+            changed = [f"{option}{noop_agent}" if part.startswith(option) else part for part in command]
+            assert changed != command, "Ray passes no dashboard agent to the raylet: this is another version of Ray"
+            return start_process(changed, *rest, **settings)
+
+        with replaced(services, "start_ray_process", without_agent):
+            super().start_raylet(*arguments, **options)
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         """Do not start the dashboard, which Ray also does where it is not wanted, without its pages."""
