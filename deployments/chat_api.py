@@ -19,8 +19,8 @@ from deployments.http.schemas import ChatBody
 from deployments.http.structured_outputs import grammar_of
 from deployments.typed_api import TypedHandleApi
 from llama_core.errors import InvalidParameter
+from llama_core.grammar.build import callers_grammar
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.callers_grammar import callers_grammar
 from llama_core.text.spellings import spellings
 from llama_core.text.tools.tool import Tool
 

@@ -7,7 +7,7 @@ results = handle.sample.remote(["Once upon a time"], SamplingParams(max_tokens=3
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from itertools import islice
 from typing import Any, overload
 
@@ -22,13 +22,12 @@ from deployments.handle_call import (
     read_to_end,
     until_aborted,
 )
-from deployments.http.grammar_checks import GrammarChecks
 from llama_core.errors import InvalidParameter
+from llama_core.grammar.answers import answer_grammar
+from llama_core.grammar.build import callers_grammar
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
-from llama_core.text.callers_grammar import callers_grammar
 from llama_core.text.chat_format import Dialog
-from llama_core.text.grammar import Checks, for_answer, kept
 from llama_core.text.spellings import spellings
 
 Prompt = str | Sequence[int] | Dialog
@@ -220,12 +219,6 @@ class TypedHandleApi(HandleApi):
     def _spelled(self, bad_words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         return spellings(checked_bad_words(bad_words), self.service.tokenizer)
 
-    @cached_property
-    def _grammar_checks(self) -> GrammarChecks:
-        checks = GrammarChecks()
-        self.service.on_drain(checks.close)
-        return checks
-
     async def _checked(
         self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...], owner: str
     ) -> SamplingParams:
@@ -234,11 +227,10 @@ class TypedHandleApi(HandleApi):
             params = replace(params, bad_words=(*params.bad_words, *bad_words))
         if not params.grammar:
             return params
-        scope = self.service.cache_scope(owner)
-        grammar = await self._grammar_checks.run(
-            lambda by: _checked(scope, by, params.grammar), params.grammar, "grammar", asyncio.to_thread, owner
+        check = partial(
+            answer_grammar, self.service.answer_format, callers_grammar(params.grammar), "grammar", owner=owner
         )
-        return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
+        return replace(params, grammar=await asyncio.to_thread(check))
 
     def _continued(self, prompt: Prompt, before: list[int], continuation: Continuation) -> tuple[list[int], int]:
         """The ids of prompt and continuation, and where the continuation begins."""
@@ -255,11 +247,6 @@ class TypedHandleApi(HandleApi):
         if not 1 <= begin < len(ids):
             raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
         return ids, begin
-
-
-@kept
-def _checked(by: Checks, grammar: str) -> str:
-    return by.checked_grammar(callers_grammar(grammar), "grammar")
 
 
 def _are_prompts(prompt: Any) -> bool:

@@ -24,6 +24,7 @@ from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, E
 from llama_core.errors import ConfigError
 from llama_core.execution import parallel as groups
 from llama_core.execution.runner import ModelRunner
+from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -36,7 +37,6 @@ from llama_core.results import (
 from llama_core.scheduling.request import Sequence, check_prompt, describe_request, log_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.text.chat_format import ChatFormat, Dialog
-from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.no_chat_format import NoChatFormat
 from llama_core.text.registry import (
     DEFAULT_CHAT_FORMAT,

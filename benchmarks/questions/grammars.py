@@ -23,11 +23,14 @@ from benchmarks.harness.in_process import built_llama, case_name, vocabulary, wa
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import random_prompt
 from llama_core import Llama
-from llama_core.execution.grammars.masks import SlotGrammars
+from llama_core.grammar.answers import answer_grammar
+from llama_core.grammar.build import json_schema_grammar
+from llama_core.grammar.masks import SlotGrammars
+from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.grammar import checked_grammar, for_answer, json_schema_grammar
-from llama_core.text.grammar_vocabulary import grammar_vocabulary
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.tools.registry import find_tool_format
 
 # No text of these ends within the outputs, so that all runs have as many rows in all steps.
 SCHEMAS: Sequence[dict[str, Any]] = (
@@ -52,26 +55,25 @@ def timed_masks(llama: Llama) -> Iterator[MaskTimes]:
     """What masks take inside the context."""
     grammars: Any = llama.runner._grammars
     found = MaskTimes()
-    fill_row: Any = grammars._fill_row
+    match: Any = grammars._match
     fill: Any = grammars._fill
 
-    def timed_row(job: Any, masks: Any) -> bool:
+    def timed_row(*row: Any) -> Any:
         begin = time.perf_counter()
-        is_ready: bool = fill_row(job, masks)
-        if is_ready:
-            found.seconds.append(time.perf_counter() - begin)
-        return is_ready
+        forced = match(*row)
+        found.seconds.append(time.perf_counter() - begin)
+        return forced
 
     def timed(*masks: Any) -> None:
         begin = time.thread_time()
         fill(*masks)
         found.processor += time.thread_time() - begin
 
-    grammars._fill_row, grammars._fill = timed_row, timed
+    grammars._match, grammars._fill = timed_row, timed
     try:
         yield found
     finally:
-        del grammars._fill_row, grammars._fill
+        del grammars._match, grammars._fill
 
 
 def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> tuple[float, float]:
@@ -141,9 +143,9 @@ def main(argv: Sequence[str]) -> None:
             lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids),
             vocabulary(llama),
             options.rows,
-            context,
         )
-        grammars = [for_answer(checked_grammar(json_schema_grammar(schema), "schema"), tokenizer) for schema in SCHEMAS]
+        form = AnswerFormat(tokenizer, find_tool_format("hermes"), None)
+        grammars = [answer_grammar(form, json_schema_grammar(schema), "schema") for schema in SCHEMAS]
         figures = measure(llama, options, grammars)
         weights = case_name(llama, options)
     rows = {"rows": options.rows, "rows_with_grammar": options.grammar_rows}

@@ -58,7 +58,7 @@ def refused_schema(number: int) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namespace) -> AsyncIterator[list[float]]:
-    """Runs while an answer is generated whose tokens are slow already."""
+    """Runs while answers are generated, one after the other, whose tokens become slower."""
     is_slow = asyncio.Event()
 
     async def answer() -> None:
@@ -76,6 +76,7 @@ async def ambiguous_answer(http: aiohttp.ClientSession, options: argparse.Namesp
                     num_tokens += line.startswith(b"data: {")
                     if num_tokens >= SLOW_FROM:
                         is_slow.set()
+            is_slow.set()  # the server has ended it, because its grammar is too slow
 
     async with running(answer()) as task:
         waiting = asyncio.create_task(is_slow.wait())

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from llama_core.config import EngineConfig
-from llama_core.text.vocabulary_file import VocabularyFile
 
 if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
     from llama_core.execution.parallel import Parallel
 
 
@@ -34,13 +36,18 @@ def load_model_runner(
         parallel = alone(config.device)
         if rendezvous.listen_fd is not None:
             os.close(rendezvous.listen_fd)  # no other rank will connect
-    path = config.tokenizer_path
-    vocabulary = VocabularyFile(path, config.vocab_size, config.stop_ids) if path else None
+    vocabulary = partial(_grammar_vocabulary, config) if config.tokenizer_path else None
     runner = ModelRunner.load(
         config, parallel, on_progress, vocabulary=vocabulary, former_blocks=rendezvous.former_blocks
     )
     runner.prepare_grammars()
     return runner
+
+
+def _grammar_vocabulary(config: EngineConfig) -> "LLTokenizer":
+    from llama_core.grammar.vocabulary import load_vocabulary  # most ranks never follow a grammar
+
+    return load_vocabulary(config.tokenizer_path, config.vocab_size, config.stop_ids)
 
 
 def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":

@@ -43,7 +43,7 @@ _MAX_RULES_BYTES: Final = (
 )
 _MAX_FIELDS_BYTES: Final = (
     225 + _MAX_PARAMS_BYTES
-)  # a slot's other names, its scope, row, new block, a few drafts, that it was left; also a step's fields
+)  # a slot's other names, its scope, row, new block, a few drafts; also a step's fields
 _MAX_REST_BYTES: Final = _MAX_FIELDS_BYTES + _MAX_RULES_BYTES
 
 

@@ -28,7 +28,6 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
-from llama_core.text.grammar_cost import is_unbounded, may_take_long
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -123,7 +122,6 @@ class EngineLoop:
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
-        slow_to_begin, slow = _slow_grammars({params.grammar for _, params in choices if params.grammar})
         sequences = []  # all of them are valid before the first is queued
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
@@ -139,8 +137,6 @@ class EngineLoop:
                 priority=priority,
                 cache_scope=cache_scope,
                 request_id=request_id,
-                is_slow_to_begin=params.grammar in slow_to_begin,
-                is_slow=params.grammar in slow,
             )
             sequences.append(seq)
         return [self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed) for seq in sequences]
@@ -315,9 +311,3 @@ class EngineLoop:
             if stream is not None and stream.timeline.admitted_s is None:
                 stream.timeline.admitted_s = now_s
                 self._reports.admitted(seq)
-
-
-def _slow_grammars(grammars: set[str]) -> tuple[set[str], set[str]]:
-    """Those that may take long to compile, and those of these whose masks may take long too."""
-    slow_to_begin = {grammar for grammar in grammars if may_take_long(grammar)}
-    return slow_to_begin, {grammar for grammar in slow_to_begin if is_unbounded(grammar)}

@@ -180,9 +180,6 @@ class Engine(Protocol):
     def live(self) -> bool:
         """False when only a restart helps."""
 
-    def on_drain(self, end: Callable[[], None]) -> None:
-        """Call `end` when no more request is taken, so that nobody waits for work that is done before a request is queued."""
-
     def check_capacity(self, owner: str = "") -> None:
         """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait. Call it
         before a body is parsed."""

@@ -80,7 +80,6 @@ class LlamaService:
         self._loop: EngineLoop | None = None
         self._failure: LlamaError | None = None
         self._draining = False
-        self._on_drain: list[Callable[[], None]] = []
         self._serving: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
         self._num_seeds = 0
@@ -135,14 +134,14 @@ class LlamaService:
 
     async def drain(self) -> None:
         """Take no new request, and wait up to `drain_timeout_s` for the live ones to end. Those that have not are aborted."""
-        self._begin_drain()
+        self._draining = True
         if self._loop is not None and not await self._loop.drain(self.args.drain_timeout_s):
             log.warning("live requests have not ended within %.0f s and are aborted", self.args.drain_timeout_s)
             self._loop.fail(NotReady("the server has shut down"))
 
     async def stop(self) -> None:
         """End remaining requests and all ranks. No process of the group remains when this returns."""
-        self._begin_drain()
+        self._draining = True
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -150,12 +149,6 @@ class LlamaService:
             self._loop.fail(NotReady("the server has shut down"))
         if self._supervisor is not None:
             await self._supervisor.stop()
-
-    def _begin_drain(self) -> None:
-        self._draining = True
-        ends, self._on_drain = self._on_drain, []
-        for end in ends:
-            end()
 
     @property
     def _context_reason(self) -> str:
@@ -224,12 +217,6 @@ class LlamaService:
             or (self._supervisor is not None and self._supervisor.recovering is not None)
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
-
-    def on_drain(self, end: Callable[[], None]) -> None:
-        if self._draining:
-            end()
-        else:
-            self._on_drain.append(end)
 
     def check_capacity(self, owner: str = "") -> None:
         self._taking_loop().check_capacity(owner)

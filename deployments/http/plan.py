@@ -178,18 +178,13 @@ def answer_parsing(
     return AnswerParsing(answer_format, use, begun, body.is_legacy, is_either, hides_reasoning)
 
 
-async def chat_grammar(grammar: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
-    """The grammar of a chat's answer: its tool calls, and `grammar`, asked for by the field `param`, behind the reasoning.
-
-    Raises InvalidParameter that names the field or the tool.
-    """
+async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
+    """The grammar of a chat's answer. wanted: the grammar that the field `param` asks for, or "". Raises what
+    `PromptEncoder.grammar` raises."""
     if parsing is None:
-        return await encoder.grammar(grammar, param)
-    if parsing.use is None:
-        checked = await encoder.grammar(grammar, param, is_whole=False)
-        return parsing.answer_format.after_reasoning(checked, begun=parsing.begun) if checked else ""
-    answer = await encoder.checked_grammar(grammar, param, is_whole=False)
-    return await encoder.tool_grammar(parsing.use, answer, param, begun=parsing.begun)
+        return await encoder.grammar(wanted, param)
+    reasons = parsing.answer_format.reasoning is not None
+    return await encoder.grammar(wanted, param, parsing.use, begun=parsing.begun if reasons else None)
 
 
 def check_model(model: str | None, engine: Engine) -> None:

@@ -13,18 +13,13 @@ from typing import TypeVar, cast
 
 from deployments.engine.interface import Engine
 from deployments.http.dialog_fields import ChatMessage
-from deployments.http.grammar_checks import GrammarChecks
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.logprobs import names_of
 from deployments.http.merged_roles import encode_merging
-from deployments.http.structured_outputs import checked
 from llama_core.errors import InvalidDialog, InvalidParameter
+from llama_core.grammar.answers import answer_grammar
 from llama_core.scheduling.request import check_length
-from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
-from llama_core.text.grammar import Checks, for_answer, kept
-from llama_core.text.grammar_cost import has_slow_part
-from llama_core.text.tools.lark import arguments_grammar, tool_place
 from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
 from llama_core.text.tools.tool import ToolUse
 
@@ -49,9 +44,8 @@ class PromptEncoder:
     def __init__(self, engine: Engine, limits: TextLimits) -> None:
         self._engine = engine
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
-        self._checks = GrammarChecks()
+        self._checks = ConcurrencyLimiter(1, limits.max_chars, "grammars are being checked")
         self._owner = ""
-        engine.on_drain(self._checks.close)
 
     def of(self, owner: str) -> "PromptEncoder":
         """This encoder for requests of `owner`: owners take turns in slow checks of grammars, and have caches of their own."""
@@ -128,51 +122,14 @@ class PromptEncoder:
         parse_special = bool(parse_special)
         return await self._run(len(text), lambda: self._ids(text, bos, parse_special))
 
-    async def grammar(self, grammar: str, param: str, *, is_whole: bool = True) -> str:
-        """The grammar as the engine takes it, checked. Raises InvalidParameter that names `param`."""
-        if not grammar:
+    async def grammar(self, wanted: str, param: str, use: ToolUse | None = None, *, begun: bool | None = None) -> str:
+        """The checked grammar of an answer, as `answer_grammar` makes it. Raises what that raises, and QueueFull."""
+        if not wanted and use is None:
             return ""
-        answer = await self.checked_grammar(grammar, param, is_whole=is_whole)
-        written = for_answer(answer, self._engine.tokenizer) if answer else ""
-        if len(written.encode()) > MAX_GRAMMAR_BYTES:
-            raise InvalidParameter(f"{param}: makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes", param=param)
-        return written
-
-    async def checked_grammar(self, grammar: str, param: str, *, is_whole: bool) -> str:
-        """The grammar, if it compiles, which `GrammarChecks` finds out. Raises InvalidParameter that names `param`.
-
-        is_whole: neither reasoning nor tool calls are in the same grammar."""
-        if not grammar:
-            return ""
-        scope = self._engine.cache_scope(self._owner)
-
-        def check(by: Checks) -> str:
-            return checked(scope, by, grammar, param, is_whole=is_whole)
-
-        in_thread = partial(self._run, len(grammar), in_thread=True)
-        return await self._checks.run(check, grammar, param, in_thread, self._owner)
-
-    async def tool_grammar(self, use: ToolUse, answer: str, param: str, *, begun: bool) -> str:
-        """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning.
-
-        answer: a checked grammar of the field `param`, which an answer that calls no tool follows; "" for any text.
-        """
-        answer_format, scope = self._engine.answer_format, self._engine.cache_scope(self._owner)
-        use = replace(use, cache_scope=scope)
-        if answer and use.mode == "auto":
-            make = partial(answer_format.grammar_or, use, answer, param, begun=begun)
-        else:
-            make = partial(answer_format.grammar, use, begun=begun)
-        made = await self._run(sum(len(tool.schema) for tool in use.tools), make, in_thread=True)
-        slow = [index for index, tool in enumerate(use.tools) if has_slow_part(tool.schema)]
-        # Rank 0 compiles all tools together.
-        for indices in (*([index] for index in slow), *([slow] if len(slow) > 1 else [])):
-            place = tool_place(use, indices[0]) if len(indices) == 1 else "tools"
-            grammar = arguments_grammar(use, indices)
-            check = partial(_compiled, scope, grammar=grammar, param=place)
-            in_thread = partial(self._run, len(grammar), in_thread=True)
-            await self._checks.run(check, grammar, place, in_thread, self._owner)
-        return made
+        num_chars = len(wanted) + (0 if use is None else sum(len(tool.schema) for tool in use.tools))
+        form = self._engine.answer_format
+        make = partial(answer_grammar, form, wanted, param, use, begun=begun, owner=self._owner)
+        return await self._checks.run(make, num_chars)
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
@@ -230,11 +187,6 @@ class PromptEncoder:
         if num_chars <= INLINE_CHARS and not in_thread:
             return work()
         return await self._limiter.run(work, num_chars)
-
-
-@kept
-def _compiled(by: Checks, grammar: str, param: str) -> str:
-    return by.compiled(grammar, param)
 
 
 def _message(message: ChatMessage, has_template: bool) -> Message:

@@ -69,7 +69,7 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     response_format: dict[str, Any] | None = Field(
         None,
-        description="text, json_object, json_schema (OpenAI's; the schema may be in `schema`) or structural_tag (vLLM's).",
+        description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's).",
     )
     guided_json: dict[str, Any] | str | bool | None = Field(None, description="As structured_outputs.json.")
     guided_regex: str | None = Field(None, description="As structured_outputs.regex.")

@@ -15,11 +15,11 @@ from llama_core.checkpoint.source import CheckpointSource
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import LOGITS_AT_A_TIME, Sampled
-from llama_core.execution.grammars.masks import SlotGrammars
 from llama_core.execution.memory_budget import LEAST_CONTEXT, free_cache_bytes, longest_context
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.rank_loading import LoadedRank, load_rank
 from llama_core.execution.sampling import token_logprobs
+from llama_core.grammar.masks import SlotGrammars
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.sliding_window import SlidingWindow
@@ -59,7 +59,7 @@ class ModelRunner:
         self._slots = loaded.slots
         # Rank 0 samples for all ranks.
         self._grammars = (
-            SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules), self.config.max_seq_len)
+            SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules))
             if self.parallel.rank == 0
             else None
         )
@@ -195,9 +195,6 @@ class ModelRunner:
         `result`."""
         begin = time.perf_counter()
         slots, grammars = self._slots, self._grammars
-        if grammars is not None:
-            for left in batch.left:
-                grammars.leave(left)
         for init in batch.admit:
             slots.admit(init)
             if grammars is not None:
@@ -239,9 +236,7 @@ class ModelRunner:
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=sampled.non_finite,
                 refused=[(i, reasons.get(i, CONTRADICTION)) for i in sampled.refused if i not in deferred],
-                unavailable=masks.unavailable if masks is not None else [],
                 forced=masks.forced if masks is not None else [],
-                shortened=masks.shortened if masks is not None else [],
                 deferred=deferred,
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,

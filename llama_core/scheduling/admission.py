@@ -2,13 +2,9 @@
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; none overtakes it.
 Its prefix is looked up in the cache at this moment, not before. Knows nothing of steps and their budget.
-
-Of sequences whose grammars may take long, few have a slot: until the grammar is compiled, or until they end where its masks may
-take long too. Others overtake those that wait.
 """
 
 from collections.abc import Sequence as Seq
-from typing import Final
 
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.model_config import FULL_ATTENTION
@@ -18,8 +14,6 @@ from llama_core.scheduling.prefix_cache import PrefixCache
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
-
-_SLOTS_PER_SLOW: Final = 4  # of all slots, one in so many may wait for grammars
 
 
 class Admission:
@@ -99,9 +93,7 @@ class Admission:
         be admitted now."""
         if not self.waiting or not self.free_slots or self._head_lacks_blocks:
             return None
-        seq = self._next(running)
-        if seq is None:
-            return None
+        seq = self.waiting.first()
         if seq.inflight:  # preempted in mid-step: the sampled token has not been read back
             return None
         if not self._quarantine.admits(seq, running):
@@ -124,16 +116,6 @@ class Admission:
         if seq.num_cached is None:  # else the sequence ran before, and its prompt was counted then
             self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
             seq.num_cached = seq.scheduled
-        return seq
-
-    def _next(self, running: Seq[Sequence]) -> Sequence | None:
-        seq: Sequence | None = self.waiting.first()
-        if seq is not None and seq.is_slow_to_begin:
-            num_slow = sum(
-                each.is_slow or (each.is_slow_to_begin and each.length == each.prompt_len) for each in running
-            )
-            if num_slow >= max(1, self._num_slots // _SLOTS_PER_SLOW):
-                seq = self.waiting.first_quick()
         return seq
 
     @property

@@ -71,17 +71,6 @@ class _PriorityClass:
         self.floor = max(self.floor, counter)
         return next(iter(self.by_owner[owner]))
 
-    def first_quick(self) -> Sequence | None:
-        """As `first`, of the requests that are not slow to begin. Takes time for each owner and request that it passes over."""
-        passed: list[tuple[float, int, str]] = []
-        found: Sequence | None = None
-        while found is None and (top := self._top()) is not None:
-            found = next((seq for seq in self.by_owner[top[1]] if not seq.is_slow_to_begin), None)
-            passed.append(heappop(self.heap))
-        for entry in passed:
-            heappush(self.heap, entry)
-        return found
-
     def _top(self) -> tuple[float, str] | None:
         """The counter and the name of the owner that is served next."""
         while self.heap:
@@ -167,13 +156,6 @@ class WaitingQueue:
         if self._preempted:
             return next(iter(self._preempted))
         return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first()
-
-    def first_quick(self) -> Sequence | None:
-        """The next request that is not slow to begin, None if all are. Preempted requests come first, also slow ones."""
-        if self._preempted:
-            return next(iter(self._preempted))
-        parts = (self._classes[priority] for priority in sorted(self._classes))
-        return next((found for part in parts if (found := part.first_quick()) is not None), None)
 
     def count_served(self, seq: Sequence, cost: float) -> None:
         """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""

@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
     """Why a sequence has ended."""
 
     STOP = "stop"  # end-of-sequence token, or a stop string
-    LENGTH = "length"  # max_tokens or the context reached, or JSON or calls of tools shortened to end before
+    LENGTH = "length"  # max_tokens or the context reached
     ABORT = "abort"  # the client disconnected or cancelled
     ERROR = "error"  # `Sequence.error` says which
 
@@ -90,8 +90,6 @@ class Sequence:
     priority: int = 0  # the lowest number is served first
     cache_scope: str = ""  # cached blocks are shared within one scope
     request_id: str = ""  # for log lines
-    is_slow_to_begin: bool = False  # its grammar may take long to compile
-    is_slow: bool = False  # its grammar's masks may take long too
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
@@ -102,7 +100,6 @@ class Sequence:
     is_deferred: bool = False  # the latest of its rows that was read back has sampled no token
     drafting: Drafting | None = None  # made when drafts could pay
     forced: tuple[int, list[int]] = (0, [])  # a position and the tokens that the grammar expects from there on
-    is_shortened: bool = False  # a token was not allowed, so that the answer's JSON ends within max_length
     block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
     num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
@@ -122,9 +119,7 @@ class Sequence:
         """A new sequence that goes on after these tokens, which are computed again. Its log-probabilities lack those of the
         first `num_read` tokens, which have been read."""
         seq = Sequence(self.prompt, self.params, self.max_length, self.owner, self.priority, self.cache_scope)
-        seq.is_slow_to_begin, seq.is_slow = self.is_slow_to_begin, self.is_slow
         seq.tokens += self.output
-        seq.is_shortened = self.is_shortened
         if self.logprobs:
             num_new = num_read - self.prompt_len
             seq.logprobs = [READ_LOGPROB] * num_new + self.logprobs[num_new:]
@@ -185,6 +180,6 @@ def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: floa
 
 def log_unfinished(sequences: Seq[Sequence]) -> None:
     """Log, at INFO because it is usual, how many sequences reached their limit before the model ended them."""
-    unfinished = sum(seq.finish_reason is FinishReason.LENGTH and not seq.is_shortened for seq in sequences)
+    unfinished = sum(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
     if unfinished:
         log.info("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from llama_core.errors import NonFiniteLogits, NoTokenAllowed, NotReady, RankFailure
+from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
@@ -75,7 +75,6 @@ class Scheduler:
         )
         self._waiting = self.admission.waiting
         self._step = 0
-        self._left: list[int] = []  # slots that sequences with a grammar have left since the last step
         self._running: list[Sequence] = []  # in the order of admission
         self._in_flight: deque[_InFlightStep] = deque()
 
@@ -141,8 +140,6 @@ class Scheduler:
         seq.finish_reason = reason
         self.quarantine.ended(seq)
         if seq.slot is not None:
-            if seq.params.grammar:
-                self._left.append(seq.slot)
             self.admission.vacate(seq)
             self._running.remove(seq)
         else:
@@ -162,7 +159,6 @@ class Scheduler:
         if failure is not None:
             quarantine.ranks_failed(in_flight)
         self._in_flight.clear()
-        self._left.clear()
         while self._running:
             self._preempt_youngest()
         for seq in waiting:
@@ -222,8 +218,6 @@ class Scheduler:
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
             return None
-        step.batch.left.extend(self._left)
-        self._left.clear()
         self._step += 1
         self._in_flight.append(step)
         return step.batch
@@ -279,13 +273,11 @@ class Scheduler:
                 reason = FinishReason.ERROR
                 break
             if output.refused and (words := dict(output.refused).get(i)) is not None:
-                seq.error = NotReady(words) if i in output.unavailable else NoTokenAllowed(words)
+                seq.error = NoTokenAllowed(words)
                 reason = FinishReason.ERROR
                 break
-            if output.shortened and i in output.shortened:
-                seq.is_shortened = True
             if (token in self.config.stop_ids and not seq.params.ignore_eos) or token in seq.params.stop_token_ids:
-                reason = FinishReason.LENGTH if seq.is_shortened else FinishReason.STOP
+                reason = FinishReason.STOP
                 if token in seq.params.stop_token_ids:
                     seq.stop_token = token
                 if not seq.params.include_stop_str_in_output:

@@ -88,12 +88,11 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step, the same for every rank. Applied in order: left, admit, grow, drafts, rows.
+    """One step, the same for every rank. Applied in order: admit, grow, drafts, rows.
 
-    left: slots of sequences with a grammar that have ended, so that rank 0 follows the grammar no more. No message says that
-    another sequence has left: a slot that is admitted again is overwritten. Rows of one step may share
-    blocks: a row may attend to keys and values that another row of the same step writes, so in every layer all are
-    written before any is read.
+    No message says that a sequence has left: a slot that is admitted again is overwritten. Rows of one step may share blocks:
+    a row may attend to keys and values that another row of the same step writes, so in every layer all are written before any
+    is read.
     """
 
     epoch: int
@@ -102,7 +101,6 @@ class StepInput:
     admit: list[SlotInit] = field(default_factory=list)
     grow: list[Grow] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -136,12 +134,10 @@ class StepOutput:
 
     logprobs is empty when no row asked for them, else one entry for each sample (None where its row did not ask). non_finite
     lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined, as is that of each i in
-    refused: no token was allowed there, for the reason that the pair gives. unavailable: each such i for which the server is at
-    fault, not the request. forced: the tokens that rows' grammars leave no choice but to generate, where rank 0 has found some.
-    shortened: each i where a token that the grammar allows was taken from the mask, so that JSON or calls of tools end within
-    max_tokens. deferred: each i whose mask of a grammar was not ready in time, so that tokens[i] is undefined and a later step
-    has to sample it. mask_wait_ms: of elapsed_ms, the time that sampling waited for masks; None where the backend does not
-    measure it.
+    refused: no token was allowed there, for the reason that the pair gives. forced: the tokens that rows' grammars leave no
+    choice but to generate, where rank 0 has found some. deferred: each i whose mask of a grammar was not ready in time, so
+    that tokens[i] is undefined and a later step has to sample it. mask_wait_ms: of elapsed_ms, the time that sampling waited
+    for masks; None where the backend does not measure it.
     """
 
     epoch: int
@@ -151,9 +147,7 @@ class StepOutput:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     non_finite: list[int] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
-    unavailable: list[int] = field(default_factory=list)
     forced: list[ForcedTokens] = field(default_factory=list)
-    shortened: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
     elapsed_ms: float = 0.0
     mask_wait_ms: float | None = None

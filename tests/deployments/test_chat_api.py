@@ -16,8 +16,8 @@ from deployments.engine.service import LlamaService
 from deployments.http.field_types import NOT_TEXT
 from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter
+from llama_core.grammar.build import choice_grammar, json_schema_grammar
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.grammar import choice_grammar, json_schema_grammar
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool
 from tests.conftest import GOLDEN
@@ -184,12 +184,12 @@ async def test_conversations_may_have_a_models_mistakes(replica: Replica) -> Non
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {"pattern": "a"}}}}}},
-         "response_format.json_schema.schema.items.not"),
-        ({"structured_outputs": {"json": {"const": float("nan")}}}, "structured_outputs.json.const"),
+         "response_format"),
+        ({"structured_outputs": {"json": {"const": float("nan")}}}, "structured_outputs.json"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"properties": {"a": {"type": "x"}}}}}]},
-         "tools[0].function.parameters.properties[0].type"),
+         "tools[0].function.parameters"),
         ({"tools": [Tool("a", schema='{"type": "object", "properties": {"a": {"type": "x"}}}')]},
-         "tools[0].function.parameters.properties[0].type"),
+         "tools[0].function.parameters"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"stop": [""]}, "stop"),
     ],

@@ -23,10 +23,10 @@ from deployments.http.plan import Plan
 from deployments.ingress import LlamaIngress
 from deployments.typed_api import Sampled, Score
 from llama_core.errors import DeadlineExceeded, InvalidParameter
+from llama_core.grammar.build import json_schema_grammar, lark_grammar
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
-from llama_core.text.grammar import json_schema_grammar, lark_grammar
 from llama_core.text.spellings import spellings
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
@@ -252,7 +252,7 @@ async def test_a_grammar_that_comes_again_is_checked_once(ingress: Any, monkeypa
         0.0, max_tokens=2, grammar=json_schema_grammar({"type": "integer", "title": "checked once"})
     )
     await ingress.sample([[1, 5]], params)
-    monkeypatch.setattr("llama_core.text.grammar._fault_of_first_token", lambda grammar: pytest.fail("checked again"))
+    monkeypatch.setattr("llama_core.grammar.check._fault", lambda grammar: pytest.fail("checked again"))
     await ingress.sample([[1, 6], [1, 7]], params)
 
 

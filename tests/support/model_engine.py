@@ -39,7 +39,6 @@ class ModelEngine(FakeEngine):
             params,
             stop,
             [token for token in answer if token not in self.tokenizer.stop_ids],
-            is_shortened=sequence.is_shortened,
         )
         self.streams.append(stream)
         return stream

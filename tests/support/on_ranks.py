@@ -1,6 +1,7 @@
 """Functions that tests run on every rank of a group, in a module that the rank processes can import."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from llama_core.config import EngineConfig
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.runner import ModelRunner
 from llama_core.generation import Llama
+from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -15,7 +17,6 @@ from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from llama_core.text.registry import find_chat_format, load_tokenizer
-from llama_core.text.vocabulary_file import VocabularyFile
 
 _built: dict[tuple[Any, ...], Llama] = {}
 
@@ -27,9 +28,7 @@ def new_runner(
     tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
     fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
     config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
-    vocabulary = VocabularyFile(
-        str(Path(ckpt_dir) / "tokenizer.model"), tokenizer.n_words, tuple(sorted(tokenizer.stop_ids))
-    )
+    vocabulary = partial(grammar_vocabulary, tokenizer, tokenizer.stop_ids)
     runner = ModelRunner.load(config, parallel, vocabulary=vocabulary, former_blocks=former_blocks)
     runner.allocate_cache(runner.max_num_blocks())
     runner.warm_up()

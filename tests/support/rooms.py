@@ -16,18 +16,17 @@ BASE = (
     "llama_core.shared_cache",
 )
 LOG_LINES = "llama_core.log_lines"
-JSON_PROCESS = "llama_core.json_process"
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
-GRAMMARS = "llama_core.execution.grammars"
 REPORT = "llama_core.execution.load_report"
-PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
+GRAMMAR = "llama_core.grammar"
+PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling", GRAMMAR)
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.fused", "llama_core.execution.native")
 FAIRSCALE = "llama_core.execution.fused.fairscale_layers"  # imported where ranks share a model in plain torch
 CHOICE = "llama_core.execution.backend_choice"
 LOADING = "llama_core.execution.rank_loading"
 CORE = (
-    *MODEL, *BACKENDS, GRAMMARS, CHOICE, LOADING, "llama_core.execution.runner", "llama_core.execution.verify_files",
+    *MODEL, *BACKENDS, CHOICE, LOADING, "llama_core.execution.runner", "llama_core.execution.verify_files",
 )  # fmt: skip
 REPLICA = (
     "deployments",
@@ -47,13 +46,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.host_cpu": (),
     "llama_core.log_lines": (),
     "llama_core.shared_cache": (),
-    JSON_PROCESS: (),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
     FORMATS: (),
     REPORT: ("llama_core.checkpoint",),
     "llama_core.config": (*BASE, FORMATS),
-    "llama_core.text": (*BASE, LOG_LINES, JSON_PROCESS),
+    "llama_core.text": (*BASE, LOG_LINES),
+    GRAMMAR: (*BASE, LOG_LINES, "llama_core.text", "llama_core.scheduling"),
     "llama_core.scheduling": (*BASE, LOG_LINES, "llama_core.config"),
     # Loaded by ranks.
     "llama_core.checkpoint.loader": BASE,
@@ -76,10 +75,9 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     FAIRSCALE: (*MODEL, "llama_core.execution.fused"),
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
-    GRAMMARS: (*MODEL, JSON_PROCESS),
     CHOICE: (*MODEL, *BACKENDS),
     LOADING: (*MODEL, *BACKENDS, FAIRSCALE, CHOICE, "llama_core.execution.verify_files"),
-    "llama_core.execution.runner": (*MODEL, GRAMMARS, LOADING),
+    "llama_core.execution.runner": (*MODEL, LOADING),
     # Users of the core in one process.
     "llama_core.results": PURE,
     "llama_core.convert": (*CORE, "llama_core.checkpoint.hf_weights", "llama_core.checkpoint.hugging_face"),

@@ -39,7 +39,7 @@ MAX_SEQ_LEN = 256
 
 @dataclass(eq=False)
 class FakeStream:
-    """One sequence. `answer`: its tokens before EOS. is_shortened: a limit of tokens took a part of its JSON."""
+    """One sequence. `answer`: its tokens before EOS."""
 
     engine: "FakeEngine"
     prompt: list[int]
@@ -54,7 +54,6 @@ class FakeStream:
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
     matched_stop: str | None = None
-    is_shortened: bool = False
     timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic()))
 
     @property
@@ -131,7 +130,7 @@ class FakeStream:
         answer = self.answer
         if params.ignore_eos:
             answer = list(itertools.islice(itertools.cycle(answer), params.max_tokens))
-        is_long = self.is_shortened or len(answer) >= params.max_tokens
+        is_long = len(answer) >= params.max_tokens
         reason = FinishReason.LENGTH if is_long else FinishReason.STOP
         answer = answer[: params.max_tokens]
         for i, token in enumerate(answer):
@@ -169,7 +168,6 @@ class FakeEngine:
         self.sampling_defaults = SamplingDefaults()
         self.answer = answer
         self.step_s = step_s
-        self.shortens = False
         self.streams: list[FakeStream] = []
         self.owners: list[tuple[str, int]] = []  # owner and priority of each submitted request
         self.state = Readiness(True, "ready")
@@ -179,7 +177,6 @@ class FakeEngine:
         self.fail_prompt: Callable[[FakeStream], bool] = lambda stream: True
         self.hold: asyncio.Event | None = None  # streams wait for it before their first token
         self._num_seeds = 0
-        self.drain_ends: list[Callable[[], None]] = []
 
     @property
     def answer_format(self) -> AnswerFormat:
@@ -194,9 +191,6 @@ class FakeEngine:
     def next_seed(self) -> int:
         self._num_seeds += 1
         return self._num_seeds
-
-    def on_drain(self, end: Callable[[], None]) -> None:
-        self.drain_ends.append(end)
 
     def cache_scope(self, owner: str) -> str:
         return owner
@@ -220,7 +214,7 @@ class FakeEngine:
         check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         self.check_capacity()
         answer = self.tokenizer.encode(self.answer, bos=False, eos=False)
-        stream = FakeStream(self, prompt, params, stop, answer, is_shortened=self.shortens)
+        stream = FakeStream(self, prompt, params, stop, answer)
         self.streams.append(stream)
         return stream
 

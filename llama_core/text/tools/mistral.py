@@ -9,7 +9,7 @@ from typing import Final
 
 from llama_core.text.tools.envelope_parser import EnvelopeParser
 from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, read_literal, skip_spaces
-from llama_core.text.tools.lark import CallRules, MarkIds, pattern, quoted, schema_body, tool_bodies
+from llama_core.text.tools.lark import CallRules, MarkIds, arguments, pattern, quoted, tool_bodies
 from llama_core.text.tools.parser import AnswerParser, CallHead
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described
 from llama_core.text.tools.tool_format import ToolFormat, envelope
@@ -73,7 +73,7 @@ class MistralArgsFormat(MistralFormat):
         opening = marks.lark(OPEN)
         names = [f"tool_{index}" for index in range(len(use.tools))]
         lines = [
-            f"{rule}: {quoted(tool.name)} {marks.lark(ARGS)} {schema_body(use, index)}"
+            f"{rule}: {quoted(tool.name)} {marks.lark(ARGS)} {arguments(use, index)}"
             for index, (rule, tool) in enumerate(zip(names, use.tools, strict=True))
         ]
         return CallRules(

@@ -9,17 +9,24 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, read_literal, skip_spaces
-from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, pattern
+from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, arguments, pattern, schema_item
 from llama_core.text.tools.leading import LeadingCalls
 from llama_core.text.tools.parser import AnswerParser, CallHead
 from llama_core.text.tools.pieces import Arguments
 from llama_core.text.tools.python_values import ValueEnd, as_json
-from llama_core.text.tools.pythonic_grammar import argument_rules
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described, parsed_arguments
 from llama_core.text.tools.tool_format import ToolFormat
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MAX_NAME: Final = 128
+_SHORT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # of an argument that the grammar writes as NAME=
+# Keywords that do not bind properties together. With any other, the arguments are one object.
+_PLAIN: Final = frozenset(
+    {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs", "definitions",
+     "$id", "$comment", "default", "examples"}
+)  # fmt: skip
+_REFERS_OUTSIDE: Final = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')
+_LITERALS: Final = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
 class PythonicFormat(ToolFormat):
@@ -37,7 +44,7 @@ class PythonicFormat(ToolFormat):
 
     def rules(self, use: ToolUse, marks: MarkIds) -> CallRules:
         names = [f"tool_{index}" for index in range(len(use.tools))]
-        lines = [line for index in range(len(use.tools)) for line in argument_rules(use, index)]
+        lines = [line for index in range(len(use.tools)) for line in _argument_rules(use, index)]
         calls = [f'"{tool.name}(" {rule}' for rule, tool in zip(names, use.tools, strict=True)]
         if use.mode == "auto":
             for index, tool in enumerate(use.tools):
@@ -67,6 +74,44 @@ class PythonicFormat(ToolFormat):
 
     def written_result(self, name: str, content: str) -> str:
         return content
+
+
+def _argument_rules(use: ToolUse, index: int) -> list[str]:
+    """Rules; the first, `tool_INDEX`, matches everything after "NAME(" with the closing parenthesis: NAME=VALUE in the order of
+    the schema, each value by its own schema."""
+    tool = use.tools[index]
+    schema: dict[str, Any] = json.loads(tool.schema)
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    as_object = f'"**" {arguments(use, index)} ")"'
+    names_all = isinstance(properties, dict) and isinstance(required, list) and set(required) <= properties.keys()
+    if not (names_all and schema.keys() <= _PLAIN and all(map(_SHORT_NAME.fullmatch, properties))):
+        return [f"tool_{index}: {as_object}"]
+    if not properties:
+        takes_any = schema.get("additionalProperties", True) is not False
+        return [f'tool_{index}: ")"' + (f" | {as_object}" if takes_any else "")]
+    if any(each is not True and not isinstance(each, dict) for each in properties.values()) or (
+        _REFERS_OUTSIDE.search(json.dumps(properties))
+    ):
+        return [f"tool_{index}: {as_object}"]
+    # From argument `i` on, `first_i` before any argument and `more_i` after one, which begins with a comma.
+    first, more = f"first_{index}", f"more_{index}"
+    lines = [f"tool_{index}: {first}_0"]
+    for i, (name, value) in enumerate(properties.items()):
+        lines.append(f'value_{index}_{i}: "{name}=" {_value(schema, value, is_strict=tool.strict)}')
+        for before, comma in ((first, ""), (more, '", " ')):
+            skip = "" if name in required else f" | {before}_{i + 1}"
+            lines.append(f"{before}_{i}: {comma}value_{index}_{i} {more}_{i + 1}{skip}")
+    return [*lines, f'{first}_{len(properties)}: ")"', f'{more}_{len(properties)}: ")"']
+
+
+def _value(schema: dict[str, Any], value: dict[str, Any] | bool, *, is_strict: bool) -> str:
+    """A property's schema as a rule's item, with the definitions of the whole schema."""
+    value = value if isinstance(value, dict) else {}
+    if value.keys() <= {"type", "description", "title", "default"} and value.get("type") in ("boolean", "null"):
+        return _LITERALS[value["type"]]
+    return schema_item(
+        {**value, **{key: schema[key] for key in ("$defs", "definitions") if key in schema}}, is_strict=is_strict
+    )
 
 
 class PythonicParser(LeadingCalls):

@@ -33,17 +33,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that the answer may call. mode: "required" for calls and nothing else. parallel: more than one call.
-
-    bounds_numbers: whether numbers of arguments have a limited length, which takes a longer grammar.
-    cache_scope: of the request, which shares cached grammars with others of this scope.
-    """
+    """The tools that the answer may call. mode: "required" for calls and nothing else. parallel: more than one call."""
 
     tools: tuple[Tool, ...]
     mode: ToolMode = "auto"
     parallel: bool = True
-    bounds_numbers: bool = True
-    cache_scope: str = ""
 
     @property
     def names(self) -> frozenset[str]:

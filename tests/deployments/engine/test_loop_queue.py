@@ -12,7 +12,6 @@ from llama_core.errors import InvalidParameter, NotReady, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.text.grammar import json_schema_grammar
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS
 from tests.support.running_loop import TOKENIZER, greedy, read, running
@@ -52,17 +51,6 @@ async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
             loop.submit_all([([1] * length, greedy(20, min_tokens=6)) for length in (10, 95)])
         assert refused.value.param == "min_tokens"
         assert (loop.num_live, loop.scheduler.num_waiting) == (0, 0)
-
-
-async def test_grammars_that_may_take_long_to_compile_are_known() -> None:
-    schemas: list[dict[str, object]] = [{"type": "integer", "multipleOf": multiple} for multiple in (3, 86_400)]
-    schemas.append({"enum": [f"value {i}" for i in range(2000)]})
-    grammars = ["", *map(json_schema_grammar, schemas)]
-    async with running(FakeGroup()) as loop:
-        sequences = [seq.sequence for seq in loop.submit_all([([1, 3], greedy(2, grammar=each)) for each in grammars])]
-        sequences += [seq.continued(2) for seq in sequences]
-        assert [seq.is_slow_to_begin for seq in sequences] == 2 * [False, False, True, True]
-        assert [seq.is_slow for seq in sequences] == 2 * [False, False, True, False]
 
 
 async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:

@@ -12,9 +12,9 @@ import pytest
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
 from llama_core.errors import ConfigError, InvalidParameter, TokenizerError
+from llama_core.grammar.vocabulary import load_vocabulary
 from llama_core.scheduling.request import check_prompt
 from llama_core.text.gguf_vocabulary import CONTROL, USER_DEFINED
-from llama_core.text.vocabulary_file import VocabularyFile
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.gguf_models import DIM, VOCABULARY, random_tensors, write_model
 from tests.support.gguf_vocabularies import byte_level_fields, sentencepiece_fields
@@ -111,8 +111,8 @@ def test_added_tokens_without_a_row_are_left_out_with_a_warning(
     assert tokenizer.decode(tokenizer.encode(text, bos=False, eos=False)).strip() == text
     with pytest.raises(InvalidParameter):
         check_prompt([num_rows], tokenizer.n_words, 64)
-    grammar = VocabularyFile(str(engine.config.tokenizer_path), num_rows, engine.config.stop_ids)()
-    assert grammar.vocab_size == num_rows
+    vocabulary = load_vocabulary(str(engine.config.tokenizer_path), num_rows, engine.config.stop_ids)
+    assert vocabulary.vocab_size == num_rows
 
 
 def test_bos_or_eos_without_a_row_stops_the_start(tmp_path: Path) -> None:

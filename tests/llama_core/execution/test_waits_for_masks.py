@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from llama_core.execution.grammars.follower import AnswerFollower
 from llama_core.execution.parallel import alone
+from llama_core.grammar.build import regex_grammar
+from llama_core.grammar.masks import SlotGrammars
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
-from llama_core.text import grammar as grammars
 from llama_core.text.registry import load_tokenizer
 from tests.support import on_ranks
 
@@ -24,16 +24,15 @@ MASK_S = 0.5  # longer than all else that a step does
 def test_the_time_of_a_late_mask_is_waited(
     monkeypatch: pytest.MonkeyPatch, backend: str, presence_penalty: float
 ) -> None:
-    masks = AnswerFollower.masks
+    match = SlotGrammars._match
 
-    def slow(self: AnswerFollower, *args: Any) -> Any:
+    def slow(self: SlotGrammars, *args: Any) -> Any:
         time.sleep(MASK_S)
-        return masks(self, *args)
+        return match(self, *args)
 
-    monkeypatch.setattr(AnswerFollower, "masks", slow)
+    monkeypatch.setattr(SlotGrammars, "_match", slow)
     runner = on_ranks.new_runner(alone("cpu"), str(DEMO), backend=backend)
-    grammar = grammars.for_answer(grammars.regex_grammar("[a-z]+"), TOKENIZER)
-    params = SamplingParams(grammar=grammar, max_tokens=9, presence_penalty=presence_penalty)
+    params = SamplingParams(grammar=regex_grammar("[a-z]+"), max_tokens=9, presence_penalty=presence_penalty)
     prompt = TOKENIZER.encode("Tell", bos=True, eos=False)
     init = SlotInit(0, prompt, [0], params)
     waited, sampled = runner.seconds_waited(), runner.seconds_sampled()

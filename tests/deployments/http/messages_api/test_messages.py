@@ -132,15 +132,6 @@ async def test_max_tokens_beyond_the_context_ends_with_the_context() -> None:
     assert (await message(engine, max_tokens=10**6))["stop_reason"] == "model_context_window_exceeded"
 
 
-@pytest.mark.parametrize(("max_tokens", "reason"), [(100, "max_tokens"), (10**6, "model_context_window_exceeded")])
-async def test_an_answer_whose_json_was_shortened_says_which_limit_took_a_part(max_tokens: int, reason: str) -> None:
-    engine = engine_with('{"a": "b"}')
-    engine.shortens = True
-    found = await message(engine, max_tokens=max_tokens)
-    assert (found["stop_reason"], found["content"][0]["text"]) == (reason, '{"a": "b"}')
-    assert found["usage"]["output_tokens"] < 100
-
-
 async def test_usage_counts_cached_tokens_apart() -> None:
     engine = engine_with("Hi")
     num_prompt = (await message(engine))["usage"]["input_tokens"]
@@ -228,9 +219,9 @@ async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
         ({"tools": [*SEARCH, {"input_schema": {}}]}, "tools[1]: name: is required"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
         ({"tools": [{"name": "a", "input_schema": {"properties": {"a": {"type": "x"}}}}]},
-         "tools[0].input_schema.properties[0].type: must be one of"),
+         "tools[0].input_schema: Invalid type"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"items": {"not": {"pattern": "a"}}}}}},
-         "output_config.format.schema.items.not: the keyword not"),
+         'output_config.format: Unimplemented keys: ["not"]'),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice: name: "),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
         ({"stop_sequences": "x"}, "stop_sequences: must be a list of strings"),

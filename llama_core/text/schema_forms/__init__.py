@@ -1,1 +1,0 @@
-"""JSON schemas with keywords that llguidance lacks, rewritten into schemas without them."""

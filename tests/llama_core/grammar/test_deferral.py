@@ -1,0 +1,305 @@
+"""A grammar that is late or slow delays its own row alone, and changes no token."""
+
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llama_core.errors import NoTokenAllowed
+from llama_core.execution.parallel import alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.grammar import masks
+from llama_core.grammar.answers import answer_grammar
+from llama_core.grammar.build import json_schema_grammar, lark_grammar, regex_grammar
+from llama_core.grammar.masks import SlotGrammars
+from llama_core.grammar.matchers import GrammarRefused, MatcherFailed, Matchers
+from llama_core.grammar.vocabulary import grammar_vocabulary
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.step import Row, SlotInit, StepInput, StepOutput
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.tools.registry import find_tool_format
+from tests.support import on_ranks
+
+DEMO = Path(__file__).parents[3] / "demo"
+TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+LATE_S = 20.0  # until a test that waits for something fails
+WORDS = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 3, "maxItems": 5}
+GRAMMARS = (
+    regex_grammar("(a|b)the quick brown fox jumps over the lazy dog( [a-z]{2,9}){20,30}"),
+    regex_grammar("[a-z]{1,3}( [a-z]{2,9}){20,30}"),
+    json_schema_grammar(WORDS),
+    json_schema_grammar({"type": "array", "items": {"type": "string"}, "minItems": 2}),
+    lark_grammar('start: s\ns: s s | "a" | "b"'),
+)
+Requests = list[tuple[list[int], SamplingParams]]
+
+
+def requests() -> Requests:
+    form = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+    found = []
+    for seed, grammar in enumerate([*GRAMMARS, "", ""]):
+        followed = answer_grammar(form, grammar, "field")
+        params = SamplingParams(1.0, 1.0, seed=seed, max_tokens=90, grammar=followed, logprobs=0)
+        found.append((TOKENIZER.encode("Tell me of a cat", bos=True, eos=False)[: 2 + seed], params))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    found: list[list[int]] = on_ranks.serve(alone("cpu"), str(DEMO), requests())["outputs"]
+    return found
+
+
+@pytest.fixture
+def runner() -> Iterator[ModelRunner]:
+    """Its grammars may defer samples, as those of a server's ranks."""
+    runner = on_ranks.new_runner(alone("cpu"), str(DEMO))
+    runner.prepare_grammars()
+    yield runner
+    grammars_of(runner).close()
+
+
+@pytest.fixture
+def often_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the rows that may be deferred is."""
+    fill_row, draw = SlotGrammars._fill_row, random.Random(3)
+
+    def late(self: SlotGrammars, row: Any, of_step: Any, deadline_s: float) -> None:
+        if self._defers and draw.random() < 0.33:
+            of_step.defer(row)
+        else:
+            fill_row(self, row, of_step, deadline_s)
+
+    monkeypatch.setattr(SlotGrammars, "_fill_row", late)
+
+
+def grammars_of(runner: ModelRunner) -> SlotGrammars:
+    assert runner._grammars is not None
+    return runner._grammars
+
+
+class Served:
+    """Requests on a scheduler that sends `depth` steps before it reads the output of the first, as a server does."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        asked: Requests,
+        *,
+        depth: int = 2,
+        num_blocks: int | None = None,
+        max_drafts: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.depth = depth
+        self.num_deferred = 0
+        self.sequences = [Sequence(prompt, params, len(prompt) + params.max_tokens) for prompt, params in asked]
+        config = SchedulerConfig(8, 64, TOKENIZER.stop_ids, max_drafts=max_drafts)
+        block_size = runner.config.block_size
+        self.scheduler = Scheduler(config, BlockPool(num_blocks or runner.max_num_blocks(), block_size))
+        self.in_flight: deque[StepOutput] = deque()
+        for seq in self.sequences:
+            self.scheduler.add(seq)
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [seq.output for seq in self.sequences]
+
+    def step(self) -> None:
+        while len(self.in_flight) < self.depth and (batch := self.scheduler.schedule()) is not None:
+            self.in_flight.append(self.runner.step(batch))
+        output = self.in_flight.popleft()
+        self.num_deferred += len(output.deferred)
+        assert not set(output.deferred) & {i for i, _ in output.refused}
+        self.scheduler.commit(output)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        late = time.monotonic() + LATE_S
+        while (self.scheduler.has_work or self.in_flight) and not until():
+            assert time.monotonic() < late, "the requests do not end"
+            self.step()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"depth": 1}, {"depth": 2}, {"depth": 3}, {"num_blocks": 10}, {"max_drafts": 24}, {"max_drafts": 24, "depth": 3}],
+    ids=["one step in flight", "two", "three", "preempted", "with drafts", "with drafts and three steps in flight"],
+)
+def test_tokens_of_deferred_rows_are_the_same(
+    runner: ModelRunner, expected: list[list[int]], often_late: None, how: dict[str, Any]
+) -> None:
+    served = Served(runner, requests(), **how)
+    served.run()
+    assert served.outputs == expected and all(seq.error is None for seq in served.sequences)
+    assert served.num_deferred > 20
+    assert "num_blocks" not in how or served.scheduler.num_preemptions
+    assert "max_drafts" not in how or served.scheduler.num_drafts_accepted
+    assert all(len(seq.logprobs) == len(seq.output) for seq in served.sequences)
+
+
+def test_rows_do_not_wait_while_a_grammar_is_compiled(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, goes_on = Matchers._compiled, threading.Event()
+
+    def slow(self: Matchers, grammar: str) -> Any:
+        if '"a" | "b"' in grammar.replace('\\"', '"'):
+            assert goes_on.wait(LATE_S)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(Matchers, "_compiled", slow)
+    asked = requests()
+    served = Served(runner, [*asked[4:], asked[4]])
+    slow_ones = served.sequences[0], served.sequences[-1]
+    served.run(until=lambda: all(seq.finished for seq in served.sequences if seq not in slow_ones))
+    assert served.outputs[1:-1] == expected[5:] and not any(seq.output for seq in slow_ones)
+    assert served.num_deferred >= 20
+    goes_on.set()
+    served.run()
+    assert served.outputs[0] == served.outputs[-1] == expected[4]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_of_rows_with_slow_masks_those_beyond_the_time_of_a_step_wait_for_a_turn(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    monkeypatch.setattr(masks, "_QUICK_S", -1.0)  # all are slow
+    monkeypatch.setattr(masks, "_LEAST_WAIT_S", -1.0)
+    monkeypatch.setattr(masks, "_LONGEST_WAIT_S", -1.0)  # and all steps late
+    match, step, num_calls, per_step = SlotGrammars._match, runner.step, count(), []
+
+    def counted(self: SlotGrammars, row: Any, bits: Any) -> Any:
+        next(num_calls)
+        return match(self, row, bits)
+
+    def stepped(batch: StepInput) -> StepOutput:
+        before = next(num_calls)
+        output = step(batch)
+        per_step.append(next(num_calls) - before - 1)
+        return output
+
+    monkeypatch.setattr(SlotGrammars, "_match", counted)
+    monkeypatch.setattr(runner, "step", stepped)
+    served = Served(runner, requests(), depth=depth)
+    served.run()
+    assert served.outputs == expected and served.num_deferred > 100 and set(per_step) == {0, 1}
+
+
+def test_an_answer_whose_masks_are_too_slow_three_times_ends_alone(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match, slow_positions = SlotGrammars._match, (0, 4, 7)
+
+    def slow(self: SlotGrammars, row: Any, bits: Any) -> Any:
+        is_slow = '"a' in row.slot.grammar.replace("\\", "") and row.position - row.slot.first in slow_positions
+        monkeypatch.setattr(masks, "_SLOW_S", -1.0 if is_slow else 1e9)
+        return match(self, row, bits)
+
+    monkeypatch.setattr(SlotGrammars, "_match", slow)
+    served = Served(runner, requests()[4:])
+    served.run()
+    assert served.outputs == [expected[4][:7], *expected[5:]]
+    error = served.sequences[0].error
+    assert isinstance(error, NoTokenAllowed) and "the grammar is too slow: 3 tokens" in error.message
+
+
+def test_an_answer_beyond_the_limits_is_followed_again_by_a_grammar_of_its_own(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match, begin, tries, own = SlotGrammars._match, Matchers.begin, Counter[int](), []
+
+    def exceeds(self: SlotGrammars, row: Any, bits: Any) -> Any:
+        if row.position - row.slot.first == 3:
+            tries[id(row.slot)] += 1
+            if tries[id(row.slot)] == 1:
+                raise MatcherFailed("too large")
+        return match(self, row, bits)
+
+    def noted(self: Matchers, grammar: str, tokens: list[int], *, is_alone: bool = False) -> Any:
+        own.append(is_alone)
+        return begin(self, grammar, tokens, is_alone=is_alone)
+
+    monkeypatch.setattr(SlotGrammars, "_match", exceeds)
+    monkeypatch.setattr(Matchers, "begin", noted)
+    served = Served(runner, [requests()[1]] * 3)
+    served.run()
+    assert served.outputs == [expected[1]] * 3 and own.count(True) == 3
+
+
+def test_a_grammar_that_is_refused_is_not_compiled_for_the_rows_in_flight(
+    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def refused(self: Matchers, grammar: str) -> Any:
+        made.append(grammar)
+        raise GrammarRefused("too large")
+
+    monkeypatch.setattr(Matchers, "_compiled", refused)
+    served = Served(runner, requests()[4:], depth=3)
+    served.run()
+    assert served.sequences[0].error is not None and served.outputs[1:] == expected[5:] and len(made) == 1
+
+
+def test_ranks_that_schedule_for_themselves_wait_instead(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, often_late: None
+) -> None:
+    compiled = Matchers._compiled
+
+    def slow(self: Matchers, grammar: str) -> Any:
+        time.sleep(0.1)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(Matchers, "_compiled", slow)
+    served = Served(on_ranks.new_runner(alone("cpu"), str(DEMO)), requests(), depth=1)
+    served.run()
+    assert served.outputs == expected and not served.num_deferred
+
+
+def test_rows_after_a_deferred_one_are_void_and_the_next_admission_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, goes_on = Matchers._compiled, threading.Event()
+    monkeypatch.setattr(Matchers, "_compiled", lambda self, grammar: goes_on.wait(LATE_S) and compiled(self, grammar))
+    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    slots = SlotGrammars(lambda: vocabulary, TOKENIZER.n_words, 1)
+    slots.prepare()
+    params = SamplingParams(grammar=regex_grammar("[ab]{9}"), max_tokens=9)
+    slots.admit(SlotInit(0, [1, 5], [0], params))
+
+    def step(start: int) -> tuple[list[int], np.ndarray]:
+        of_step = slots.begin([Row(0, start, 1, True)])
+        assert of_step is not None
+        of_step.wait()
+        slots.follow(of_step, partial(list, [0]))
+        assert not of_step.reasons
+        return of_step.deferred, of_step.bits
+
+    assert [step(start)[0] for start in (1, 2, 3)] == [[0], [0], [0]]
+    goes_on.set()
+    assert step(4)[0] == [0], "the masks of the first position are ready, not those of this one"
+    late = time.monotonic() + LATE_S
+    while (found := step(1))[0]:
+        assert time.monotonic() < late
+    slots.admit(SlotInit(0, [1, 5], [0], params))
+    assert (step(1)[1] == found[1]).all() and found[1].any()
+    slots.close()
+
+
+def test_a_deferred_step_says_so_and_refuses_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotGrammars, "_fill_row", lambda _, row, of_step, deadline_s: of_step.defer(row))
+    params = SamplingParams(grammar=regex_grammar("[ab]{9}"), max_tokens=9)
+    init = SlotInit(0, [1, 5], [0], params)
+    output = runner.step(StepInput(0, 0, [Row(0, 0, 2, True)], admit=[init]))
+    assert output.deferred == [0] and not output.refused and not output.non_finite

@@ -1,0 +1,219 @@
+"""Rows with a grammar sample only what it allows, on every backend; other rows sample what they would without it."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llama_core.execution.parallel import alone
+from llama_core.grammar.answers import answer_grammar
+from llama_core.grammar.build import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llama_core.grammar.masks import SlotGrammars
+from llama_core.grammar.vocabulary import grammar_vocabulary
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Draft, Row, SlotInit
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import Tool, ToolUse
+from tests.support import on_ranks
+
+DEMO = Path(__file__).parents[3] / "demo"
+TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["animal", "plant"]},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 8},
+    },
+    "required": ["name", "kind", "legs"],
+    "additionalProperties": False,
+}
+HERMES = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+
+
+def wanted(grammar: str) -> str:
+    return answer_grammar(HERMES, grammar, "field")
+
+
+OBJECT = wanted(json_schema_grammar(SCHEMA))
+
+
+def request(text: str, seed: int, grammar: str = "") -> tuple[list[int], SamplingParams]:
+    params = SamplingParams(1.0, 1.0, seed=seed, max_tokens=90, logprobs=0, grammar=grammar)
+    return TOKENIZER.encode(text, bos=True, eos=False), params
+
+
+def mixed() -> list[tuple[list[int], SamplingParams]]:
+    texts = ("Tell me of a", "Once upon a time", "The cat", "A plant is", "Write JSON:", "What is")
+    return [request(text, seed, OBJECT if seed % 2 else "") for seed, text in enumerate(texts)]
+
+
+def serve(requests: list[tuple[list[int], SamplingParams]], **options: Any) -> dict[str, Any]:
+    return on_ranks.serve(alone("cpu"), str(DEMO), requests, **options)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
+def test_answers_follow_the_schema_beside_rows_without_one(backend: str) -> None:
+    found = serve(mixed(), backend=backend)
+    for i, output in enumerate(found["outputs"]):
+        if i % 2:
+            jsonschema.validate(json.loads(TOKENIZER.decode(output)), SCHEMA)
+    assert found["errors"] == [None] * 6
+    plain = serve([one for i, one in enumerate(mixed()) if i % 2 == 0], backend=backend)
+    assert plain["outputs"] == found["outputs"][::2]
+    if backend == "native":
+        assert plain["logprobs"] == found["logprobs"][::2]
+
+
+def test_all_backends_sample_the_same_tokens_whether_few_or_many_are_allowed() -> None:
+    texts = ("[0-9]{1,20}", "(?s:.)+", "[^q]{2,40}", "(cat|dog|a tree)( and (cat|dog)){0,4}", "[a-m ]+")
+    requests = []
+    for seed in range(15):
+        prompt, params = request("Say", seed, wanted(regex_grammar(texts[seed % 5])))
+        how: dict[str, Any] = {"temperature": (0.0, 1.0, 1.4)[seed // 5], "top_p": (1.0, 0.8)[seed % 2]}
+        requests.append(
+            (prompt, replace(params, top_k=(0, 9, 400)[seed % 3], min_p=(0.0, 0.02)[seed % 2], max_tokens=24, **how))
+        )
+    found = [serve(requests, backend=backend)["outputs"] for backend in ("native", "torch", "fused")]
+    assert found[0] == found[1] == found[2]
+    assert sum(map(len, found[0])) > 100
+
+
+def test_tokens_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
+    requests = mixed()
+    expected = [serve([one])["outputs"][0] for one in requests]
+    assert serve(requests)["outputs"] == expected
+    assert serve(requests, max_step_tokens=9, arrivals=[0, 4, 2, 9, 1, 3])["outputs"] == expected
+    crowded = serve(requests, num_blocks=14)
+    assert crowded["preemptions"] > 0 and crowded["outputs"] == expected
+    drafted = serve(requests, max_drafts=24)
+    assert drafted["outputs"] == expected
+
+
+def test_tokens_that_the_grammar_forces_are_drafted() -> None:
+    letters = wanted(regex_grammar("(a|b)the quick brown fox jumps over the lazy dog"))
+    expected = serve([request("x", 3, letters)])
+    drafted = serve([request("x", 3, letters)], max_drafts=8)
+    assert drafted["outputs"] == expected["outputs"]
+    assert drafted["drafts_accepted"] > len(expected["outputs"][0]) // 2
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (regex_grammar(r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"), r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"),
+        (choice_grammar(["yes", "no", 'per"haps']), 'yes|no|per"haps'),
+        (lark_grammar('start: "x" num ("," num)~2\nnum: /[0-9]+/'), "x[0-9]+,[0-9]+,[0-9]+"),
+        (lark_grammar('root ::= "x" num{1,3}\nnum ::= [0-9] ";"'), "x([0-9];){1,3}"),
+        (regex_grammar("ü?ber[äöü]{3,4}日本"), "ü?ber[äöü]{3,4}日本"),
+    ],
+)
+def test_answers_follow_other_grammars(grammar: str, pattern: str) -> None:
+    requests = [request("Say", seed, wanted(grammar)) for seed in range(8)]
+    for output in serve(requests)["outputs"]:
+        text = TOKENIZER.decode(output)
+        assert re.fullmatch(pattern, text) or len(output) == 90, text
+
+
+def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> None:
+    expected = serve([request("The cat", 1)])["outputs"][0]
+    found = serve([request("The cat", 1), request("The cat", 2, lark_grammar("start: missing"))])
+    assert found["outputs"] == [expected, []]
+    assert found["errors"][0] is None and "grammar" in found["errors"][1]
+
+
+def test_an_error_that_the_vocabulary_shows_repeats_nothing_of_the_grammar() -> None:
+    grammar = wanted(lark_grammar("start: <secret>"))
+    reason = serve([request("The cat", 1, grammar)])["errors"][0]
+    assert "unknown special token" in reason and "secret" not in reason
+
+
+def test_the_tokenizer_is_asked_once_for_a_text_that_grammars_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    asked: list[str] = []
+    encode = type(TOKENIZER).encode
+
+    def counted(self: Any, text: str, **options: Any) -> list[int]:
+        asked.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(TOKENIZER), "encode", counted)
+    for text in (b'"name":', b'\t\t"age"', b'"name":', b'\t\t"age"'):
+        assert vocabulary.decode_bytes(vocabulary.tokenize_bytes(text)) == text
+    assert 0 < len(asked) <= 2
+
+
+def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
+    slots = SlotGrammars(lambda: grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.vocab_size, 2)
+    prompt = TOKENIZER.encode("Say", bos=True, eos=False)
+    generated = TOKENIZER.encode('{"name": "Tom", "kind', bos=False, eos=False)
+    params = request("", 0, OBJECT)[1]
+    slots.admit(SlotInit(0, prompt, [0], params, prompt_length=len(prompt)))
+    slots.admit(SlotInit(1, prompt + generated, [1], params, prompt_length=len(prompt)))
+    masks = []
+    for i, token in enumerate([*generated, 0]):
+        rows = [Row(0, len(prompt) + i - 1, 1, True)]
+        masks.append(slots.begin(rows))
+        assert masks[-1] is not None
+        masks[-1].wait()
+        slots.follow(masks[-1], partial(list, [token]))
+    whole = slots.begin([Row(1, 0, len(prompt + generated), True)])
+    assert whole is not None and masks[-1] is not None
+    whole.wait()
+    assert (whole.bits == masks[-1].bits).all() and int(whole.bits.any()) > 0 and not whole.reasons
+    assert slots.begin([Row(1, 0, 3, False)]) is None
+    slots.close()
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "number"}, {"type": "array", "minItems": 50}])
+def test_an_answer_that_reaches_max_tokens_is_cut_there(schema: dict[str, Any]) -> None:
+    closing = (token for token in range(TOKENIZER.n_words) if TOKENIZER.token_bytes(token)[-1:] in (b'"', b"]", b"}"))
+    bias = tuple((token, -50.0) for token in (*closing, *TOKENIZER.stop_ids))
+    prompt, params = request("Write", 1, wanted(json_schema_grammar(schema)))
+    found = serve([(prompt, replace(params, max_tokens=20, logit_bias=bias))])
+    assert found["reasons"] == ["length"] and found["errors"] == [None] and len(found["outputs"][0]) == 20
+
+
+@pytest.mark.parametrize("common", ["", "key_"], ids=["keys that differ at once", "keys whose first tokens are forced"])
+def test_masks_after_refused_drafts_are_those_of_the_tokens_that_were_sampled(common: str) -> None:
+    """A matcher that takes tokens back keeps the mask after them, which it takes for that of as many other tokens."""
+    names = [common + name for name in ("stone", "cat", "red")]
+    parts = dict(zip(names, ({"type": "boolean"}, {"type": "integer"}, {"enum": ["blue", "dog"]}), strict=True))
+    schema = json.dumps({"type": "object", "properties": parts, "additionalProperties": False})
+    grammar = answer_grammar(HERMES, "", "", ToolUse((Tool("f", None, schema),), "required"))
+    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    begin = vocabulary.tokenize_str('<tool_call>{"name": "f", "arguments": {"')
+    keys = [vocabulary.tokenize_str(f'{key}":') for key in parts]
+
+    def masks(*drafts: list[int]) -> list[list[int]]:
+        """After each key, and after drafts that are refused."""
+        found, slots = [], SlotGrammars(lambda: vocabulary, TOKENIZER.n_words, 1)
+        for key in keys:
+            params = SamplingParams(grammar=grammar, max_tokens=4000)
+            slots.admit(SlotInit(0, [1, *begin], [], params, prompt_length=1))
+            start, last = 1 + len(begin), []
+            for number, draft in enumerate([*drafts, *([] for _ in range(len(key) + 1 - len(drafts)))]):
+                # The first token of the key is sampled in the place of the draft's, then one in each step.
+                if draft:
+                    slots.propose(Draft(0, start, draft))
+                computed = slots.begin([Row(0, start + number - 1, 1 + len(draft), True, len(draft))])
+                assert computed is not None
+                computed.wait()
+                assert computed.reasons == {}
+                slots.follow(computed, partial(list, [*key[number : number + 1], *draft]))
+                last = computed.bits[-1].tolist()
+            found.append(last)
+        slots.close()
+        return found
+
+    expected = masks()
+    assert expected[0] != expected[1] != expected[2]
+    for draft in keys:
+        assert masks(draft) == expected
