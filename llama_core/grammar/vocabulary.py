@@ -1,7 +1,7 @@
 """A tokenizer's vocabulary as llguidance reads it."""
 
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -45,12 +45,18 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token) or tokenizer.control_text(token).encode() for token in ids]
         self._tokenizer = tokenizer
         self._before = self._encode(_BEFORE)
-        self._kept = lru_cache(maxsize=_KEPT_TEXTS)(self._ids_of)
+        self._kept: dict[bytes, tuple[int, ...]] = {}
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids whose bytes are those of `text`, inside a text: without the space that some tokenizers add in front."""
         raw = text.encode() if isinstance(text, str) else text
-        return list(self._kept(raw) if len(raw) <= _LONGEST_KEPT else self._ids_of(raw))
+        if (found := self._kept.get(raw)) is None:
+            found = self._ids_of(raw)
+            if len(self._kept) >= _KEPT_TEXTS:
+                self._kept.clear()
+            if len(raw) <= _LONGEST_KEPT:
+                self._kept[raw] = found
+        return list(found)
 
     def _ids_of(self, raw: bytes) -> tuple[int, ...]:
         try:

@@ -15,7 +15,7 @@ import httpx
 TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
 KINDS = (
     *("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties", "cut"),
-    *("shortened", "tool call", "slow grammar"),
+    "tool call",
 )
 # An answer that no limit of tokens in these tests completes: it must be followed for as long as the stream lives.
 LONG_LIST = {
@@ -27,11 +27,6 @@ LONG_LIST = {
         "required": ["name", "n"],
     },
 }
-# An answer that may go on for ever, and that the server brings to its end at the limit.
-ANY_LIST = LONG_LIST | {"minItems": 1}
-# From about 40 tokens on, a token takes longer than a step: a process of its own follows such a grammar.
-AMBIGUOUS = "start: s\ns: s s | /[a-z ]/"
-EOS = "2"  # of the demo model
 # A short one, because its schema is part of the prompt.
 NUMBERS = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 1}}}
 TOOL = {"type": "function", "function": {"name": "play", "parameters": NUMBERS | {"required": ["n"]}}}
@@ -81,14 +76,11 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence
             body |= {"stop": [" and ", "dog"]}
         if kind in ("two choices", "cut"):
             body |= {"n": 2}
-        if kind in ("schema", "shortened", "tool call", "slow grammar"):
+        if kind in ("schema", "tool call"):
             del body["ignore_eos"]  # an answer with a grammar ends where the grammar does
             body |= {"temperature": 1.0, "seed": draw.randrange(2**31)}
-        if kind in ("schema", "shortened"):
-            body |= {"structured_outputs": {"json": LONG_LIST if kind == "schema" else ANY_LIST}}
-        if kind == "slow grammar":
-            body |= {"structured_outputs": {"grammar": AMBIGUOUS}, "logit_bias": {EOS: -100}}
-            body |= {"max_tokens": min(body["max_tokens"], 70)}
+        if kind == "schema":
+            body |= {"structured_outputs": {"json": LONG_LIST}}
         if kind == "tool call":
             prompt = " ".join(prompt.split()[:6])  # the tool's description is longer
             body |= {"tools": [TOOL], "tool_choice": "required", "max_tokens": min(body["max_tokens"], 100)}
