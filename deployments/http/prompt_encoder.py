@@ -26,6 +26,10 @@ from llama_core.text.tools.tool import ToolUse
 INLINE_CHARS = 8192  # of all texts of a request together: about 5 ms of encoding
 CHARS_PER_MESSAGE = 32  # a chat's message takes as much time as this many characters
 CHARS_PER_ID = 4  # an id in a list takes as much memory as this many wide characters
+MAX_CHECKED_CHARS = (
+    2**22
+)  # of grammars that are being checked or wait, each of which takes up to 0.5 s of processor time
+LEAST_CHECKED_CHARS = 2**14  # that a grammar counts for
 
 Result = TypeVar("Result")
 
@@ -44,11 +48,11 @@ class PromptEncoder:
     def __init__(self, engine: Engine, limits: TextLimits) -> None:
         self._engine = engine
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
-        self._checks = ConcurrencyLimiter(1, limits.max_chars, "grammars are being checked")
+        self._checks = ConcurrencyLimiter(1, MAX_CHECKED_CHARS, "grammars are being checked")
         self._owner = ""
 
     def of(self, owner: str) -> "PromptEncoder":
-        """This encoder for requests of `owner`: owners take turns in slow checks of grammars, and have caches of their own."""
+        """This encoder for requests of `owner`: owners take turns in checks of grammars, and share no results."""
         own = copy.copy(self)
         own._owner = owner
         return own
@@ -129,7 +133,7 @@ class PromptEncoder:
         num_chars = len(wanted) + (0 if use is None else sum(len(tool.schema) for tool in use.tools))
         form = self._engine.answer_format
         make = partial(answer_grammar, form, wanted, param, use, begun=begun, owner=self._owner)
-        return await self._checks.run(make, num_chars)
+        return await self._checks.run(make, max(num_chars, LEAST_CHECKED_CHARS), self._owner)
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)

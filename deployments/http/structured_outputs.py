@@ -12,6 +12,7 @@ from llguidance import StructTag
 from deployments.http.unsupported import REASONS, Neutral, any_value, equals, no_value, refuse_unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.grammar import build
+from llama_core.grammar.check import MAX_BYTES
 
 if TYPE_CHECKING:
     from deployments.http.schemas import GenerationBody
@@ -116,6 +117,8 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 def _json_schema(value: Any) -> str:
     if isinstance(value, str):
+        if len(value) > MAX_BYTES:  # before it is parsed on the event loop
+            raise InvalidParameter(f"must have at most {MAX_BYTES} bytes")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

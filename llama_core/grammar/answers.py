@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import joined, schema_of
-from llama_core.grammar.check import MAX_BYTES, checked, limits
+from llama_core.grammar.check import MAX_BYTES, byte_vocabulary, checked, in_background, limits
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.tools.json_scan import MAX_SPACES, SPACES
 from llama_core.text.tools.lark import SPACE, MarkIds, arguments, pattern
@@ -118,7 +118,7 @@ def _check_beside_calls(wanted: str, tool_format: ToolFormat, param: str) -> Non
                 param=param,
             )
         return
-    if not openings.isdisjoint(_first_chars(wanted)):
+    if not openings.isdisjoint(in_background(lambda: _first_chars(wanted))):
         raise InvalidParameter(
             f"{param}: beside tools that the model may call, it must be a JSON schema of type object, or allow no answer that "
             f"begins as calls do, with {' or '.join(map(repr, sorted(openings)))}",
@@ -129,7 +129,7 @@ def _check_beside_calls(wanted: str, tool_format: ToolFormat, param: str) -> Non
 def _first_chars(grammar: str) -> set[str]:
     """The first bytes of the grammar's texts after white space, as characters."""
     found: set[str] = set()
-    matchers = [LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits())]
+    matchers = [LLMatcher(byte_vocabulary(), grammar, log_level=0, limits=limits())]
     for _ in range(MAX_SPACES + 1):
         allowed = [{chr(byte) for byte, bias in enumerate(each.compute_logit_bias()) if bias} for each in matchers]
         found.update(*allowed)

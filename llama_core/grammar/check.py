@@ -108,8 +108,8 @@ def in_background(work: Callable[[], Result]) -> Result:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             done.set_result(work())
-        except Exception as error:
-            done.set_exception(error)
+        except BaseException as error:  # also a panic of llguidance, which is no Exception
+            done.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     with _STACK_SIZE:
         usual = threading.stack_size(_STACK_BYTES)
@@ -126,7 +126,7 @@ _STACK_SIZE: Final = threading.Lock()  # of new threads, for the whole process
 def _fault(grammar: str) -> str:
     """Why a matcher of the grammar fails up to the first token, or ""."""
     try:
-        matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
+        matcher = LLMatcher(byte_vocabulary(), grammar, log_level=0, limits=limits())
     except ValueError as error:  # the text is no JSON, or of another form
         return reason(str(error))
     if not matcher.is_error():
@@ -141,8 +141,7 @@ def _fault(grammar: str) -> str:
 
 
 @cache
-def _bytes() -> LLTokenizer:
-    """A vocabulary of bytes."""
+def byte_vocabulary() -> LLTokenizer:
     return LLTokenizer("byte")
 
 

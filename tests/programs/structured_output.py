@@ -1,8 +1,8 @@
 """Asks a server for JSON by many schemas, and checks every answer against its schema.
 
 All answers that finish must validate. Those to bounded schemas, whose longest text fits the limit of tokens, must finish; the
-others may be cut off at the limit (`finish_reason` length). Each schema is asked for twice, streamed and not, for the same text.
-Requests without a grammar run beside them: their texts must be those of the same requests alone.
+others may be cut off at the limit (`finish_reason` length). Each schema is asked for twice, streamed and not, for the same
+text. Requests without a grammar run beside them: their texts must be those of the same requests alone.
 
     python -m tests.programs.structured_output --schemas 500
     python -m tests.programs.structured_output --url http://127.0.0.1:8000 --schemas 500

@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from deployments.http.limits import HttpLimits
 from deployments.http.plan import plan_chat, plan_completion
-from deployments.http.prompt_encoder import PromptEncoder, TextLimits
+from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import ChatBody, CompletionBody
 from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidRequest, QueueFull
@@ -171,25 +171,32 @@ async def test_gbnf_is_converted_where_it_is_checked(monkeypatch: pytest.MonkeyP
     assert await planned(guided_grammar='root ::= "once" [a-z]') == expected  # kept
 
 
-async def test_checks_run_one_after_the_other_beside_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, num_running, most_running = threading.Event(), [0], [0]
-    fault = check._fault
+async def test_owners_take_turns_in_checks_beside_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, order, fault = threading.Event(), list[str](), check._fault
 
     def held(grammar: str) -> str:
-        num_running[0] += 1
-        most_running[0] = max(most_running[0], num_running[0])
         goes_on.wait(20)
-        num_running[0] -= 1
+        order.append(grammar)
         return fault(grammar)
 
     monkeypatch.setattr(check, "_fault", held)
-    encoder = PromptEncoder(FakeEngine(), TextLimits(threads=1, max_chars=100_000))
-    grammars = [regex_grammar(f"held {i}{'x' * 20_000}") for i in range(5)]
-    checks = [asyncio.ensure_future(encoder.grammar(grammar, "guided_regex")) for grammar in grammars]
+    monkeypatch.setattr("deployments.http.prompt_encoder.MAX_CHECKED_CHARS", 5 * 2**14)
+    encoder = PromptEncoder(FakeEngine(), HttpLimits().text)
+
+    def begin(owner: str, number: int) -> "asyncio.Future[str]":
+        return asyncio.ensure_future(encoder.of(owner).grammar(regex_grammar(f"{owner} {number}"), "guided_regex"))
+
+    checks = [begin("many", number) for number in range(4)] + [begin("one", 0)]
     await asyncio.sleep(0)
-    assert await encoder.text("a long text " * 2000, bos=False)
     with pytest.raises(QueueFull, match="grammars are being checked"):
-        await encoder.grammar(grammars[0], "guided_regex")
+        await begin("other", 0)
+    assert await encoder.text("a long text " * 2000, bos=False)
     goes_on.set()
-    await asyncio.gather(*checks, return_exceptions=True)
-    assert most_running == [1]
+    await asyncio.gather(*checks)
+    assert [each.partition("/")[2].partition("/")[0] for each in order] == [
+        "many 0",
+        "many 1",
+        "one 0",
+        "many 2",
+        "many 3",
+    ]

@@ -153,12 +153,15 @@ def test_codes_of_gbnf_are_characters() -> None:
 def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
     """llguidance recurses from rule to rule: 2,700 of them overflow the stack of an ordinary thread."""
     source = """
+from llama_core.grammar.answers import _check_beside_calls
 from llama_core.grammar.build import json_schema_grammar, lark_grammar
 from llama_core.grammar.check import checked
+from llama_core.text.tools.hermes import HermesFormat
 lark = "start: a0\\n" + "\\n".join(f"a{i}: a{i + 1}" for i in range(12000)) + '\\na12000: "x"'
 definitions = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(4000)}
 checked(lark_grammar(lark), "field")
 checked(json_schema_grammar({"$ref": "#/$defs/d0", "$defs": definitions | {"d4000": {}}}), "field")
+_check_beside_calls(lark_grammar(lark), HermesFormat(), "field")
 """
     subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
 
