@@ -42,9 +42,8 @@ def answer_grammar(
         _check_tools(_joined(form, MarkIds(), use, wanted, begun), use, owner)
     elif not wanted:
         return ""
-    elif begun is None and not form.is_spaced:
-        return wanted
-    grammar = _joined(form, form.mark_ids, use, wanted, begun)
+    is_plain = use is None and begun is None and not form.is_spaced
+    grammar = wanted if is_plain else _joined(form, form.mark_ids, use, wanted, begun)
     if len(grammar.encode()) > MAX_BYTES:
         param = "tools" if use is not None else param
         raise InvalidParameter(f"{param}: must make a grammar of at most {MAX_BYTES} bytes", param=param)

@@ -3,10 +3,10 @@
 A slot's matcher follows the tokens generated so far, which a preempted sequence or new ranks have from their `SlotInit`. One
 thread makes the masks of all rows. Another one compiles grammars, and reads the tokens of a resumed answer.
 
-A row whose mask is not ready in time is deferred: a later step samples for it, so that the tokens stay the same, and the other
-rows do not wait. This holds while its grammar is compiled, and for rows whose masks take long, after the first of them. An
-answer ends with an error when three of its masks have taken too long. Under torchrun, ranks schedule for themselves and do not
-learn what rank 0 defers, so rank 0 waits there.
+A row without a mask is deferred: a later step samples for it, so that the tokens stay the same, and other rows do not wait.
+This holds while its grammar is compiled; and slow rows together have a quarter of the thread's time where the step has other
+rows. An answer ends with an error when three of its masks have taken too long. Under torchrun, ranks schedule for themselves
+and do not learn what rank 0 defers, so rank 0 waits there.
 
 On a GPU, the thread waits for the tokens of the step before in the copy that the host reads anyway, so that the thread which
 queues steps never waits for the device.
@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 _SLOW_S: Final = 0.02  # of processor time: of one mask
 _MOST_SLOW: Final = 3  # such masks end the answer
-_QUICK_S: Final = 0.001  # masks of up to this time are never deferred
-# A step waits for late masks for half of the time between the last two steps, within these bounds.
+_QUICK_S: Final = 0.001  # rows whose latest mask took no longer are not slow
+_PAUSES: Final = 3  # beside other rows, slow rows wait for so many times as long as the latest slow mask took
+# A step waits for grammars that are compiled for half of the time between the last two steps, within these bounds.
 _LEAST_WAIT_S: Final = 0.001
 _LONGEST_WAIT_S: Final = 0.05  # also where the step has no other rows: the wait delays a request that comes now
 _MAX_FORCED: Final = 16  # most forced tokens of a row that are reported; drafts are fewer
@@ -79,14 +80,15 @@ class _Row:
 class GrammarMasks:
     """The masks of one step. Implements `execution.backend.StepMasks`.
 
-    After `wait`: reasons: why a sample has no token, by its index. forced: tokens that grammars leave no choice but to
-    generate. deferred: samples that are left to a later step.
+    may_pause: slow rows may be deferred for the sake of others. After `wait`: reasons: why a sample has no token, by its index.
+    forced: tokens that grammars leave no choice but to generate. deferred: samples that are left to a later step.
     """
 
     bits: np.ndarray
     has_mask: list[bool]
     is_ready: np.ndarray
     rows: list[_Row]
+    may_pause: bool = False
     reasons: dict[int, str] = field(default_factory=dict)
     forced: list[ForcedTokens] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
@@ -134,6 +136,7 @@ class SlotGrammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._defers = False
         self._began_s = 0.0  # when the latest step began, by time.monotonic
+        self._slow_again_s = 0.0  # when the next slow row may have its masks
         # Of the latest step with masks: its masks, and what reads its samples.
         self._latest: tuple[GrammarMasks, Callable[[], Seq[int]]] | None = None
 
@@ -177,7 +180,9 @@ class SlotGrammars:
         bits, is_ready = np.empty((num_samples, self._num_words), np.uint32), np.zeros(num_samples, np.uint32)
         masks = GrammarMasks(bits, has_mask, is_ready, found)
         latest, self._latest = self._latest, None
-        longest_s = since_last_s / 2 if len(found) < len(rows) else _LONGEST_WAIT_S
+        has_others = len(found) < len(rows)
+        masks.may_pause = self._defers and has_others
+        longest_s = since_last_s / 2 if has_others else _LONGEST_WAIT_S
         self._thread.submit(self._fill, masks, latest, min(_LONGEST_WAIT_S, max(_LEAST_WAIT_S, longest_s)))
         return masks
 
@@ -197,14 +202,13 @@ class SlotGrammars:
                 before, read = latest
                 before.note(read())
             deadline_s = time.monotonic() + wait_s
-            has_slow = False
             for row in sorted(masks.rows, key=lambda each: _lateness(each.slot)):
-                is_slow = row.slot.mask_s > _QUICK_S
-                if is_slow and has_slow and self._defers and time.monotonic() > deadline_s:
+                if row.slot.mask_s > _QUICK_S and masks.may_pause and time.monotonic() < self._slow_again_s:
                     masks.defer(row)
-                else:
-                    self._fill_row(row, masks, deadline_s)
-                has_slow = has_slow or is_slow
+                    continue
+                self._fill_row(row, masks, deadline_s)
+                if row.slot.mask_s > _QUICK_S:
+                    self._slow_again_s = time.monotonic() + _PAUSES * row.slot.mask_s
             masks.closed.set_result(None)
         except Exception as error:  # of the step before
             masks.closed.set_exception(error)

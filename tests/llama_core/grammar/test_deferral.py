@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -173,29 +172,21 @@ def test_rows_do_not_wait_while_a_grammar_is_compiled(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_of_rows_with_slow_masks_those_beyond_the_time_of_a_step_wait_for_a_turn(
+def test_slow_rows_pause_after_a_slow_mask_while_there_are_others(
     runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     monkeypatch.setattr(masks, "_QUICK_S", -1.0)  # all are slow
-    monkeypatch.setattr(masks, "_LEAST_WAIT_S", -1.0)
-    monkeypatch.setattr(masks, "_LONGEST_WAIT_S", -1.0)  # and all steps late
-    match, step, num_calls, per_step = SlotGrammars._match, runner.step, count(), []
-
-    def counted(self: SlotGrammars, row: Any, bits: Any) -> Any:
-        next(num_calls)
-        return match(self, row, bits)
-
-    def stepped(batch: StepInput) -> StepOutput:
-        before = next(num_calls)
-        output = step(batch)
-        per_step.append(next(num_calls) - before - 1)
-        return output
-
-    monkeypatch.setattr(SlotGrammars, "_match", counted)
-    monkeypatch.setattr(runner, "step", stepped)
-    served = Served(runner, requests(), depth=depth)
+    monkeypatch.setattr(masks, "_PAUSES", 1e9)
+    asked = requests()
+    for i, _ in enumerate(GRAMMARS):
+        Served(runner, asked[i : i + 1]).run()  # compiles
+    grammars_of(runner)._slow_again_s = 0.0
+    served = Served(runner, asked, depth=depth)
+    followed, others = served.sequences[:5], served.sequences[5:]
+    served.run(until=lambda: all(seq.finished for seq in others))
+    assert 1 <= sum(len(seq.output) for seq in followed) <= 5, "the first masks, whose time is not known"
     served.run()
-    assert served.outputs == expected and served.num_deferred > 100 and set(per_step) == {0, 1}
+    assert served.outputs == expected and served.num_deferred > 50
 
 
 def test_an_answer_whose_masks_are_too_slow_three_times_ends_alone(
