@@ -2,9 +2,8 @@
 
 Each conversation has two turns: a request that offers generated tools, and one with the calls' results. Each request is sent
 streamed and not, with the same seed, and both answers must be the same. A call names an offered tool, and its arguments are
-JSON that validates, whether the tool is `strict` or not. Calls are whole where `max_tokens` ends the answer, unless text
-came before them. Those that `tool_choice` requires must come; `max_tokens` may only end one that chose to call, or that may
-call several times.
+JSON that validates, whether the tool is `strict` or not; the last one may be cut off at `max_tokens`. Calls that `tool_choice`
+requires must come; `max_tokens` may only end an answer that chose to call, or that may call several times.
 
     python -m tests.programs.tool_conversations
     python -m tests.programs.tool_conversations --ckpt models/SmolLM2-135M-Instruct.Q4_1.gguf --formats hermes mistral
@@ -97,8 +96,8 @@ def faults_of(body: Json, mode: str, message: Json, reason: str) -> list[str]:
     is_cut = reason == "length"
     for number, call in enumerate(calls):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        if is_cut and message.get("content") and number == len(calls) - 1:
-            continue  # text before the call may leave it too little room to be closed
+        if is_cut and number == len(calls) - 1:
+            continue
         if name not in schemas or (mode == "named" and name != body["tool_choice"]["function"]["name"]):
             found.append(f"calls {name}")
             continue
