@@ -56,7 +56,8 @@ class Reader:
         """Two turns: the model calls the tool, and answers from its result."""
         messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
         params = SamplingParams(temperature=0.0, max_tokens=100)
-        called = await self._llama.chat.remote(ChatRequest(messages, [COUNT], "required"), params)
+        required = ChatRequest(messages, [COUNT], "required", parallel_tool_calls=False)
+        called = await self._llama.chat.remote(required, params)
         messages.append(called.message())
         calls = {call.id: 4 * json.loads(call.arguments)["animals"] for call in called.tool_calls}
         messages += [call.result(f"{calls[call.id]} legs") for call in called.tool_calls]
