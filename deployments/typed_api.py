@@ -228,7 +228,11 @@ class TypedHandleApi(HandleApi):
         if not params.grammar:
             return params
         check = partial(
-            answer_grammar, self.service.answer_format, callers_grammar(params.grammar), "grammar", owner=owner
+            answer_grammar,
+            self.service.answer_format,
+            callers_grammar(params.grammar),
+            "grammar",
+            scope=self.service.cache_scope(owner),
         )
         return replace(params, grammar=await asyncio.to_thread(check))
 

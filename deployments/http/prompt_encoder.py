@@ -7,7 +7,7 @@ characters before anything is encoded, or by its tokens before the next prompt i
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
@@ -52,7 +52,7 @@ class PromptEncoder:
         self._owner = ""
 
     def of(self, owner: str) -> "PromptEncoder":
-        """This encoder for requests of `owner`: owners take turns in checks of grammars, and share no results."""
+        """This encoder for requests of `owner`: owners take turns in checks of grammars, and have caches of their own."""
         own = copy.copy(self)
         own._owner = owner
         return own
@@ -131,8 +131,8 @@ class PromptEncoder:
         if not wanted and use is None:
             return ""
         num_chars = len(wanted) + (0 if use is None else sum(len(tool.schema) for tool in use.tools))
-        form = self._engine.answer_format
-        make = partial(answer_grammar, form, wanted, param, use, begun=begun, owner=self._owner)
+        form, scope = self._engine.answer_format, self._engine.cache_scope(self._owner)
+        make = partial(answer_grammar, form, wanted, param, use, begun=begun, scope=scope)
         return await self._checks.run(make, max(num_chars, LEAST_CHECKED_CHARS), self._owner)
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:

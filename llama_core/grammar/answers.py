@@ -21,17 +21,17 @@ def answer_grammar(
     use: ToolUse | None = None,
     *,
     begun: bool | None = None,
-    owner: str = "",
+    scope: str = "",
 ) -> str:
     """The checked grammar of an answer; "" where it may be any text. Takes processor time: 2 ms for most, up to 0.5 s.
 
     wanted: the grammar that the field `param` asks for, or "". use: the tools that the answer may call, instead of what is
-    wanted. begun: whether the answer begins within its reasoning; None: it has none. owner: as `checked` has it.
+    wanted. begun: whether the answer begins within its reasoning; None: it has none. scope: as `checked` has it.
 
     Raises InvalidParameter that names `param`, a tool or "tools".
     """
     if wanted:
-        wanted = checked(wanted, param, owner)
+        wanted = checked(wanted, param, scope)
     if use is not None and use.mode == "required":
         wanted = ""
     if use is not None:
@@ -39,7 +39,7 @@ def answer_grammar(
             _check_beside_calls(wanted, form.tool_format, param)
             use = replace(use, mode="required")
         # Where control tokens are characters, which the check's vocabulary has.
-        _check_tools(_joined(form, MarkIds(), use, wanted, begun), use, owner)
+        _check_tools(_joined(form, MarkIds(), use, wanted, begun), use, scope)
     elif not wanted:
         return ""
     is_plain = use is None and begun is None and not form.is_spaced
@@ -82,15 +82,15 @@ def _calls(tool_format: ToolFormat, marks: MarkIds, use: ToolUse, has_wanted: bo
     return [*lines, *rules.definitions]
 
 
-def _check_tools(grammar: str, use: ToolUse, owner: str) -> None:
+def _check_tools(grammar: str, use: ToolUse, scope: str) -> None:
     """Raises InvalidParameter that names the tool whose schema cannot be followed, or all where none alone is at fault."""
     try:
-        checked(grammar, "tools", owner)
+        checked(grammar, "tools", scope)
     except InvalidParameter:
         for index, tool in enumerate(use.tools):
             place = tool.place or f"tools[{index}].function.parameters"
             try:
-                checked(joined(f"start: {arguments(use, index)}", {}), place, owner)
+                checked(joined(f"start: {arguments(use, index)}", {}), place, scope)
             except InvalidParameter as error:
                 remedy = ": change it, or set strict to false" if tool.strict else ""
                 raise InvalidParameter(error.message + remedy, param=place) from None

@@ -12,16 +12,17 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from llama_core.errors import InvalidParameter
+from llama_core.shared_cache import SharedCache
 
 MAX_BYTES: Final = 3 * 2**16  # of a grammar, as in `SamplingParams.grammar`
-_KEPT: Final = 128  # results of checks: clients send the same schema with every request
+_KEPT: Final = SharedCache[tuple[str, str]](2**24)  # outcomes: clients send the same schema with every request
 _STACK_BYTES: Final = 2**28
 
 # Bounds of what llguidance's limits do not bound; at each the check takes less than 0.1 s.
@@ -74,20 +75,19 @@ def limits(*, is_followed: bool = False) -> LLParserLimits:
     )
 
 
-def checked(grammar: str, param: str, owner: str = "") -> str:
-    """The grammar as rank 0 follows it: with Lark in place of GBNF. owner: results are kept for each owner alone.
+def checked(grammar: str, param: str, scope: str = "") -> str:
+    """The grammar as rank 0 follows it: with Lark in place of GBNF. scope: results are kept for each scope alone.
 
     Raises InvalidParameter that names `param`, with llguidance's reason, unless the grammar compiles within the limits."""
     if len(grammar.encode(errors="replace")) > MAX_BYTES:
         raise InvalidParameter(f"{param}: must make a grammar of at most {MAX_BYTES} bytes", param=param)
-    followed, fault = _outcome(owner, grammar)
+    followed, fault = _KEPT.find_or_make(scope, grammar, partial(_outcome, grammar))
     if fault:
         raise InvalidParameter(f"{param}: {fault}", param=param)
     return followed
 
 
-@lru_cache(maxsize=_KEPT)
-def _outcome(owner: str, grammar: str) -> tuple[str, str]:
+def _outcome(grammar: str) -> tuple[str, str]:
     """The grammar to follow, and why it is refused, or ""."""
     try:
         followed = _without_gbnf(grammar)

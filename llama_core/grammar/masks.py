@@ -50,6 +50,7 @@ class _Slot:
     deferred_at: the position of the first sample that was deferred; -1 after a refusal.
     """
 
+    scope: str  # `SlotInit.cache_scope`
     grammar: str
     first: int
     tokens: list[int]
@@ -148,7 +149,7 @@ class SlotGrammars:
     def admit(self, init: SlotInit) -> None:
         grammar = init.params.grammar
         first = len(init.tokens) if init.prompt_length is None else init.prompt_length
-        self._slots[init.slot] = _Slot(grammar, first, init.tokens[first:]) if grammar else None
+        self._slots[init.slot] = _Slot(init.cache_scope, grammar, first, init.tokens[first:]) if grammar else None
         self.has_grammars = any(each is not None for each in self._slots)
 
     def propose(self, draft: Draft) -> None:
@@ -229,7 +230,7 @@ class SlotGrammars:
             if slot.is_second_try:
                 masks.refuse(row, str(failed))
                 return
-            self._matchers.drop(slot.grammar)
+            self._matchers.drop(slot.scope, slot.grammar)
             slot.is_second_try, slot.matcher, slot.making = True, None, None
             self._fill_row(row, masks, deadline_s)
             return
@@ -279,7 +280,7 @@ class SlotGrammars:
         if slot.making is None:
             slot.num_taken = row.position - slot.first
             tokens = slot.tokens[: slot.num_taken]  # those after it may be samples after a refused draft
-            slot.making = self._matchers.begin(slot.grammar, tokens, is_alone=slot.is_second_try)
+            slot.making = self._matchers.begin(slot.scope, slot.grammar, tokens, is_alone=slot.is_second_try)
         if self._defers and not wait([slot.making], max(0.0, deadline_s - time.monotonic())).done:
             return False
         slot.matcher, slot.making = slot.making.result(), None

@@ -1,15 +1,15 @@
 """Compiles grammars for rank 0, and makes matchers that have taken the tokens of an answer, in a thread of its own."""
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from llama_core.shared_cache import SharedCache
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_KEPT_GRAMMARS: Final = 16  # compiled grammars that later answers copy; most take up to 3 MB
+_KEPT_GRAMMARS: Final = 16  # compiled grammars that later answers of their scope copy; most take up to 3 MB
 _READ_AT_ONCE: Final = 16  # tokens: llguidance holds Python's interpreter lock while a matcher takes them
 
 
@@ -22,53 +22,42 @@ class MatcherFailed(GrammarRefused):
 
 
 class Matchers:
-    """The vocabulary, and the grammars that were used last."""
+    """The vocabulary, and the grammars that were used last, by scope (`SlotInit.cache_scope`)."""
 
     def __init__(self, vocabulary: "Callable[[], LLTokenizer] | None") -> None:
         """vocabulary: called once, by `prepare` or for the first grammar; None: every grammar is refused."""
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None  # of the thread
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()  # of `_kept`
+        self._kept: SharedCache[LLMatcher] = SharedCache(_KEPT_GRAMMARS)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
 
     def prepare(self) -> None:
         """Load the vocabulary in the background."""
         self._thread.submit(self._loaded)
 
-    def begin(self, grammar: str, tokens: list[int], *, is_alone: bool = False) -> "Future[LLMatcher]":
+    def begin(self, scope: str, grammar: str, tokens: list[int], *, is_alone: bool = False) -> "Future[LLMatcher]":
         """A matcher that has taken the tokens. is_alone: it shares its limits with no other. Raises GrammarRefused, as the
         future does."""
-        kept = None if is_alone else self._find(grammar)
+        kept = None if is_alone else self._kept.find(scope, grammar)
         if kept is None or len(tokens) > _READ_AT_ONCE:
-            return self._thread.submit(self._begun, grammar, tokens, is_alone)
+            return self._thread.submit(self._begun, scope, grammar, tokens, is_alone)
         done: Future[LLMatcher] = Future()
         done.set_result(_after(kept, tokens))
         return done
 
-    def drop(self, grammar: str) -> None:
+    def drop(self, scope: str, grammar: str) -> None:
         """Compile the grammar again for the next answer."""
-        with self._lock:
-            self._kept.pop(grammar, None)
+        self._kept.drop(scope, grammar)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _find(self, grammar: str) -> "LLMatcher | None":
-        with self._lock:
-            if grammar in self._kept:
-                self._kept.move_to_end(grammar)
-            return self._kept.get(grammar)
-
-    def _begun(self, grammar: str, tokens: list[int], is_alone: bool) -> "LLMatcher":
-        compiled = None if is_alone else self._find(grammar)
+    def _begun(self, scope: str, grammar: str, tokens: list[int], is_alone: bool) -> "LLMatcher":
+        compiled = None if is_alone else self._kept.find(scope, grammar)
         if compiled is None:
             compiled = self._compiled(grammar)
             if not is_alone:
-                with self._lock:
-                    self._kept[grammar] = compiled
-                    if len(self._kept) > _KEPT_GRAMMARS:
-                        self._kept.popitem(last=False)
+                self._kept.keep(scope, grammar, compiled, 1)
         return _after(compiled, tokens)
 
     def _compiled(self, grammar: str) -> "LLMatcher":

@@ -16,9 +16,9 @@ from deployments.args import PROJECT_ROOT, ServerArgs, resolve
 from deployments.engine.service import LlamaService
 from llama_core.config import DEFAULT_STEP_TOKENS, EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
+from llama_core.grammar.build import json_object_grammar
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.text.grammar import json_object_grammar
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from llguidance import LLMatcher
@@ -17,6 +18,7 @@ from llama_core.errors import InvalidRequest, QueueFull
 from llama_core.grammar import check
 from llama_core.grammar.build import regex_grammar
 from llama_core.grammar.vocabulary import grammar_vocabulary
+from llama_core.text.tools.tool import Tool, ToolUse
 from tests.support.scripted_engine import FakeEngine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -175,7 +177,7 @@ async def test_owners_take_turns_in_checks_beside_tokenization(monkeypatch: pyte
     goes_on, order, fault = threading.Event(), list[str](), check._fault
 
     def held(grammar: str) -> str:
-        goes_on.wait(20)
+        goes_on.wait(120)
         order.append(grammar)
         return fault(grammar)
 
@@ -200,3 +202,18 @@ async def test_owners_take_turns_in_checks_beside_tokenization(monkeypatch: pyte
         "many 2",
         "many 3",
     ]
+
+
+async def test_an_owner_finds_out_nothing_by_what_was_checked_for_another() -> None:
+    encoder, use = PromptEncoder(FakeEngine(), HttpLimits().text), ToolUse((Tool("scoped"),))
+    with patch.object(check, "_fault", side_effect=check._fault) as compiled:
+
+        async def compiles(owner: str) -> int:
+            before = compiled.call_count
+            await encoder.of(owner).grammar(regex_grammar("scoped"), "guided_regex")
+            await encoder.of(owner).grammar("", "", use)
+            return compiled.call_count - before
+
+        first = await compiles("key a")
+        assert first == 2 and await compiles("key a") == 0
+        assert await compiles("key b") == first, "the time of an answer would tell what key a has sent"

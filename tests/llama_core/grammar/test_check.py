@@ -166,13 +166,13 @@ _check_beside_calls(lark_grammar(lark), HermesFormat(), "field")
     subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
 
 
-def test_results_are_kept_for_each_owner_alone() -> None:
+def test_results_are_kept_for_each_scope_alone() -> None:
     good, bad = regex_grammar("kept [0-9]{1,3}"), regex_grammar("(kept")
     with patch.object(check, "_fault", side_effect=check._fault) as compiled:
-        for owner in ("a", "b", "a", "b"):
-            checked(good, "field", owner)
+        for scope in ("a", "b", "a", "b"):
+            checked(good, "field", scope)
             with pytest.raises(InvalidParameter, match="other"):
-                checked(bad, "other", owner)
+                checked(bad, "other", scope)
     assert compiled.call_count == 4
 
 
