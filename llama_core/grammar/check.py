@@ -9,6 +9,7 @@ import math
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from fractions import Fraction
@@ -28,13 +29,19 @@ _STACK_BYTES: Final = 2**28
 # Bounds of what llguidance's limits do not bound; at each the check takes less than 0.1 s.
 _MOST_GBNF_WORK: Final = 2**22  # rules times characters: the converter is quadratic
 _MOST_OPERATORS: Final = 8  # "&" and "~" in Lark: the time doubles with each
+# Alternatives that the parser may predict at one place, where its time is cubic. Of JSON, a place has few.
+_MOST_PREDICTED: Final = 2**16
+_MOST_PREDICTED_OF_JSON: Final = 2**18
 _MOST_JOINED_PATTERNS: Final = 12  # the same for patterns of a JSON schema that must match one text
 _MOST_PATTERN_PROPERTIES: Final = 100  # cubic
 _MOST_MULTIPLE: Final = 10_000  # the least common multiple of all multipleOf, without its decimal point
 
 _GBNF_RULE: Final = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _GBNF_CODE: Final = re.compile(r"(\\\\)|\\u([0-9a-fA-F]{4})|\\U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})")
-_LARK_TEXT: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?://|#).*')
+# Also without its end, which a search from each beginning would take quadratic time for.
+_LARK_TEXT: Final = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\])+/?|(?://|#).*')
+_LARK_OPERATOR: Final = re.compile(r"&|~(?!\s*\d)")  # not "a" ~ 5, a number of times
+_LARK_RULE: Final = re.compile(r"^[ \t]*[?!]*([a-z_]\w*)\b[^:\n]*:", re.MULTILINE)
 _COMPOSES: Final = {"allOf", "anyOf", "oneOf", "$ref"}
 _CONSTRAINS: Final = _COMPOSES | {
     "pattern",
@@ -202,8 +209,31 @@ def _unbounded(grammar: str) -> str:
         for found in re.finditer(r"%json\s*", source):
             with contextlib.suppress(ValueError):  # within a text
                 decoder.raw_decode(source, found.end())
-    if sum(len(re.findall("[&~]", _LARK_TEXT.sub("", source))) for source in sources) > _MOST_OPERATORS:
+    return _unbounded_lark([_LARK_TEXT.sub('""', source) for source in sources]) or _unbounded_json(objects)
+
+
+def _unbounded_lark(sources: list[str]) -> str:
+    if sum(len(_LARK_OPERATOR.findall(source)) for source in sources) > _MOST_OPERATORS:
         return f"may have at most {_MOST_OPERATORS} operators & and ~"
+    num_predicted = 0
+    for source in sources:
+        references = Counter(re.findall(r"\w+", source))
+        _, *rules = _LARK_RULE.split(source)
+        for name, alternatives in zip(rules[::2], rules[1::2], strict=True):
+            num_predicted += references[name] * alternatives.count("|")
+    if num_predicted > _MOST_PREDICTED:
+        return f"the references to each rule times its alternatives may be at most {_MOST_PREDICTED} together"
+    return ""
+
+
+def _unbounded_json(objects: list[dict[str, Any]]) -> str:
+    num_references = sum("$ref" in each for each in objects)
+    lists = (each.get(name) for each in objects for name in ("anyOf", "oneOf"))
+    if (
+        num_references * max((len(each) for each in lists if isinstance(each, list)), default=0)
+        > _MOST_PREDICTED_OF_JSON
+    ):
+        return f"the number of all $ref times the length of an anyOf or oneOf may be at most {_MOST_PREDICTED_OF_JSON}"
     if sum(len(each["patternProperties"]) for each in objects if isinstance(each.get("patternProperties"), dict)) > (
         _MOST_PATTERN_PROPERTIES
     ):

@@ -108,6 +108,8 @@ LARK_NEVER_TRIED: list[tuple[str, str]] = [
     ("start: X\nX: ~(" + " | ".join(f"~/a.{{{i}}}/" for i in range(20)) + ")", "may have at most 8 operators"),
     ('start: %json {"\\u006dultipleOf": 999983}', "the least common multiple"),
     ("\n".join(f"r{i} ::= r{i + 1}" for i in range(9000)), "in GBNF, the number of rules"),
+    ('start: "a" s\ns: ' + "|".join(["t"] * 3000) + "\nt: " + "|".join(["s"] * 3000), "the references to each rule"),
+    ('start: %json {"$defs": {"a": {"anyOf": [' + '{"$ref":"#/$defs/a"},' * 900 + "{}]}}}", "the number of all $ref"),
 ]
 
 
@@ -131,6 +133,8 @@ def test_what_no_limit_bounds_is_refused_before_it_is_compiled(grammar: str, wor
             {"allOf": [{"type": "object"}, patterns(12)]},
             {"type": "object", "patternProperties": {f"^a{i}$": {} for i in range(100)}},
         )),
+        lark_grammar("start: " + " ".join('"a"~2' for _ in range(9))),
+        lark_grammar("start: (WORD ws)+\nws: /[ ]/ | /[\\n]/\nWORD: " + " | ".join(f'"{i}"' for i in range(3000))),
         lark_grammar('start: KEY "&" /[&~]+/ // & ~ & ~ & ~ & ~ & ~ & ~\nKEY: /[a-z]+/ & ~("a" | "&&&&&&&&&&")'),
         lark_grammar('root ::= "\\U0001F600" [\\u0041-\\u005A] "\\\\u0041" | "::="'),
         choice_grammar(["AT&T ~ & ~ & ~ & ~ & ~ & ~", "::="]),
@@ -139,6 +143,14 @@ def test_what_no_limit_bounds_is_refused_before_it_is_compiled(grammar: str, wor
 )  # fmt: skip
 def test_ordinary_grammars_that_look_alike_are_followed(grammar: str) -> None:
     checked(grammar, "field")
+
+
+@pytest.mark.parametrize(
+    "text", ["/\\" * 65_000, '"\\' * 45_000, "a" * 190_000, "x ::=" + '"\\' * 43_000, "\n " * 60_000]
+)
+@pytest.mark.timeout(60)
+def test_text_without_end_takes_no_quadratic_time(text: str) -> None:
+    assert reason(lark_grammar(text))  # squared, it would be minutes
 
 
 def test_codes_of_gbnf_are_characters() -> None:
