@@ -1,36 +1,22 @@
-"""The subcommands that read checkpoints without a server: their options and help."""
+"""The subcommand `estimate`: its options and help."""
 
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from cli.options import size_option
 
 
-class ConvertFormat(StrEnum):
-    """Formats that `convert` writes."""
-
-    HF = "hf"
-    META = "meta"
-
-
 class DTypeName(StrEnum):
-    """Dtypes of weights: the values of the argument `dtype`, and those that `convert` writes."""
+    """Values of the argument `dtype`."""
 
     AUTO = "auto"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     FLOAT32 = "float32"
-
-
-class ConvertQuantize(StrEnum):
-    """Formats of groups that `convert` writes."""
-
-    INT4 = "int4"
-    INT8 = "int8"
 
 
 class Quantization(StrEnum):
@@ -75,57 +61,6 @@ def _checked_gpu(name: str | None) -> str | None:
     if name is not None and name not in GPU_BYTES:
         raise typer.BadParameter(f"must be one of {', '.join(GPU_BYTES)}")
     return name
-
-
-def convert(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE", help="A folder in Hugging Face's or Meta's format, or a GGUF file.", exists=True
-        ),
-    ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to write; it must not exist.")],
-    target_format: Annotated[
-        ConvertFormat, typer.Option("--format", help="hf: Hugging Face's safetensors; meta: consolidated.NN.pth.")
-    ],
-    shards: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of files of weights.")] = 1,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Tokenizer to copy; what lies at SOURCE if absent. GGUF needs one.", exists=True
-        ),
-    ] = None,
-    dtype: Annotated[
-        DTypeName, typer.Option(help="Of the weights written; auto: SOURCE's own. Quantized weights are expanded.")
-    ] = DTypeName.AUTO,
-    quantize: Annotated[
-        ConvertQuantize | None,
-        typer.Option(
-            help="Pack all linear layers but the output layer in groups of 32, as compressed-tensors does; "
-            "with --format hf. Not packed if absent."
-        ),
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Load both checkpoints on the CPU and compare their logits.")] = True,
-) -> None:
-    """Write a checkpoint in another format and compare the logits.
-
-    Writes weights, configuration, tokenizer and SHA256SUMS, and prints the names of the files and the largest difference of the
-    logits. If it is more than 0.001, nothing is kept. The exit status is 1 if the conversion failed.
-
-    \b
-    Examples:
-      llama-ray convert /models/llama-2-7b /models/llama-2-7b-hf --format hf
-      llama-ray convert model.gguf out --format meta --tokenizer tokenizer.model
-      llama-ray convert /models/Qwen3-8B out --format hf --quantize int4
-    """
-    from cli.convert import run
-
-    if quantize is not None and target_format is not ConvertFormat.HF:
-        raise typer.BadParameter(
-            "Meta's format has no scales of groups: convert with --format hf", param_hint="--quantize"
-        )
-    quantized: Literal["int4", "int8"] | None = quantize.value if quantize is not None else None
-    sys.exit(run(source, target, target_format.value, shards, tokenizer, dtype.value, quantized, verify=verify))
 
 
 def estimate(

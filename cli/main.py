@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.capture_commands import capture, replay
-from cli.checkpoint_commands import convert, estimate
+from cli.checkpoint_commands import estimate
 from cli.client_commands import bench, chat
 from cli.options import Command
 from cli.server_commands import doctor, env, up
@@ -51,7 +51,7 @@ def _commands(
     """
 
 
-for command in (up, doctor, estimate, chat, bench, capture, replay, convert, env):
+for command in (up, doctor, estimate, chat, bench, capture, replay, env):
     app.command(cls=Command)(command)
 
 

@@ -61,15 +61,8 @@ def find_packed(
     return (None, faults) if faults else (found, [])
 
 
-def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """codes [n, k] of a `GroupedSlice`: uint8 from 0 to 15, or int8 -> the bytes of weight_packed, uint8 [n, k * bits / 8]."""
-    if bits == 8:
-        return codes.view(torch.uint8) ^ 128
-    return codes[:, 0::2] | codes[:, 1::2] << 4
-
-
 def unpack(stored: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `pack`; allocates."""
+    """The bytes of weight_packed, uint8 [n, k * bits / 8] -> codes [n, k] of a `GroupedSlice`; allocates."""
     if bits == 8:
         return (stored ^ 128).view(torch.int8)
     return torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from llama_core.checkpoint.json_fields import Fields, shown
 from llama_core.checkpoint.source import GROUP
@@ -68,28 +68,6 @@ def packed_bits(config: Fields) -> int | None:
         if field not in weights.given:
             raise _refusal(f"{weights.source}: field {field!r} is missing")
     return weights.integer("num_bits")
-
-
-def quantization_config(num_bits: int) -> dict[str, Any]:
-    """The quantization_config of a checkpoint whose linear layers, all but the output layer, are packed."""
-    weights = {
-        "num_bits": num_bits,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": GROUP,
-        "dynamic": False,
-        "observer": "minmax",
-    }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": METHOD,
-        "format": PACKED,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-    }
 
 
 def _check(fields: Fields, rules: _Rules) -> None:

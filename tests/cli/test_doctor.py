@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.programs import free_port
 from cli.doctor.command import examine
 from cli.doctor.findings import Finding, Status
 from cli.doctor.machine import Machine
-from llama_core.convert.conversion import convert
 from llama_core.execution.native import build
 from tests.cli.conftest import llama_ray, on_one_line
-from tests.conftest import GOLDEN
+from tests.support import hugging_face
 from tests.support.checkpoints import WIDE, random_weights, split, write
 
 FEW_CPUS = Machine(num_cpus=2, num_gpus=0, open_files=65536, environment={})
@@ -45,19 +42,6 @@ def config(tmp_path: Path, folder: Path) -> Path:
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-def _widen_vocabulary(folder: Path, num_rows: int = 5000) -> None:
-    """Give a Hugging Face checkpoint an embedding and an output layer with so many rows."""
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": num_rows}))
-    (file,) = folder.glob("*.safetensors")
-    weights = load_file(file)
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        if name in weights:
-            weights[name] = torch.zeros(num_rows, weights[name].shape[1])
-    save_file(weights, file)
-    (folder / "SHA256SUMS").unlink(missing_ok=True)
 
 
 def failures(config: Path, overrides: Sequence[str] = (), machine: Machine = FEW_CPUS) -> dict[str, Finding]:
@@ -197,11 +181,11 @@ def test_a_tokenizer_of_another_vocabulary(config: Path, folder: Path, tmp_path:
     failed = failures(config, ["tokenizer_path=demo/tokenizer.model"])
     assert set(failed) == {"checkpoint"} and "tok_embeddings.weight" in failed["checkpoint"].have
     # A Hugging Face checkpoint may have more rows than its tokenizer has tokens, but not so many.
-    hugging_face = tmp_path / "hugging_face"
-    convert(folder, hugging_face, "hf", 1, tokenizer_path=GOLDEN / "mp1" / "tokenizer.model", verify=False)
-    _widen_vocabulary(hugging_face)
+    shape = hugging_face.CONFIGS["llama2"] | {"vocab_size": 5000}
+    wide = hugging_face.write(tmp_path / "hugging_face", shape, hugging_face.random_weights(hugging_face.read(shape)))
+    shutil.copyfile(folder / "tokenizer.model", wide / "tokenizer.model")
     tokenizer = folder / "tokenizer.model"
-    failed = failures(config, [f"ckpt_dir={hugging_face}", f"tokenizer_path={tokenizer}"])
+    failed = failures(config, [f"ckpt_dir={wide}", f"tokenizer_path={tokenizer}"])
     assert set(failed) == {"tokenizer"} and "5,000 rows" in failed["tokenizer"].have
 
 

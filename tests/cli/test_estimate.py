@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from llama_core.checkpoint.hf_quantization import quantization_config
 from tests.cli.conftest import llama_ray, on_one_line
 from tests.support import hugging_face
 from tests.support.checkpoints import WIDE, random_weights, split, write
-from tests.support.hugging_face import CONFIGS
+from tests.support.hugging_face import CONFIGS, quantization_config
 from tests.support.programs import seen_by
 
 TOLERANCE = 0.05

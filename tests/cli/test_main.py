@@ -93,9 +93,6 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("convert demo out --format gguf", "'gguf' is not one of 'hf', 'meta'."),
-        ("convert demo out --format hf --shards 0", "must be at least 1"),
-        ("convert demo out --format meta --quantize int4", "convert with --format hf"),
         ("estimate demo --ranks x", "must be a whole number"),
         ("estimate demo --gpu h9", "must be one of rtx3090"),
         ("estimate max_seq_len=5", "Write it as an option: --max-seq-len 5"),
@@ -166,9 +163,7 @@ def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
     assert "fetch_model 'a b; c'" in shown("MODEL=a b; c")
 
 
-@pytest.mark.parametrize(
-    "command", ["up", "convert", "estimate", "doctor", "env", "chat", "bench", "capture", "replay", ""]
-)
+@pytest.mark.parametrize("command", ["up", "estimate", "doctor", "env", "chat", "bench", "capture", "replay", ""])
 def test_help_imports_neither_ray_nor_torch(command: str) -> None:
     program = (
         f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{command.split()}, '--help']\n"

@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: igno
 RUNS = {
     "up": "deployments.local.up.serve_file",
     "doctor": "cli.doctor.command.run",
-    **{name: f"cli.{name}.run" for name in ("estimate", "chat", "bench", "capture", "replay", "convert", "env")},
+    **{name: f"cli.{name}.run" for name in ("estimate", "chat", "bench", "capture", "replay", "env")},
 }
 # That more than one command reads, or that the server reads too.
 SHARED = {
@@ -38,7 +38,7 @@ SHARED = {
 
 
 UNITS = ("TOKENS", "SIZE", "COUNT")
-COUNTS_OF_FEW = {("estimate", "--ranks"), ("convert", "--shards")}
+COUNTS_OF_FEW = {("estimate", "--ranks")}
 
 
 def options() -> Iterator[tuple[str, str, Any]]:
@@ -124,7 +124,6 @@ def test_variables_that_several_commands_or_the_server_share_are_read_too() -> N
             {"LLAMA_RAY_CAPTURE_PROMPT": "Once", "LLAMA_RAY_CAPTURE_SET": "max_tokens=1k user=me"},
             ["Once", ["max_tokens=1k", "user=me"]],
         ),
-        ("convert", {"LLAMA_RAY_CONVERT_FORMAT": "meta", "LLAMA_RAY_CONVERT_SHARDS": "2"}, ["meta", 2]),
         ("env", {"LLAMA_RAY_ENV_JSON": "1"}, [("as_json", True)]),
     ],
 )  # fmt: skip
@@ -132,8 +131,7 @@ def test_options_come_from_the_environment(
     words: str, variables: dict[str, str], expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {name: value.format(root=REPOSITORY) for name, value in variables.items()}
-    more = [str(REPOSITORY / "demo"), "absent"] if words == "convert" else []
-    calls = invoke(monkeypatch, words, *more, **given)
+    calls = invoke(monkeypatch, words, **given)
     assert all(value in calls for value in expected), calls
 
 

@@ -80,8 +80,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.runner": (*MODEL, LOADING),
     # Users of the core in one process.
     "llama_core.results": PURE,
-    "llama_core.convert": (*CORE, "llama_core.checkpoint.hf_weights", "llama_core.checkpoint.hugging_face"),
-    "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.batch_loop": CORE,
     "llama_core.generation": (*CORE, "llama_core.batch_loop", "llama_core.results"),
     "llama_core.memory_estimate": CORE,  # plans a rank's memory as the runner does, before anything is loaded
@@ -160,7 +158,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "llama_core.memory_estimate",
         "llama_core.execution",  # `estimate` plans a GPU's memory as a rank does
         "llama_core.execution.native",  # `doctor` builds the library
-        "llama_core.convert",
         "deployments.local",
         "deployments.app",
         "deployments.http",

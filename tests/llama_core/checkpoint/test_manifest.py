@@ -20,7 +20,6 @@ from llama_core.errors import CheckpointError, ConfigError
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.verify_files import FileChecks
-from llama_core.reshard import reshard
 from tests.support.checkpoints import WIDE, random_weights, split, write
 
 SHARDS = ["consolidated.00.pth", "consolidated.01.pth"]
@@ -143,13 +142,6 @@ def test_an_invalid_manifest_is_refused(checkpoint: Path, content: bytes, fault:
     (checkpoint / FILE_NAME).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{FILE_NAME}: {fault}"):
         build(checkpoint)
-
-
-def test_reshard_verifies_the_manifest(checkpoint: Path, tmp_path: Path) -> None:
-    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
-    change(checkpoint / SHARDS[1])
-    with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: its SHA-256 is"):
-        reshard(checkpoint, tmp_path / "target", 1)
 
 
 # Several ranks

@@ -17,11 +17,8 @@ from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NonFiniteLogits
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
-from llama_core.reshard import reshard
-from tests.conftest import GOLDEN
 from tests.support import checkpoints
 from tests.support.checkpoints import WIDE, open_weights, peak_ratio, random_weights, split, write
-from tests.support.forking import run_with_torch
 
 CONFIG = config_from_params(WIDE, vocab_size=640)
 
@@ -90,31 +87,6 @@ def test_another_model_without_its_output_layer_is_refused(tmp_path: Path) -> No
     write(tmp_path, split(weights, 1))
     with pytest.raises(CheckpointError, match=r"output\.weight is missing"):
         checkpoints.load(tmp_path, open_checkpoint(tmp_path).model_config(640))
-
-
-def test_a_reshared_checkpoint_holds_the_same_weights(tmp_path: Path) -> None:
-    source = write(tmp_path / "source", split(random_weights(WIDE, dtype=torch.bfloat16), 2))
-    files = reshard(source, tmp_path / "target", 4)
-    assert [file.name for file in files] == [f"consolidated.{i:02d}.pth" for i in range(4)]
-    before, after = load(source), load(tmp_path / "target")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert open_weights(tmp_path / "target", CONFIG).dtype is torch.bfloat16
-    assert (tmp_path / "target" / "tokenizer.model").exists() and (tmp_path / "target" / "params.json").exists()
-    with pytest.raises(CheckpointError, match="holds shards already"):
-        reshard(source, tmp_path / "target", 2)
-    with pytest.raises(CheckpointError, match="8 shards do not divide every dimension"):
-        reshard(source, tmp_path / "other", 8)
-
-
-def test_the_reshard_command_prints_the_files_or_the_error(tmp_path: Path) -> None:
-    command = "import runpy; runpy.run_module('llama_core.reshard', run_name='__main__', alter_sys=True)"
-    words = [str(GOLDEN / "mp1"), str(tmp_path / "out"), "--shards", "2"]
-    done = run_with_torch(command, *words)
-    assert done.returncode == 0 and done.stdout.split() == [
-        str(tmp_path / "out" / f"consolidated.0{i}.pth") for i in (0, 1)
-    ]
-    again = run_with_torch(command, *words)
-    assert again.returncode == 1 and "holds shards already" in again.stderr and "Traceback" not in again.stderr
 
 
 # Faults 28 to 33 of docs/faults.md

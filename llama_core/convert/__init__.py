@@ -1,1 +1,0 @@
-"""Writes checkpoints of any format that can be read in Hugging Face's format or Meta's."""
