@@ -128,11 +128,13 @@ def open_chat_format(
             raise ConfigError(f"chat_template contradicts chat_format {name}: set one of them", param="chat_template")
         return find_chat_format(name, tokenizer)
     folder = Path(checkpoint)
-    found = given_template(template, folder) if template is not None else find_template(folder)
+    found = given_template(template) if template is not None else find_template(folder)
     if found is not None:
+        from llama_core.text.hugging_face_files import SideFiles  # imports tokenizers
         from llama_core.text.template.chat_template import TemplateChatFormat  # imports Jinja2
 
-        return TemplateChatFormat(tokenizer, found.source, origin=found.origin, variables=found.variables)
+        named = SideFiles(folder).special_tokens if folder.is_dir() else {}
+        return TemplateChatFormat(tokenizer, found.source, origin=found.origin, special_tokens=named)
     if name == TEMPLATE:
         raise ConfigError(
             f"chat_format template: {folder} has no chat template: set chat_template to one", param="chat_format"

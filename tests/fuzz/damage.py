@@ -137,42 +137,11 @@ def damage_params(content: bytes, draw: Random, more: Sequence[str] = PARAMS_FIE
 
 
 _SNIPPETS = (
-    "{% for i in range(99999) %}",
-    "{% endfor %}",
-    "{% endif %}",
-    "{% if x %}",
-    "{{",
-    "}}",
-    "{%",
-    "%}",
-    "{#",
-    "|",
-    "~ 'a' * 10**9",
-    "{{ messages | tojson(indent=999) }}",
-    "{{ ''.__class__ }}",
-    "{% set messages = messages + messages %}",
-    "('",
-    "')",
-    "\0",
-    "\ud7ff",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{% include '/etc/passwd' %}",
-    "{{ raise_exception(x) }}",
-    "{{ 9**9**9 }}",
-    "{{ namespace.__init__.__globals__ }}",
-    "{{ cycler.__init__ }}",
-    "{{ messages | map(attribute='__class__') | list }}",
-    "not ",
-    "{{ '%999999999d' % 1 }}",
-    "{{ strftime_now('%d' * 9999) }}",
-    "{% set ns = namespace(a=[1]) %}",
-    "{{ x | center(10**9) }}",
-    "{% generation %}",
-    "{% endgeneration %}",
-    "{% break %}",
-    "{{ messages[0].content.split('')[0] }}",
-    "{{ (1).real.__class__ }}",
-)
+    *("{% for i in range(9) %}", "{% endfor %}", "{% endif %}", "{% if x %}", "{{", "}}", "{%", "%}", "{#", "|", "('", "')", "\0"),
+    *("\ud7ff", "not ", "{% include '/etc/passwd' %}", "{{ raise_exception(x) }}", "{{ namespace.__init__.__globals__ }}"),
+    *("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ messages | map(attribute='__class__') | list }}"),
+    *("{% set ns = namespace(a=[1]) %}", "{% generation %}", "{% endgeneration %}", "{% break %}", "{{ '%d' % x }}"),
+)  # fmt: skip
 
 
 def damage_template(source: str, draw: Random) -> bytes:
@@ -191,7 +160,7 @@ def damage_template(source: str, draw: Random) -> bytes:
         elif move < 0.7:
             source = source[:at] + source[end:]
         else:
-            source = source[:at] + source[at:end] * draw.choice((2, 3, 500)) + source[at:]
+            source = source[:at] + source[at:end] * draw.choice((2, 3)) + source[at:]
     return source.encode(errors="replace")
 
 

@@ -1,9 +1,11 @@
 """The chat format of a model that brings its own Jinja2 template."""
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 import jinja2
 from jinja2 import meta, nodes
@@ -18,9 +20,13 @@ from llama_core.text.chat_format import (
     invalid_message,
     messages_of,
 )
-from llama_core.text.template.budget import TemplateTooExpensive, bounded
-from llama_core.text.template.environment import compile_template
-from llama_core.text.template.filters import RefusedByTemplate
+from llama_core.text.template.environment import (
+    MAX_SECONDS,
+    RefusedByTemplate,
+    RenderContext,
+    TemplateTooSlow,
+    compile_template,
+)
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
 from llama_core.text.template.tool_style import ToolStyle, find_tool_style
 from llama_core.text.tokenizer import TextPart, Tokenizer, is_encodable
@@ -45,10 +51,10 @@ class TemplateChatFormat(ChatFormat):
         source: str,
         *,
         origin: str = "chat_template",
-        variables: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """source: the template. origin: its file, for errors. variables: texts of special tokens (bos_token, ...); by default
-        those of the tokenizer. Raises ConfigError that names the origin for a template that cannot be used."""
+        """origin: the template's file, for errors. special_tokens: further ones by name (pad_token), as variables of the
+        template. Raises ConfigError that names the file of a template that cannot be used."""
         self._origin = origin
         try:
             self._template, self._tree = compile_template(source)
@@ -60,8 +66,12 @@ class TemplateChatFormat(ChatFormat):
         self.template = source
         self._literals = self._find_literals()
         self._tokenizer = self.guard(tokenizer)
-        names = token_variables(tokenizer) if variables is None else variables
-        self._variables = {name: MarkedText.written(text) for name, text in names.items()}
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        self._variables = {
+            name: MarkedText.written(tokenizer.control_text(token_id))
+            for name, token_id in ids.items()
+            if token_id is not None
+        } | {name: MarkedText.written(text) for name, text in special_tokens.items()}
         self._stop_ids = self._find_stop_ids()
         self._try()
 
@@ -83,7 +93,7 @@ class TemplateChatFormat(ChatFormat):
         return find_tool_style(self._probe) if "tools" in self._reads else None
 
     def _probe(self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]) -> str:
-        return self._run(self._given([self._message(message) for message in messages], tools), 1000).plain()
+        return self._run(self._given([self._message(message) for message in messages], tools)).plain()
 
     def check(self, dialog: Dialog) -> None:
         """Checks types; the template itself decides on roles and their order."""
@@ -123,8 +133,7 @@ class TemplateChatFormat(ChatFormat):
         variables["add_generation_prompt"] = options.add_generation_prompt
         if options.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", MarkedText(options.reasoning_effort))
-        num_chars = sum(len(message["content"]) for message in dialog)
-        prompt = self._run(variables, num_chars + sum(len(tool.schema) for tool in options.tools))
+        prompt = self._run(variables)
         return _before(prompt, mark) if mark else prompt
 
     def _given(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -145,19 +154,21 @@ class TemplateChatFormat(ChatFormat):
         marked["role"] = MarkedText.written(role) if role in ROLES else MarkedText(role)
         return marked
 
-    def _run(self, variables: dict[str, Any], num_chars: int) -> MarkedText:
+    def _run(self, variables: dict[str, Any]) -> MarkedText:
         try:
-            with bounded(num_chars):
-                context = self._template.new_context(variables)
-                return concat(list(self._template.root_render_func(context)))
+            return self._render(variables)
         except RefusedByTemplate as error:
             words = str(error.message).strip()[:MAX_MESSAGE_CHARS]
             raise InvalidDialog(words or "the model's chat template refuses this dialog") from None
-        except TemplateTooExpensive as error:
-            raise InvalidDialog(f"messages: the model's chat template cannot render this dialog: {error}") from None
         except Exception as error:  # whatever an operation of a template raises
-            reason = str(error)[:MAX_MESSAGE_CHARS] if isinstance(error, jinja2.TemplateError) else type(error).__name__
+            is_known = isinstance(error, jinja2.TemplateError | TemplateTooSlow)
+            reason = str(error)[:MAX_MESSAGE_CHARS] if is_known else type(error).__name__
             raise InvalidDialog(f"messages: the model's chat template cannot render this dialog: {reason}") from None
+
+    def _render(self, variables: dict[str, Any]) -> MarkedText:
+        context = cast(RenderContext, self._template.new_context(variables))
+        context.end_s = time.thread_time() + MAX_SECONDS
+        return concat(self._template.root_render_func(context))
 
     def _find_literals(self) -> str:
         written = [node.data for node in self._tree.find_all(nodes.TemplateData)]
@@ -169,13 +180,10 @@ class TemplateChatFormat(ChatFormat):
         return frozenset(texts[name] for name in END_NAMES & texts.keys() if name in self._literals)
 
     def _try(self) -> None:
-        """Render a small dialog, to find a template at the start that no dialog could afford."""
-        message = self._message({"role": "user", "content": "Hello"})
+        """Render a small dialog, to find a template at the start that is too slow for any dialog."""
         try:
-            with bounded(5):
-                given = {**self._variables, "messages": [message], "tools": None, "add_generation_prompt": True}
-                concat(list(self._template.root_render_func(self._template.new_context(given))))
-        except TemplateTooExpensive as error:
+            self._render(self._given([self._message({"role": "user", "content": "Hello"})], None))
+        except TemplateTooSlow as error:
             raise self._unusable(f"it cannot render one short message: {error}") from None
         except Exception:
             return  # it may need other messages than this one
@@ -186,12 +194,6 @@ class TemplateChatFormat(ChatFormat):
             "chat_format to a built-in format",
             param="chat_template",
         )
-
-
-def token_variables(tokenizer: Tokenizer) -> dict[str, str]:
-    """bos_token and eos_token as the tokenizer writes them."""
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    return {name: tokenizer.control_text(token_id) for name, token_id in ids.items() if token_id is not None}
 
 
 def text_parts(prompt: MarkedText) -> list[TextPart]:

@@ -1,43 +1,33 @@
 """Finds a model's chat template: beside its weights, in its GGUF file, or as the operator gives it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llama_core.checkpoint.gguf_file import GgufFile
 from llama_core.errors import CheckpointError, ConfigError, TokenizerError
-from llama_core.text.files import read_bounded, read_json_object
+from llama_core.text.files import MAP_FILE, read_bounded, read_json_object
 
 MAX_TEMPLATE_BYTES: Final = 2**20
 _MAX_CONFIG_BYTES: Final = 64 * 2**20  # some tokenizer_config.json list every added token
-_TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_GGUF_TOKENS: Final[Mapping[str, str]] = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
-
-
-_FILES: Final = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json", "special_tokens_map.json")
+_PLAIN: Final = "chat_template.jinja"
+_JSON_FILES: Final = ("tokenizer_config.json", "chat_template.json")
 
 
 class TemplateFile(NamedTuple):
-    """A template. origin: its file, for errors. variables: special tokens by name; None: the tokenizer's own."""
+    """A template. origin: its file, for errors."""
 
     source: str
     origin: str
-    variables: Mapping[str, str] | None = None
 
 
-def given_template(value: str, folder: Path) -> TemplateFile:
+def given_template(value: str) -> TemplateFile:
     """The argument `chat_template`: a path, or a template's text, which has a brace. Raises ConfigError for a path without a
     readable file."""
     if "{" in value or "\n" in value:
-        return TemplateFile(value, "chat_template", _token_texts(folder))
+        return TemplateFile(value, "chat_template")
     try:
         path = Path(value).expanduser()
-        return TemplateFile(_text(path), str(path), _token_texts(folder))
+        return TemplateFile(_text(path), str(path))
     except (TokenizerError, RuntimeError, ValueError) as error:  # no home of that user; a NUL in the path
         problem = error.message if isinstance(error, TokenizerError) else f"{value[:200]!r} is no path ({error})"
         raise ConfigError(
@@ -52,23 +42,22 @@ def find_template(checkpoint: Path) -> TemplateFile | None:
     """
     if checkpoint.is_file():
         return _gguf_template(checkpoint) if _is_gguf(checkpoint) else None
-    variables = _token_texts(checkpoint)
-    plain = checkpoint / "chat_template.jinja"
+    plain = checkpoint / _PLAIN
     if plain.is_file():
-        return TemplateFile(_text(plain), str(plain), variables)
-    for name in ("tokenizer_config.json", "chat_template.json"):
+        return TemplateFile(_text(plain), str(plain))
+    for name in _JSON_FILES:
         path = checkpoint / name
         if path.is_file():
             source = _chosen(read_json_object(path, _MAX_CONFIG_BYTES).get("chat_template"), path)
             if source is not None:
-                return TemplateFile(source, str(path), variables)
+                return TemplateFile(source, str(path))
     files = sorted(checkpoint.glob("*.gguf")) if checkpoint.is_dir() else []
     return _gguf_template(files[0]) if files else None
 
 
 def template_files(checkpoint: str | Path) -> list[Path]:
-    """The files that `find_template` and `given_template` may read in a folder; none for a GGUF file, which has its own."""
-    return [path for name in _FILES if (path := Path(checkpoint) / name).is_file()]
+    """The files in a folder that have the template, and its variables; none for a GGUF file, which has its own."""
+    return [path for name in (_PLAIN, *_JSON_FILES, MAP_FILE) if (path := Path(checkpoint) / name).is_file()]
 
 
 def _chosen(value: Any, path: Path) -> str | None:
@@ -89,23 +78,6 @@ def _chosen(value: Any, path: Path) -> str | None:
     return str(source)
 
 
-def _token_texts(folder: Path) -> Mapping[str, str] | None:
-    """bos_token, eos_token, ... as the model's files call them; None if they do not."""
-    texts: dict[str, str] = {}
-    known = False
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            known = True
-            content = read_json_object(path, _MAX_CONFIG_BYTES)
-            for token in _TOKEN_NAMES:
-                value = content.get(token)
-                text = value.get("content") if isinstance(value, dict) else value
-                if isinstance(text, str):
-                    texts[token] = text
-    return texts if known else None
-
-
 def _gguf_template(path: Path) -> TemplateFile | None:
     try:
         metadata = GgufFile(path).metadata
@@ -116,14 +88,7 @@ def _gguf_template(path: Path) -> TemplateFile | None:
         return None
     if not isinstance(source, str):
         raise TokenizerError(f"{path}: tokenizer.chat_template must be text")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _GGUF_TOKENS.items()}
-    known = {
-        name: tokens[token_id]
-        for name, token_id in ids.items()
-        if isinstance(tokens, list) and isinstance(token_id, int) and 0 <= token_id < len(tokens)
-    }
-    return TemplateFile(source, str(path), {name: text for name, text in known.items() if isinstance(text, str)})
+    return TemplateFile(source, str(path))
 
 
 def _is_gguf(path: Path) -> bool:

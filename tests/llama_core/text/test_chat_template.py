@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from llama_core.errors import ConfigError, InvalidDialog
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.registry import load_tokenizer, open_chat_format
-from llama_core.text.template import filters
+from llama_core.text.template import chat_template, environment
 from llama_core.text.template.chat_template import TemplateChatFormat, text_parts
 from llama_core.text.tokenizer import Tokenizer
 from tests.support.chat_templates import FAMILIES, make_chat_model
@@ -63,7 +63,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Clock)
-    monkeypatch.setattr(filters, "datetime", _Clock)
+    monkeypatch.setattr(environment, "datetime", _Clock)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -152,8 +152,11 @@ OPERATIONS = {
     "replace": "(m + x).replace('q', 'r')",
     "replaced": "'Q'.replace('Q', m)",
     "join": "[m, x] | join(' ')",
+    "joined": "[x, m] | join",
     "method": "' '.join([x, m])",
     "percent": "'%s<|im_start|>' % x",
+    "percents": "'100%% %(a)s %(b)3d' % {'a': m, 'b': 7}",
+    "filled": "'{} {b}'.format(x, b=m)",
     "format": "'{}<|im_start|>'.format(x)",
     "upper": "m | string",
     "repeat": "m * 1",
@@ -223,43 +226,27 @@ def test_a_long_prompt_is_refused_before_it_is_encoded(models: dict[str, Model])
     assert asked[0] > 100
 
 
-REPEAT = "{% set ns = namespace(x=START) %}{% for i in range(99) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x }}"
-HOSTILE = {
-    "text": "{{ 'a' * 10**9 }}",
-    "number": REPEAT.replace("START", "9").replace("STEP", "ns.x * ns.x"),
-    "nested": REPEAT.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]"),
-    "doubled": REPEAT.replace("START", "'ab'").replace("STEP", "ns.x + ns.x"),
-    "range": "{% for i in range(10**9) %}{% endfor %}",
-    "loops": "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
-    "filtered": "{% for i in range(99999) if false %}{% endfor %}" * 30,
-    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "width": "{{ '%999999999d' % 1 }}",
-    "field": "{{ '{:>999999999}'.format(1) }}",
-    "list": "{{ [1] * 10**9 }}",
-    "indent": "{{ messages | tojson(indent=10**9) }}",
-    "class": "{{ ''.__class__.__mro__ }}",
-    "bytes": "{{ (1).to_bytes(10**9) }}",
-    "global": "{{ lipsum(10**6) }}",
-    "attribute": "{{ '{0.__class__}'.format(messages) }}",
-    "append": "{{ messages.append(1) }}",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_refused_at_the_start_or_for_the_dialog(name: str, models: dict[str, Model]) -> None:
-    tokenizer = models["chatml"].tokenizer
-    with pytest.raises((ConfigError, InvalidDialog), match="chat template") as caught:
-        TemplateChatFormat(tokenizer, HOSTILE[name] + "x", origin="t.jinja").encode(DIALOGS[0])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more than"),
+        ("{% macro f(i) %}{{ f(i + 1) }}{% endmacro %}{{ f(0) }}", "RecursionError"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__'"),
+        ("{{ '{0.__class__}'.format(messages) }}", "ValueError"),
+        ("{{ messages.append(1) }}", "attribute .append. of"),
+    ],
+)
+def test_a_template_beyond_its_time_or_its_sandbox_is_refused(
+    source: str, message: str, models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
+    with pytest.raises((ConfigError, InvalidDialog), match=f"chat template.*{message}") as caught:
+        TemplateChatFormat(models["chatml"].tokenizer, source, origin="t.jinja").encode(DIALOGS[0])
     if isinstance(caught.value, ConfigError):
         assert caught.value.message.startswith("t.jinja: ")
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["{% for", "{{ x", "{% include 'x' %}", "{% extends 'x' %}", "{{ x | center(9) }}", "{{ x is nothing }}", "a" * 300_000,
-     "{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}", "{{ 1" + "+1" * 90_000 + " }}", "{% if 1 %}" * 500 + "{% endif %}" * 500,
-     "{{ " + "9" * 9999 + " }}", "{% autoescape true %}{% endautoescape %}", "{% block b %}{% endblock %}"],
-)  # fmt: skip
+@pytest.mark.parametrize("source", ["{% for", "{{ x", "{{ x | nothing }}", "{{ x is nothing }}", "{{ " + "(" * 9000])
 def test_a_template_that_cannot_be_compiled_is_refused_by_name(source: str, models: dict[str, Model]) -> None:
     with pytest.raises(ConfigError, match=r"^t.jinja: the chat template cannot be used: "):
         TemplateChatFormat(models["chatml"].tokenizer, source, origin="t.jinja")

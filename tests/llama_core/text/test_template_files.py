@@ -9,6 +9,7 @@ import pytest
 
 from llama_core.errors import ConfigError, InvalidDialog, LlamaError, NoChatTemplate, TokenizerError
 from llama_core.text.registry import load_tokenizer, open_chat_format
+from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.template.files import find_template, given_template
 from tests.conftest import GOLDEN
 from tests.support.gguf_files import write_gguf
@@ -71,31 +72,26 @@ def test_a_template_file_that_cannot_be_read_is_refused_by_name(content: bytes, 
         open_chat_format("auto", TOKENIZER, tmp_path)
 
 
-def test_special_tokens_have_the_texts_of_the_models_files(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "tokenizer_config.json",
-        bos_token={"content": "<s>"},
-        eos_token="</s>",
-        pad_token=None,
-        chat_template="x",
-    )
-    template = find_template(tmp_path)
-    assert template is not None and template.variables == {"bos_token": "<s>", "eos_token": "</s>"}
+def test_a_template_knows_the_special_tokens_of_the_models_files(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ pad_token }}{{ sep_token is defined }}{{ messages[0].content }}"
+    tokens = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": "<unk>", "sep_token": None}
+    write(tmp_path, "tokenizer_config.json", **tokens, chat_template=source)
+    chat = open_chat_format("auto", TOKENIZER, tmp_path)
+    assert isinstance(chat, TemplateChatFormat) and chat.render(HELLO) == "<s><unk>FalseHello"
 
 
 def test_the_argument_is_a_path_or_a_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ messages[0].content }}")
-    assert given_template(str(path), tmp_path).source == given_template(path.read_text(), tmp_path).source
+    assert given_template(str(path)).source == given_template(path.read_text()).source
     chat = open_chat_format("auto", TOKENIZER, GOLDEN / "mp1", str(path))
     assert chat.encode(HELLO) == TOKENIZER.encode("Hello", bos=False, eos=False)
     with pytest.raises(ConfigError, match=r"chat_template: chat template .*absent\.jinja does not exist") as caught:
-        given_template(str(tmp_path / "absent.jinja"), tmp_path)
+        given_template(str(tmp_path / "absent.jinja"))
     assert caught.value.param == "chat_template"
     for wrong in ("~nosuchuser/x", "a\0b"):
         with pytest.raises(ConfigError, match=r"^chat_template: ") as caught:
-            given_template(wrong, tmp_path)
+            given_template(wrong)
         assert caught.value.param == "chat_template"
     with pytest.raises(ConfigError, match="contradicts chat_format llama2"):
         open_chat_format("llama2", TOKENIZER, GOLDEN / "mp1", str(path))
@@ -117,18 +113,12 @@ def test_a_folder_without_a_tokenizer_names_the_files_that_it_may_have(tmp_path:
         load_tokenizer(tmp_path)
 
 
-def test_the_template_of_a_gguf_file_knows_its_special_tokens(tmp_path: Path) -> None:
+def test_the_template_of_a_gguf_file_is_found(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    metadata = {
-        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
-        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>"],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-    write_gguf(path, "llama", metadata, {"norm": np.zeros(32, np.float32)})
+    source = "{{ bos_token }}{{ messages[0].content }}"
+    write_gguf(path, "llama", {"tokenizer.chat_template": source}, {"norm": np.zeros(32, np.float32)})
     template = find_template(path)
     assert template is not None and template == find_template(tmp_path)
-    assert template.variables == {"bos_token": "<s>", "eos_token": "</s>"}
     chat = open_chat_format("auto", TOKENIZER, path)
     assert chat.encode(HELLO)[0] == TOKENIZER.bos_id
     with pytest.raises(InvalidDialog):
