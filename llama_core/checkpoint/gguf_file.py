@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from llama_core.checkpoint.gguf_types import ENCODINGS, Encoding, encoding_name
+from llama_core.checkpoint.json_fields import shown
 from llama_core.errors import CheckpointError
 
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
@@ -22,11 +23,10 @@ _STRING, _ARRAY = 8, 9
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _ALIGNMENT_KEY, _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = "general.alignment", 32, 2**16
-# Far above what models have: a vocabulary has 10**5 tokens, a model 10**4 tensors.
-_MAX_KEYS, _MAX_TENSORS, _MAX_ELEMENTS = 2**16, 2**18, 2**24
+# Far above what models have: a vocabulary has 10**5 tokens and 10**6 merges, a model 10**4 tensors.
+_MAX_KEYS, _MAX_TENSORS, _MAX_ELEMENTS, _MAX_STRINGS = 2**16, 2**18, 2**24, 2**21
 _MAX_NAME_BYTES, _MAX_STRING_BYTES, _MAX_HEADER_BYTES = 2**16, 2**24, 2**28
 _MAX_DIMS = 4
-_SHOWN_CHARS = 80
 
 
 class GgufTensor(NamedTuple):
@@ -106,6 +106,7 @@ class _Reader:
         self.path = path
         self.size = len(self.data)
         self.at = 0
+        self._num_strings = 0  # of all arrays
 
     def fault(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: damaged, or not a GGUF file that can be read: {what}")
@@ -167,6 +168,9 @@ class _Reader:
         if count > _MAX_ELEMENTS:
             raise self.fault(f"{key} has {count} elements, more than {_MAX_ELEMENTS}")
         array = _Array(kind, count, self.at)
+        self._num_strings += count if kind == _STRING else 0
+        if self._num_strings > _MAX_STRINGS:
+            raise self.fault(f"its arrays have more than {_MAX_STRINGS} strings, with {key}")
         if kind in _SCALARS:
             self.skip(count * struct.calcsize(f"<{_SCALARS[kind]}"))
         else:
@@ -191,25 +195,21 @@ class _Reader:
         return list(struct.unpack_from(f"<{array.length}{_SCALARS[array.kind]}", self.data, array.at))
 
 
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}...")
-
-
 def _read_metadata(reader: _Reader, count: int) -> dict[str, bool | int | float | str | _Array]:
     values: dict[str, bool | int | float | str | _Array] = {}
     for _ in range(count):
         key = reader.text("a metadata key", _MAX_NAME_BYTES)
         if key in values:
-            raise reader.fault(f"the metadata key {_shown(key)} is there twice")
+            raise reader.fault(f"the metadata key {shown(key)} is there twice")
         kind = reader.u32()
         if kind == _STRING:
-            values[key] = reader.text(_shown(key), _MAX_STRING_BYTES)
+            values[key] = reader.text(shown(key), _MAX_STRING_BYTES)
         elif kind == _ARRAY:
-            values[key] = reader.array(_shown(key))
+            values[key] = reader.array(shown(key))
         elif kind in _SCALARS:
             values[key] = reader.scalar(kind)
         else:
-            raise reader.fault(f"the metadata key {_shown(key)} has type {kind}, which is unknown")
+            raise reader.fault(f"the metadata key {shown(key)} has type {kind}, which is unknown")
     return values
 
 
@@ -225,7 +225,7 @@ def _read_tensors(reader: _Reader, count: int, alignment: int) -> dict[str, Gguf
     for _ in range(count):
         tensor = _read_tensor(reader)
         if tensor.name in tensors:
-            raise reader.fault(f"the tensor {_shown(tensor.name)} is there twice")
+            raise reader.fault(f"the tensor {shown(tensor.name)} is there twice")
         tensors[tensor.name] = tensor
     begin = -(-reader.at // alignment) * alignment
     placed = {name: tensor._replace(offset=begin + tensor.offset) for name, tensor in tensors.items()}
@@ -238,18 +238,18 @@ def _read_tensor(reader: _Reader) -> GgufTensor:
     name = reader.text("the name of a tensor", _MAX_NAME_BYTES)
     num_dims = reader.u32()
     if not 1 <= num_dims <= _MAX_DIMS:
-        raise reader.fault(f"the tensor {_shown(name)} has {num_dims} dimensions")
+        raise reader.fault(f"the tensor {shown(name)} has {num_dims} dimensions")
     shape = tuple(reader.u64() for _ in range(num_dims))[::-1]
     number, offset = reader.u32(), reader.u64()
     encoding = ENCODINGS.get(number)
     if encoding is None:
         known = ", ".join(each.name for each in ENCODINGS.values())
         raise CheckpointError(
-            f"{reader.path}: the tensor {_shown(name)} has the encoding {encoding_name(number)}, which is not "
+            f"{reader.path}: the tensor {shown(name)} has the encoding {encoding_name(number)}, which is not "
             f"supported; supported are {known}"
         )
     if min(shape) < 1 or shape[-1] % encoding.values:
-        raise reader.fault(f"the tensor {_shown(name)} has the shape {list(shape)} in {encoding.name}")
+        raise reader.fault(f"the tensor {shown(name)} has the shape {list(shape)} in {encoding.name}")
     return GgufTensor(name, shape, encoding, reader.path, offset)
 
 
@@ -258,9 +258,9 @@ def _check_places(reader: _Reader, tensors: dict[str, GgufTensor], begin: int, a
     end = begin
     for tensor in sorted(tensors.values(), key=lambda each: each.offset):
         if (tensor.offset - begin) % alignment:
-            raise reader.fault(f"the tensor {_shown(tensor.name)} is not aligned to {alignment} bytes")
+            raise reader.fault(f"the tensor {shown(tensor.name)} is not aligned to {alignment} bytes")
         if tensor.offset < end:
-            raise reader.fault(f"the tensor {_shown(tensor.name)} overlaps another one")
+            raise reader.fault(f"the tensor {shown(tensor.name)} overlaps another one")
         end = tensor.offset + tensor.num_bytes
         if end > reader.size:
-            raise reader.fault(f"the tensor {_shown(tensor.name)} lies outside the file of {reader.size} bytes")
+            raise reader.fault(f"the tensor {shown(tensor.name)} lies outside the file of {reader.size} bytes")

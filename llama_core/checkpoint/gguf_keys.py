@@ -7,10 +7,10 @@ from typing import Final
 from llama_core.checkpoint.gguf_file import Value
 from llama_core.checkpoint.gguf_model import GgufModel
 from llama_core.checkpoint.gguf_names import ARCHITECTURES
+from llama_core.checkpoint.json_fields import shown
 from llama_core.errors import ConfigError
 from llama_core.model_config import MAX_LAYERS, MAX_SIZE
 
-_SHOWN_CHARS = 80
 # Keys that change the model, with the values that mean no change.
 _NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
     "attention.causal": (True,),
@@ -86,9 +86,3 @@ class GgufKeys:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
             raise ConfigError(f"{self._path}: {key} must be a token's id, is {shown(value)}")
         return value
-
-
-def shown(value: object) -> str:
-    """The value for an error message, cut off where it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from llama_core.checkpoint.gguf_file import GgufTensor, Value
-from llama_core.checkpoint.gguf_keys import GgufKeys, shown
+from llama_core.checkpoint.gguf_keys import GgufKeys
 from llama_core.checkpoint.gguf_model import GgufModel
 from llama_core.checkpoint.gguf_names import ROPE_FACTORS
+from llama_core.checkpoint.json_fields import shown
 from llama_core.errors import ConfigError
 from llama_core.model_config import MAX_SIZE, RopeConfig
 

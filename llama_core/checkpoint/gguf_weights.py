@@ -10,6 +10,7 @@ from llama_core.checkpoint.gguf_blocks import GROUPED, decode, groups, plain_dty
 from llama_core.checkpoint.gguf_file import GgufTensor
 from llama_core.checkpoint.gguf_model import GgufModel
 from llama_core.checkpoint.gguf_names import ARCHITECTURES, ROPE_FACTORS, gguf_name, is_rotated
+from llama_core.checkpoint.json_fields import shown
 from llama_core.checkpoint.mapped import release
 from llama_core.checkpoint.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, Box, is_linear, weight_specs
@@ -17,7 +18,6 @@ from llama_core.errors import CheckpointError
 from llama_core.model_config import ModelConfig
 
 _CHUNK_VALUES = 2**20  # of one slice: 4 MB as float32
-_SHOWN_CHARS = 80
 
 
 class GgufWeights(WeightReader):
@@ -113,7 +113,7 @@ def _checked_tensors(model: GgufModel, config: ModelConfig) -> dict[str, GgufTen
         if len(spec.shape) == 1 and plain_dtype(tensor.encoding) is None:
             faults.append(f"{own} is encoded as {tensor.encoding.name}, expected F32")
         found[name] = tensor
-    faults += [f"{name[:_SHOWN_CHARS]} is unexpected" for name in left]
+    faults += [f"{shown(name)} is unexpected" for name in left]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise CheckpointError(f"{model.path}: weights do not fit the metadata: {'; '.join(faults[:5])}{more}")

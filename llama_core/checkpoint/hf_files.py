@@ -3,23 +3,28 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from llama_core.checkpoint.json_fields import read_object, shown
-from llama_core.checkpoint.safetensors_file import StoredTensor, read_header
 from llama_core.errors import CheckpointError, ConfigError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TIED = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
 _SUFFIX = ".safetensors"
 _OTHER = ("consolidated", "adapter_")  # Mistral's own format, and LoRA
+_MAX_HEADER_BYTES = 16 * 2**20  # of 100,000 tensors; the library takes seconds for the 100 MB that it allows
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A tensor and the file that holds it."""
+    """A tensor in a file. dtype: its name in the format, such as BF16."""
 
     file: Path
-    tensor: StoredTensor
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def is_weights_file(name: str) -> bool:
@@ -31,14 +36,36 @@ def find_weights(directory: Path) -> dict[str, Located]:
     """Every tensor of the folder by its name there. Raises CheckpointError that names the file at fault."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", param="ckpt_dir")
-    if not (directory / INDEX).exists():
-        return {name: Located(directory / SINGLE, tensor) for name, tensor in _single(directory).items()}
-    return _indexed(directory)
+    if (directory / INDEX).exists():
+        return _indexed(directory)
+    return {each.name: each for each in _read_header(_single(directory))}
 
 
-def _single(directory: Path) -> dict[str, StoredTensor]:
+def open_file(path: Path, framework: str) -> Any:
+    """A file that the library has mapped, with tensors of "numpy" or "pt" (torch). Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+        if num_bytes > _MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{path}: its header has {num_bytes} bytes, more than {_MAX_HEADER_BYTES}: damaged, or not safetensors"
+            )
+        return safe_open(path, framework=framework)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged, cut short, or not safetensors: {str(error)[:200]}") from None
+
+
+def _read_header(path: Path) -> list[Located]:
+    with open_file(path, "numpy") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        return [Located(path, name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()]
+
+
+def _single(directory: Path) -> Path:
     if (directory / SINGLE).exists():
-        return read_header(directory / SINGLE)
+        return directory / SINGLE
     others = sorted(file.name for file in directory.iterdir() if is_weights_file(file.name))
     if others:
         raise CheckpointError(f"{directory / INDEX}: no such file, but {shown(others[0])} needs it", param="ckpt_dir")
@@ -53,13 +80,12 @@ def _indexed(directory: Path) -> dict[str, Located]:
     files = _weight_map(index)
     if (directory / SINGLE).exists() and SINGLE not in files.values():
         raise CheckpointError(f"{index}: does not name {SINGLE}, which lies beside it: remove one of the two")
-    headers = {name: read_header(directory / name) for name in sorted(set(files.values()))}
     located: dict[str, Located] = {}
-    for file, header in headers.items():
-        for name, tensor in header.items():
-            if name in located:
-                raise CheckpointError(f"{directory / file}: {shown(name)} is in {located[name].file.name} too")
-            located[name] = Located(directory / file, tensor)
+    for file in sorted(set(files.values())):
+        for each in _read_header(directory / file):
+            if each.name in located:
+                raise CheckpointError(f"{each.file}: {shown(each.name)} is in {located[each.name].file.name} too")
+            located[each.name] = each
     faults = _contradictions(files, located)
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""

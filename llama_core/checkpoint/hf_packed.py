@@ -51,7 +51,7 @@ def find_packed(
     }
     faults = []
     for part, (size, dtypes) in expected.items():
-        tensor = located[names[part]].tensor
+        tensor = located[names[part]]
         if tensor.shape != size:
             faults.append(f"{names[part]} has shape {shown(list(tensor.shape))}, expected {list(size)}")
         elif tensor.dtype not in dtypes:

@@ -4,16 +4,14 @@ Rotary embedding turns adjacent pairs of a head's values (2i, 2i + 1) in Meta's 
 Hugging Face's. So this reader gives the rows of q and k, with their biases and norms, in Meta's order.
 """
 
-import mmap
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from llama_core.checkpoint.hf_files import Located
+from llama_core.checkpoint.hf_files import Located, open_file
 from llama_core.checkpoint.hf_packed import (
     PackedTensors,
     dequantized,
@@ -24,14 +22,13 @@ from llama_core.checkpoint.hf_packed import (
 )
 from llama_core.checkpoint.hf_quantization import FORMATS
 from llama_core.checkpoint.json_fields import shown
-from llama_core.checkpoint.mapped import release, row_chunks
+from llama_core.checkpoint.mapped import file_begin, release, row_chunks
 from llama_core.checkpoint.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, Box, WeightSpec, is_linear, weight_specs
 from llama_core.errors import CheckpointError
 from llama_core.model_config import ModelConfig
 
-_DTYPES: Final[dict[str, torch.dtype]] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-_INTEGERS: Final[dict[str, torch.dtype]] = {"I32": torch.int32, "I64": torch.int64}
+_DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _MODULES: Final[Mapping[str, str]] = {
     "attention.wq": "self_attn.q_proj",
     "attention.wk": "self_attn.k_proj",
@@ -77,7 +74,8 @@ class HuggingFaceWeights(WeightReader):
         and the first five weights at fault."""
         self._head_dim = config.head_dim
         self._located, self._packed = _by_own_name(directory, located, config, packed_bits)
-        self._maps = {file: _map_file(file) for file in {each.file for each in located.values()}}
+        self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
+        self._begins: dict[Path, int | None] = {}  # addresses of byte 0
         self._formats: dict[str, str] = {}
         self._check_shapes(directory, weight_specs(config))
         if config.tied_embeddings and self._located[OUTPUT] != self._located[EMBEDDING]:
@@ -86,7 +84,7 @@ class HuggingFaceWeights(WeightReader):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the output layer; of the embedding if that is packed."""
-        return _DTYPES[self._located[EMBEDDING if OUTPUT in self._packed else OUTPUT].tensor.dtype]
+        return _DTYPES[self._located[EMBEDDING if OUTPUT in self._packed else OUTPUT].dtype]
 
     def verify_checksums(self, index: int, count: int) -> None:
         """Nothing: safetensors files have no checksums. SHA256SUMS in the folder replaces them."""
@@ -97,10 +95,12 @@ class HuggingFaceWeights(WeightReader):
         if name in self._packed:
             yield from self._dequantized(name, box)
             return
-        file, begin = self._located[name].file, self._located[name].tensor.begin
-        stored = self._stored(self._located[name])
+        file, stored = self._located[name].file, self._stored(self._located[name])
+        if file not in self._begins:
+            self._begins[file] = file_begin(stored)
+        begin = None if is_rotated(name) else self._begins[file]
         for first, rows in self._rows(stored, name, box):
-            offset = None if is_rotated(name) else begin + rows.data_ptr() - stored.data_ptr()
+            offset = None if begin is None else rows.data_ptr() - begin
             yield Slice(file, rows, (first, *(0,) * (rows.dim() - 1)), offset)
 
     def stored_format(self, name: str) -> str:
@@ -155,13 +155,8 @@ class HuggingFaceWeights(WeightReader):
 
     def _stored(self, located: Located) -> torch.Tensor:
         """A view of the mapped file."""
-        file, tensor = located.file, located.tensor
-        dtype = (_DTYPES | _INTEGERS)[tensor.dtype]
-        count = (tensor.end - tensor.begin) // dtype.itemsize
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the map cannot be written, and nobody writes to it
-            values = torch.frombuffer(self._maps[file], dtype=dtype, count=count, offset=tensor.begin)
-        return values.view(tensor.shape)
+        mapped: torch.Tensor = self._files[located.file].get_tensor(located.name)
+        return mapped
 
     def _check_shapes(self, directory: Path, specs: Mapping[str, WeightSpec]) -> None:
         """Raises CheckpointError for a packed weight that says it has another shape."""
@@ -235,17 +230,9 @@ def _by_own_name(
 def _fault(name: str, located: Mapping[str, Located], spec: WeightSpec) -> str | None:
     if name not in located:
         return f"{name} is missing"
-    tensor = located[name].tensor
+    tensor = located[name]
     if tensor.shape != spec.shape:
         return f"{name} has shape {shown(list(tensor.shape))}, expected {list(spec.shape)}"
     if tensor.dtype not in _DTYPES:
         return f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPES)}"
     return None
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be mapped: {error}") from None

@@ -16,7 +16,7 @@ _AHEAD: Final = 2 * MOST_THREADS  # slices that are read while the oldest one is
 
 
 class Copied(Protocol):
-    """A point behind copies that were queued."""
+    """A point after the copies queued before it."""
 
     def wait(self) -> None:
         """Block the host until they are done."""
@@ -32,7 +32,7 @@ class Transfers(Protocol):
         """Queue a copy to the device. The dtypes may differ."""
 
     def record(self) -> Copied:
-        """The point behind all copies so far."""
+        """The point after all copies so far."""
 
 
 class _Staged(NamedTuple):

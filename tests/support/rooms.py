@@ -190,7 +190,6 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.checkpoint.json_fields",
             "llama_core.checkpoint.meta",
             "llama_core.checkpoint.registry",
-            "llama_core.checkpoint.safetensors_file",
             "llama_core.checkpoint.source",
             "llama_core.checkpoint.weights",
             FORMATS,

@@ -288,7 +288,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "without", "message"),
     [
-        ({"blk.0.attn_q.extra": np.ones(4, np.float32)}, (), "blk.0.attn_q.extra is unexpected"),
+        ({"blk.0.attn_q.extra": np.ones(4, np.float32)}, (), "'blk.0.attn_q.extra' is unexpected"),
         ({}, ("blk.1.ffn_norm.weight",), "blk.1.ffn_norm.weight is missing"),
         ({"output_norm.weight": np.ones(5, np.float32)}, (), r"output_norm.weight has shape \[5\], expected \[256\]"),
         ({"blk.0.attn_q.bias": np.ones(256, np.float32)}, (), "blk.0.attn_k.bias is missing"),

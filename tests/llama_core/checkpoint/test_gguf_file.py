@@ -66,6 +66,10 @@ LYING = {
     "there twice": ([FLAG, FLAG], []),
     "type 13, which is unknown": ([_text(b"flag") + struct.pack("<I", 13)], []),
     "more than 16777216": ([_text(b"a") + struct.pack("<IIQ", 9, 0, 2**62)], []),
+    "more than 2097152 strings, with 'b'": (
+        [_text(b"a") + struct.pack("<IIQ", 9, 8, 1) + _text(b""), _text(b"b") + struct.pack("<IIQ", 9, 8, 2**21)],
+        [],
+    ),
     "array of type 9": ([_text(b"a") + struct.pack("<IIQ", 9, 9, 1)], []),
     "ends inside its header": ([_text(b"a") + struct.pack("<IIQQ", 9, 8, 1, 2**64 - 1)], []),
     "more than 65536": ([struct.pack("<Q", 2**63)], []),
