@@ -25,7 +25,8 @@ _BEFORE: Final = "\n"  # a text that no tokenizer merges with what follows it
 
 def load_vocabulary(path: str, vocab_size: int, stop_ids: Iterable[int]) -> LLTokenizer:
     """path: of a tokenizer's file. vocab_size: of the model, which may be larger than the tokenizer's."""
-    return grammar_vocabulary(load_tokenizer(Path(path), vocab_size).padded(vocab_size), stop_ids)
+    tokenizer = load_tokenizer(Path(path), vocab_size, probes=False)  # the replica has loaded it
+    return grammar_vocabulary(tokenizer.padded(vocab_size), stop_ids)
 
 
 def grammar_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int]) -> LLTokenizer:

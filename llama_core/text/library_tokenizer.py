@@ -5,20 +5,52 @@ second pipeline over the same model, in which names of control tokens are plain 
 """
 
 import secrets
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from typing import Final, TypeVar
 
 import tokenizers
 
 from llama_core.errors import CheckpointError, InvalidRequest, SpecialTags, TokenizerError
-from llama_core.text.byte_level import CHAR_OF_BYTE
 from llama_core.text.tokenizer import ByteDecoding, LeadingSpace, TextPart
 from llama_core.text.vocabulary_tokenizer import ControlToken, Vocabulary, VocabularyTokenizer, check_encodable
 
 # A user-defined token that precedes a text which does not begin the prompt. Its name is noncharacters and random digits, so no
 # text has it.
 _MARK: Final = f"\ufdd0{secrets.token_hex(16)}\ufdd1"
+MAX_ADDED: Final = 2**14  # tokens: the library's search for them, and the server's, grow with their number
 _T = TypeVar("_T")
+
+
+def _byte_chars() -> dict[int, str]:
+    """GPT-2's map. Printable bytes of Latin-1 are themselves; the others are the characters from U+0100 on, in their order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
+
+
+CHAR_OF_BYTE: Final[Mapping[int, str]] = _byte_chars()
+BYTE_OF_CHAR: Final[Mapping[str, int]] = {char: byte for byte, char in CHAR_OF_BYTE.items()}
+_PRINTABLE_ASCII: Final = range(0x20, 0x7F)
+_UTF8_BYTES: Final = [*range(0xC0), *range(0xC2, 0xF5)]  # that occur in UTF-8
+
+
+def has_every_byte(tokens: Set[str]) -> bool:
+    """Whether a vocabulary has a token for each byte of UTF-8. BPE leaves a byte without a token out of the ids.
+
+    Vocabularies of real models lack a few that were not in their training text. Raises ValueError for one without a printable
+    character of ASCII, which is damaged.
+    """
+    if missing := [byte for byte in _PRINTABLE_ASCII if CHAR_OF_BYTE[byte] not in tokens]:
+        raise ValueError(f"has no token for the byte {missing[0]}")
+    return all(CHAR_OF_BYTE[byte] in tokens for byte in _UTF8_BYTES)
+
+
+def bytes_of(token: str) -> bytes | None:
+    """The bytes that a vocabulary writes as `token`, or None if it has a character that stands for no byte."""
+    try:
+        return bytes([BYTE_OF_CHAR[char] for char in token])
+    except KeyError:
+        return None
 
 
 class LibraryTokenizer(VocabularyTokenizer):
@@ -45,7 +77,7 @@ class LibraryTokenizer(VocabularyTokenizer):
         super()._keep_from_text(tokens)
         added = self._pipeline.get_added_tokens_decoder()
         # The library looks for the names of normalized tokens in the text after normalization.
-        self._normalizes_control = self._pipeline.normalizer is not None and any(
+        self._normalizes_names = self._pipeline.normalizer is not None and any(
             token.normalized for token in added.values() if token.content in tokens
         )
         self._plain = _plain(self._pipeline, added, tokens)
@@ -60,7 +92,7 @@ class LibraryTokenizer(VocabularyTokenizer):
 
     def encode_parts(self, parts: Sequence[TextPart]) -> list[int]:
         text = "".join(part.text for part in parts)
-        if not self._normalizes_control and self._only_trusted(text, parts):
+        if not self._normalizes_names and self._only_trusted(text, parts):
             return self.encode_special(text)  # so the ids are the library's
         return super().encode_parts(parts)
 
@@ -151,5 +183,5 @@ def build_guarded(name: str, build: Callable[[], _T]) -> _T:
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = str(error)[:200]
-            raise TokenizerError(f"{name}: damaged, or not supported by the tokenizers library: {reason}") from None
+            raise TokenizerError(f"{name}: damaged, or not supported: {reason}") from None
         raise

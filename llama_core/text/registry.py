@@ -10,6 +10,7 @@ from llama_core.text.chat_format import ChatFormat
 from llama_core.text.chat_llama3 import HEADER_START
 from llama_core.text.files import SIDE_FILES
 from llama_core.text.no_chat_format import NoChatFormat
+from llama_core.text.probe import probe_tokenizer
 from llama_core.text.template.files import find_template, given_template
 from llama_core.text.tokenizer import Tokenizer
 
@@ -47,17 +48,20 @@ class ChatFormatClass(Protocol):
     def __call__(self, tokenizer: Tokenizer) -> ChatFormat: ...
 
 
-def load_tokenizer(path: str | Path, num_rows: int | None = None) -> Tokenizer:
+def load_tokenizer(path: str | Path, num_rows: int | None = None, *, probes: bool = True) -> Tokenizer:
     """The tokenizer at `path`: a file, or a folder as in `find_tokenizer`. Raises TokenizerError that names the file.
 
     num_rows: of the model's embedding, None if unknown. Added tokens past it are left out, with a warning, unless one is BOS or
-    EOS. Where an ordinary token lies past it, all are kept: the tokenizer belongs to another model.
+    EOS. Where an ordinary token lies past it, all are kept: the tokenizer belongs to another model. probes: loads a
+    tokenizer.json in a process of its own first, see `probe_tokenizer`.
     """
     file = find_tokenizer(path)
     if Path(path).is_dir() and not file.exists():
         raise TokenizerError(
             f"{path} has no tokenizer: neither tokenizer.json, tokenizer.model nor a .gguf file exists in it"
         )
+    if probes and file.suffix == ".json":
+        probe_tokenizer(file, num_rows)
     chosen: TokenizerClass | None = None
     for target in TOKENIZERS.values():
         chosen = cast(TokenizerClass, _import(target))

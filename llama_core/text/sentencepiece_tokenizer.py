@@ -200,7 +200,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """An unsigned integer of at most 10 bytes, 7 bits each, and the offset behind it."""
+    """An unsigned integer of at most 10 bytes, 7 bits each, and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at == len(message):

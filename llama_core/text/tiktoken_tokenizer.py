@@ -24,7 +24,7 @@ _SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# Names by offset in the 256 ids behind the vocabulary, as in Llama 3.1 and later; the others are reserved. Llama 3.0 has the
+# Names by offset in the 256 ids after the vocabulary, as in Llama 3.1 and later; the others are reserved. Llama 3.0 has the
 # same tokens for text and chat, and reserved names for the rest.
 _NAMES: Final = {
     0: "<|begin_of_text|>",
@@ -118,7 +118,7 @@ def split_long(text: str) -> Iterator[str]:
         was_space: bool | None = None
         for match in _RUN.finditer(part):
             is_space = match[0][0].isspace()
-            if is_space == was_space:  # the run goes on behind its first 25,000 characters
+            if is_space == was_space:  # the run goes on after its first 25,000 characters
                 yield part[at : match.start()]
                 at = match.start()
             was_space = is_space

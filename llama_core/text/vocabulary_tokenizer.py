@@ -209,7 +209,7 @@ class VocabularyTokenizer(Tokenizer):
                 is_first = self._begins_after_control
         return ids
 
-    # Whether plain text behind a control token is encoded as text that begins a prompt.
+    # Whether plain text after a control token is encoded as text that begins a prompt.
     _begins_after_control = True
 
     def _runs(self, parts: Sequence[TextPart]) -> Iterator[tuple[str, ControlToken | None]]:

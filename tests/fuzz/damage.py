@@ -137,8 +137,9 @@ def damage_params(content: bytes, draw: Random, more: Sequence[str] = PARAMS_FIE
 
 
 _SNIPPETS = (
-    *("{% for i in range(9) %}", "{% endfor %}", "{% endif %}", "{% if x %}", "{{", "}}", "{%", "%}", "{#", "|", "('", "')", "\0"),
-    *("\ud7ff", "not ", "{% include '/etc/passwd' %}", "{{ raise_exception(x) }}", "{{ namespace.__init__.__globals__ }}"),
+    *("{% for i in range(9) %}", "{% endfor %}", "{% endif %}", "{% if x %}", "{{", "}}", "{%", "%}", "{#", "|", "('", "')"),
+    *("\0", "\ud7ff"),
+    *("not ", "{% include '/etc/passwd' %}", "{{ raise_exception(x) }}", "{{ namespace.__init__.__globals__ }}"),
     *("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ messages | map(attribute='__class__') | list }}"),
     *("{% set ns = namespace(a=[1]) %}", "{% generation %}", "{% endgeneration %}", "{% break %}", "{{ '%d' % x }}"),
 )  # fmt: skip

@@ -32,7 +32,7 @@ def test_damaged_hugging_face_folders_are_refused_by_name_or_load_correctly() ->
 
 
 def test_damaged_tokenizers_are_refused_by_name_or_encode_and_stream() -> None:
-    outcome = files.run(60, 2, {"tokenizer_json": 2, "gguf_vocabulary": 1})
+    outcome = files.run(36, 3, {"tokenizer_json": 2, "gguf_vocabulary": 1})
     assert outcome.findings == []
     assert outcome.counts["tokenizer_json: TokenizerError"] > 10
     assert outcome.counts["gguf_vocabulary: TokenizerError"] > 5

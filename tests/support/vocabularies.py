@@ -12,7 +12,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from llama_core.text.byte_level import bytes_of
+from llama_core.text.library_tokenizer import bytes_of
 from llama_core.text.sentencepiece_tokenizer import _fields
 
 CORPUS: Final = [

@@ -14,11 +14,12 @@ from transformers import AutoTokenizer
 from llama_core.errors import InvalidRequest, TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from llama_core.text.probe import probe_tokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import TextPart, Tokenizer
 from tests.support.full_runs import examples
 from tests.support.processor_time import processor_s
-from tests.support.vocabularies import FAMILIES, byte_level, make_family, write_folder
+from tests.support.vocabularies import FAMILIES, LLAMA3_SPLIT, byte_level, make_family, precompiled, write_folder
 
 FRAGMENTS = (
     *"ab é日🦙\u0301\u00a0▁\n\t<|>", "  ", "the ", "don't", "1234", "<|im_end|>", "<|eot_id|>", "<s>", "</s>", "<unk>",
@@ -229,33 +230,25 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) 
     assert "tokenizer.json" in refused(tmp_path / "tokenizer.json")
 
 
-def _doubling(times: int) -> dict[str, Any]:
-    step = {"type": "Replace", "pattern": {"String": "z"}, "content": "zz"}
-    return {"type": "Sequence", "normalizers": [step] * times}
+def _add_many(content: dict[str, Any]) -> None:
+    first = content["added_tokens"][-1]["id"] + 1
+    content["added_tokens"] += [
+        content["added_tokens"][0] | {"id": first + i, "content": f"<{i}>"} for i in range(2**14)
+    ]
 
 
 DAMAGES: dict[str, Any] = {
-    "model.type is 'WordPiece'": lambda c: c["model"].update(type="WordPiece"),
-    "model.vocab does not have the ids": lambda c: c["model"]["vocab"].update(the=10**6),
-    "model.vocab has no token for the byte 65": lambda c: c["model"]["vocab"].update(
-        {"AAA": c["model"]["vocab"].pop("A")}
-    ),
-    "which is not of a byte-level vocabulary": lambda c: c["model"]["vocab"].update({"日": len(c["model"]["vocab"])}),
-    "model.merges[0] has a token": lambda c: c["model"]["merges"].insert(0, ["x", "nope"]),
-    "model.merges[1] is not two": lambda c: c["model"]["merges"].insert(1, 3),
-    "model.dropout": lambda c: c["model"].update(dropout=0.5),
-    "added_tokens[0] has no id": lambda c: c["added_tokens"][0].update(id=-1),
-    "added_tokens[1] is there twice": lambda c: c["added_tokens"].insert(1, c["added_tokens"][0]),
-    "which is not its own": lambda c: c["added_tokens"][0].update(id=5000),
-    "normalizer may make a text more than 16 times longer": lambda c: c.update(normalizer=_doubling(20)),
-    "pre_tokenizer may make a text more than 16 times longer": lambda c: c.update(
-        pre_tokenizer={"type": "Sequence", "pretokenizers": [c["pre_tokenizer"]["pretokenizers"][1]] * 5}
-    ),
-    "added_tokens has 20000 tokens, more than 16384": lambda c: c.update(added_tokens=c["added_tokens"] * 4000),
-    "decoder ['WordPiece']": lambda c: c["decoder"].update(type="WordPiece"),
-    "decoder is missing": lambda c: c.update(decoder=None),
+    "has no token for the byte 65": lambda c: c["model"]["vocab"].update({"AAA": c["model"]["vocab"].pop("A")}),
+    "Token `nope` out of vocabulary": lambda c: c["model"]["merges"].insert(0, ["x", "nope"]),
+    "model.dropout is not supported": lambda c: c["model"].update(dropout=0.5),
+    "has 16389 added tokens, more than 16384": _add_many,
+    "decoder [] is not supported": lambda c: c.update(decoder=None),
     "do not give a text back": lambda c: c.update(pre_tokenizer={"type": "Digits", "individual_digits": True}),
     "damaged, or not supported": lambda c: c.update(pre_tokenizer={"type": "Nonsense"}),
+    "model.type is WordPiece": lambda c: c.update(
+        model={"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "#", "max_input_chars_per_word": 9}
+        | {"vocab": c["model"]["vocab"]}
+    ),
 }
 
 
@@ -275,8 +268,9 @@ def test_damaged_fields_are_refused_by_name(tmp_path: Path, message: str) -> Non
         ({"eos_token": 5}, "eos_token must be"),
         ({"eos_token": "\ud800"}, "surrogate"),
         ({"add_bos_token": "yes"}, "add_bos_token"),
-        ({"added_tokens_decoder": []}, None),
-        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder has the entry 'x'"),
+        ({"added_tokens_decoder": {}}, None),
+        ({"added_tokens_decoder": [3]}, "added_tokens_decoder is not tokens by their ids"),
+        ({"added_tokens_decoder": {"x": "y"}}, "added_tokens_decoder is not tokens by their ids"),
         ({"additional_special_tokens": "x"}, "additional_special_tokens"),
         ({"eos_token": None}, "no file beside it has an eos_token"),
     ],
@@ -288,6 +282,61 @@ def test_damaged_side_files_are_refused_by_name(tmp_path: Path, config: dict[str
         assert load_tokenizer(path).n_words
     else:
         assert message in refused(path)
+
+
+def _with_pattern(folder: Path, pattern: str) -> Path:
+    path = make_family("llama3", folder)
+    content = json.loads(path.read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("pattern", ["é*é*é*é*é*x", "(a+)+$", "a*a*a*a*b"])
+def test_a_pattern_that_tries_too_many_ways_is_refused_by_the_file(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer\.json: its patterns cannot split 100,000 times '[éa]': .*retry"
+    ):
+        load_tokenizer(_with_pattern(tmp_path, pattern))
+
+
+def test_a_pattern_that_takes_too_long_is_refused_by_the_file(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: takes more than 1 s of processor time"):
+        probe_tokenizer(_with_pattern(tmp_path, r"\s*\s*\s*x"), None, max_cpu_s=1)
+
+
+def test_an_unknown_pattern_of_the_usual_kind_is_accepted(tmp_path: Path) -> None:
+    assert load_tokenizer(_with_pattern(tmp_path, rf"zz+|[^é]\p{{Lu}}*\p{{Ll}}+|{LLAMA3_SPLIT}")).n_words
+
+
+def test_a_file_that_crashes_the_library_is_refused_by_name(tmp_path: Path) -> None:
+    path = make_family("unigram", tmp_path)
+    content = json.loads(path.read_text())
+    content["model"]["vocab"].append(["a" * 10**6, -1.0])  # the library recurses once for each character
+    path.write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the library that reads it ends with SIG"):
+        load_tokenizer(path)
+
+
+def test_a_compiled_table_of_characters_is_applied(tmp_path: Path) -> None:
+    loaded = load_tokenizer(write_folder(tmp_path, *precompiled("C5\t41 30A\nFB01\t66 69\n")))
+    assert loaded.encode("\ufb01", bos=False, eos=False) == loaded.encode("fi", bos=False, eos=False)
+
+
+def test_a_normalized_control_token_is_found_wherever_it_is_written(tmp_path: Path) -> None:
+    path = make_family("llama2_legacy", tmp_path)
+    unchanged = load_tokenizer(path)
+    content = json.loads(path.read_text())
+    for token in content["added_tokens"]:
+        token["normalized"] = True
+    path.write_text(json.dumps(content))
+    ours = load_tokenizer(path)
+    for text in ("ok</s>", "</s>", "a </s><s>b", "<s> ok</s> <s>"):
+        expected = unchanged.encode_special(text)
+        assert ours.encode_special(text) == expected and ours.eos_id in expected
+        assert ours.encode_parts([TextPart(text, True)]) == expected
+        assert ours.encode_parts([TextPart(text, True), TextPart("</s>", False)])[: len(expected)] == expected
+        assert ours.eos_id not in ours.encode(text, bos=False, eos=False)
 
 
 def test_lone_surrogates_are_refused(folders: Path) -> None:
