@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cli.capture_commands import capture, replay
 from cli.checkpoint_commands import estimate
-from cli.client_commands import bench, chat
+from cli.commands import chat, up
 from cli.options import Command
-from cli.server_commands import doctor, env, up
 
 app = typer.Typer(
     name="llama-ray",
@@ -39,19 +37,19 @@ def _commands(
     """Serve Llama checkpoints on Ray.
 
     Each option and argument of a command is an environment variable too, LLAMA_RAY_<COMMAND>_<OPTION>, such as
-    LLAMA_RAY_BENCH_MAX_TOKENS for --max-tokens of bench. What stands on the command line wins.
+    LLAMA_RAY_CHAT_MAX_TOKENS for --max-tokens of chat. What stands on the command line wins.
 
     Counts, lengths and sizes may have units: 8k is 8,000, 8Ki is 8,192, 512MB is 512,000,000, 4GiB is 4 x 2^30.
 
     \b
     Examples:
-      llama-ray doctor serve_config.yaml
+      llama-ray up serve_config.yaml --check
       llama-ray up serve_config.yaml max_seq_len=8Ki
       llama-ray chat -q "How many days are in a week?"
     """
 
 
-for command in (up, doctor, estimate, chat, bench, capture, replay, env):
+for command in (up, estimate, chat):
     app.command(cls=Command)(command)
 
 

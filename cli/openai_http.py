@@ -3,10 +3,8 @@
 import http.client
 import json
 import re
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -38,12 +36,7 @@ def api_base(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}"
 
 
-def headers_of(api_key: str | None) -> dict[str, str]:
-    """Of a request with a JSON body. Servers without keys accept any."""
-    return {"Content-Type": "application/json", "Authorization": f"Bearer {api_key or 'none'}"}
-
-
-def error_text(status: int, body: bytes) -> str:
+def _error_text(status: int, body: bytes) -> str:
     """The message in an error of OpenAI's shape, or the beginning of another body."""
     with suppress(ValueError):
         error = json.loads(body).get("error")
@@ -52,7 +45,7 @@ def error_text(status: int, body: bytes) -> str:
     return f"HTTP {status}: {body[:200].decode(errors='replace').strip()}"
 
 
-def read_event(line: bytes) -> dict[str, Any] | None:
+def _read_event(line: bytes) -> dict[str, Any] | None:
     """The chunk in a line of a stream; {} for the end `[DONE]`, None for a line without data. Raises ApiError for an error in
     the stream."""
     if not line.startswith(b"data:"):
@@ -76,21 +69,23 @@ class OpenAIHttp:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.base = api_base(url)
-        self._headers = headers_of(api_key)
+        # Servers without keys accept any.
+        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key or 'none'}"}
 
     def first_model(self) -> str:
         """The name of the first model that the server lists. Raises ApiError."""
-        connection, response = self._send("GET", "/v1/models", None)
+        connection, response = self._send("GET", "/models")
         with closing(connection):
-            models = _json(response.read()).get("data") or []
-            if not models or not models[0].get("id"):
-                raise ApiError("the server lists no model: give --model")
-            return str(models[0]["id"])
+            try:
+                models = json.loads(response.read())["data"]
+                return str(models[0]["id"])
+            except (ValueError, RecursionError, LookupError, TypeError):
+                raise ApiError("the server lists no model: is it OpenAI-compatible? Give --model") from None
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of a streamed answer until `[DONE]`. Raises ApiError, also if the stream breaks off. Closing the iterator
         cancels the request."""
-        connection, response = self._send("POST", "/v1" + path, {**body, "stream": True})
+        connection, response = self._send("POST", path, {**body, "stream": True})
         with closing(connection):
             while True:
                 try:
@@ -99,44 +94,25 @@ class OpenAIHttp:
                     raise ApiError(f"the connection broke: {error or type(error).__name__}") from None
                 if not line:
                     raise ApiError("the stream ended without [DONE]")
-                chunk = read_event(line)
+                chunk = _read_event(line)
                 if chunk == {}:
                     return
                 if chunk is not None:
                     yield chunk
 
-    def whole(self, path: str, body: Mapping[str, Any] | None = None, **headers: str) -> bytes:
-        """The whole answer, of a stream too. path: from the server's root; without a body it is a GET. Raises ApiError."""
-        connection, response = self._send("GET" if body is None else "POST", path, body, headers)
-        with closing(connection):
-            try:
-                return response.read()
-            except (OSError, http.client.HTTPException) as error:
-                raise ApiError(f"the connection broke: {error or type(error).__name__}") from None
-
-    def json(self, path: str) -> dict[str, Any]:
-        """The object at a path from the server's root. Raises ApiError."""
-        return _json(self.whole(path))
-
     def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] = MappingProxyType({})
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         parts = urlsplit(self.base)
         assert parts.hostname is not None
-        connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S)
         try:
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, parts.path.removesuffix("/v1") + path, data, {**self._headers, **headers})
+            connection.request(method, parts.path + path, data, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise ApiError(error_text(response.status, response.read()))
+                raise ApiError(_error_text(response.status, response.read()))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ApiError(f"{self.base} cannot be reached: {error}. Is the server running? Set --url.") from None
@@ -144,13 +120,3 @@ class OpenAIHttp:
             connection.close()
             raise
         return connection, response
-
-
-def _json(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ApiError("the server's answer is not a JSON object: is it an OpenAI-compatible server?")
-    return found

@@ -16,7 +16,7 @@ _UsageError: Final = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 
 
 def variable_of(command: str, parameter: TyperOption | TyperArgument) -> str:
-    """LLAMA_RAY_<COMMAND>_<OPTION>, by the first long name of an option: LLAMA_RAY_BENCH_MAX_TOKENS."""
+    """LLAMA_RAY_<COMMAND>_<OPTION>, by the first long name of an option: LLAMA_RAY_CHAT_MAX_TOKENS."""
     long = next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
     return "_".join((PREFIX, command, *long.lstrip("-").split("-"))).upper()
 
@@ -66,7 +66,7 @@ class Command(TyperCommand):
         option = "--" + key.replace("_", "-")
         if any(option in parameter.opts for parameter in self.params):
             return f"Write it as an option: {option} {value}"
-        return f"KEY=VALUE is for up and doctor; llama-ray {self.name} --help lists the options."
+        return f"KEY=VALUE is for up; llama-ray {self.name} --help lists the options."
 
 
 def is_setting(argument: str) -> bool:

@@ -184,10 +184,6 @@ class ServerArgs(BaseModel):
         description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are not kept.",
     )
     resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams of a replica.")
-    capture_dir: str | None = Field(
-        None, min_length=1, description="Folder of requests sent with X-Capture: 1, prompts included; none if absent."
-    )
-    capture_max_bytes: Count = Field(256 * 2**20, description="Size of capture_dir; more captures are refused.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="A rank that takes longer for a step counts as hung."
     )

@@ -24,7 +24,6 @@ from deployments.chat_api import ChatHandleApi
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.http.app import build_http_app
-from deployments.http.capture.folder import CaptureFolder
 from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
@@ -32,7 +31,6 @@ from deployments.local.banner import banner
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.replica_log import log_like_serve
-from deployments.tracing.otlp_metrics import open_metrics
 from deployments.tracing.tracing import open_tracing
 
 log = logging.getLogger(__name__)
@@ -58,7 +56,6 @@ class LlamaIngress(ChatHandleApi):
         )
         self.metrics.watch(self.service)
         replica = serve.get_replica_context().replica_id.unique_id
-        self.metrics.observer = open_metrics(args.model_id, replica)
         self.tracing = open_tracing(self.service, args.model_id, replica)
         self._starting = asyncio.create_task(self.service.start())
         self._starting.add_done_callback(self._started)
@@ -78,7 +75,6 @@ class LlamaIngress(ChatHandleApi):
                 keys=self._keys,
                 allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
                 cors_origins=args.cors_origins,
-                captures=CaptureFolder(resolve(args.capture_dir), args.capture_max_bytes) if args.capture_dir else None,
                 sends_request_id=False,
                 tracing=self.tracing,
                 log_prompts=args.log_prompts,
@@ -121,8 +117,6 @@ class LlamaIngress(ChatHandleApi):
             await service.stop()
             if self.tracing is not None:
                 await self.tracing.close()
-            if self.metrics.observer is not None:
-                await asyncio.to_thread(self.metrics.observer.close)
             for handler in logging.getLogger("llama").handlers:
                 handler.flush()
 

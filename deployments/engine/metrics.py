@@ -10,7 +10,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 import prometheus_client
 import ray
@@ -34,13 +33,6 @@ PREFILL_MS = tuple(1000 * s for s in TTFT_S)
 STEP_MS = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 100.0, 200.0, 400.0, 1000.0, 5000.0)
 
 
-class RequestObserver(Protocol):
-    """Takes the times of each request that ends. Implemented by `deployments.tracing.otlp_metrics.GenAiMetrics`."""
-
-    def ended(self, path: str, outcome: str, total_s: float, ttft_s: float | None, num_tokens: int) -> None: ...
-    def close(self) -> None: ...
-
-
 class Metrics:
     """Every metric of one replica. Each instance has a registry of its own, so that tests and replicas share none."""
 
@@ -52,7 +44,6 @@ class Metrics:
         self._recent_tokens = 0
         self._timed_ranks: set[int] = set()  # ranks with a value of rank_step_ms
         self._engine: Engine | None = None
-        self.observer: RequestObserver | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
         self.tokens_generated_per_second = metrics.gauge(
@@ -142,8 +133,6 @@ class Metrics:
             self.model.e2e_request_latency.observe(total_s)
         elif error is not None and ttft_s is None and is_refusal(error):
             self.model.reject(error.code)
-        if self.observer is not None:
-            self.observer.ended(path, outcome, total_s, ttft_s, num_tokens)
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came `seconds` after the request."""

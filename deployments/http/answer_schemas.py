@@ -136,7 +136,6 @@ TOKENIZER: Final = _named(
 HEALTH: Final = _named("Health", status=_STRING)
 READINESS: Final = _named("Readiness", ready={"type": "boolean"}, phase=_STRING, detail=_STRING)
 PROPERTIES: Final = _named("ServerProperties", model=_STRING, phase=_STRING, max_seq_len=_COUNT)
-CAPTURE: Final = _named("Capture", request_id=_STRING, route=_STRING, outcome=_STRING)
 METRICS: Final = _STRING
 # No type: some programs compare the text of all events with it, some each event as an object.
 EVENTS: Final[Schema] = {"description": "server-sent events"}

@@ -15,8 +15,6 @@ from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
-from deployments.http.capture.folder import CaptureFolder
-from deployments.http.capture.routes import capture_route
 from deployments.http.cors import Cors
 from deployments.http.errors import json_response
 from deployments.http.generation import GenerationEndpoint
@@ -85,7 +83,6 @@ def build_http_app(
     keys: ApiKeys | None = None,
     allowed_hosts: Iterable[str] = (),
     cors_origins: Iterable[str] = (),
-    captures: CaptureFolder | None = None,
     sends_request_id: bool = True,
     tracing: Tracing | None = None,
     log_prompts: bool = False,
@@ -94,7 +91,6 @@ def build_http_app(
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     cors_origins: origins of web pages that may call the server (`cors.py`); none by default.
-    captures: where requests with X-Capture are stored; they are refused without it.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
     log_prompts: in the request log.
     """
@@ -109,7 +105,7 @@ def build_http_app(
     def endpoint(kind: GenerationKind[Any]) -> ApiRoute:
         return ApiRoute(
             kind.path,
-            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, captures, tracing, log_prompts),
+            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, tracing, log_prompts),
             method="POST",
             tag="generation" if kind.generates else "scoring",
             summary=kind.summary,
@@ -128,7 +124,6 @@ def build_http_app(
         *model_routes(engine),
         *tokenizer_routes(engine, bodies, encoder),
         *operator_routes(engine, metrics),
-        *([] if captures is None else [capture_route(captures)]),
         *page_routes(),
     ]
     paths = frozenset(route.path for route in routes)

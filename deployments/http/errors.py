@@ -79,14 +79,6 @@ class IdempotencyKeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
 
-class CaptureNotAllowed(InvalidRequest):
-    code = "capture_not_allowed"
-
-
-class CaptureNotFound(InvalidRequest):
-    code = "capture_not_found"
-
-
 class StreamTakenOver(RequestCancelled):
     """Of a connection, because another one with the same Idempotency-Key reads its stream now."""
 
@@ -109,8 +101,6 @@ STATUS: dict[type[LlamaError], int] = {
     ModelNotFound: 404,
     RouteNotFound: 404,
     StreamNotFound: 404,
-    CaptureNotAllowed: 403,
-    CaptureNotFound: 404,
     IdempotencyKeyReused: 422,
     StreamTakenOver: 409,
     MethodNotAllowed: 405,

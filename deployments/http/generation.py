@@ -12,9 +12,6 @@ from starlette.types import Receive, Scope, Send
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.answer import AnswerSerializer, CollectedChoice, WholeSerializer
-from deployments.http.capture.folder import CaptureFolder
-from deployments.http.capture.record import HEADER as CAPTURE_HEADER
-from deployments.http.capture.record import Capture, CapturedChoices, asks_for_capture, begin_capture
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.field_types import Body
@@ -26,7 +23,7 @@ from deployments.http.request_body import BodyReader
 from deployments.http.request_headers import headers_of
 from deployments.http.request_log import RequestRecord
 from deployments.http.resume.kept_streams import KeptStreams
-from deployments.http.resume.resumption import KEY_HEADER, Resumption, resumption
+from deployments.http.resume.resumption import Resumption, resumption
 from deployments.http.slices import run_in_slices
 from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
 from deployments.http.whole_answer import send_whole
@@ -52,7 +49,6 @@ class GenerationEndpoint:
     bodies: BodyReader
     encoder: PromptEncoder
     streams: KeptStreams
-    captures: CaptureFolder | None
     tracing: Tracing | None = None
     log_prompts: bool = False
 
@@ -79,7 +75,6 @@ class _GenerationRequest:
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None
-        self._capture: Capture | None = None
         self._error: BaseException | None = None
         self._sends_whole = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -157,8 +152,6 @@ class _GenerationRequest:
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
                 return kept.plan
-            if asks_for_capture(self._headers):
-                self._capture = await self._begin_capture(raw)
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder.of(self._owner_of(body)))
         return replace(plan, owner=self._owner) if self._owner else plan
@@ -167,24 +160,13 @@ class _GenerationRequest:
         """As of the plan, which does not exist yet."""
         return self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
 
-    async def _begin_capture(self, raw: bytes) -> Capture:
-        kind = self._endpoint.kind
-        if not kind.generates or self._resumption is not None:
-            other = KEY_HEADER if kind.generates else "a route that generates nothing"
-            raise InvalidParameter(f"{CAPTURE_HEADER}: cannot be combined with {other}", param=CAPTURE_HEADER)
-        return await begin_capture(self._endpoint.captures, kind.path, raw, self._request)
-
     def _submit(self, plan: Plan) -> WholeSerializer | None:
         """What writes the answer; None where all of it is kept."""
         engine = self._endpoint.engine
         wants = self._resumption if plan.stream else None
         if wants is not None and wants.found() is not None:
             return self._resume(wants)
-        is_timed = self._record.is_traced
-        if self._capture is None:
-            self._choices = Choices(engine, plan, is_timed=is_timed)
-        else:
-            self._choices = CapturedChoices(engine, plan, self._capture, is_timed=is_timed)
+        self._choices = Choices(engine, plan, is_timed=self._record.is_traced)
         self._record.submitted(self._choices.streams)
         serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
         # Plans of routes whose answers cannot be streamed never ask for it.
@@ -253,8 +235,6 @@ class _GenerationRequest:
             self._resumption.close(failed=self._has_failed)
         if self._choices is not None:
             self._choices.cancel()
-        if self._capture is not None:
-            self._capture.close(self._error)
         self._record.closed()
 
     @property

@@ -24,8 +24,8 @@ _ANY_KEY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}, {}]
 _ERRORS = {
     400: "The request is not valid",
     401: "A valid API key is required",
-    403: "The Host header has a name that is not allowed, or the server stores no requests",
-    404: "There is no such model, or no stream or capture that is kept here",
+    403: "The Host header has a name that is not allowed",
+    404: "There is no such model, or no stream that is kept here",
     408: "The body did not arrive in time",
     409: "Another connection has taken over the stream of this Idempotency-Key",
     413: "The body is too large",

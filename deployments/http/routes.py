@@ -4,6 +4,7 @@ import secrets
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import metadata
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +12,6 @@ from starlette.responses import Response
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
 from deployments.http import answer_schemas
-from deployments.http.capture.environment import versions
 from deployments.http.errors import error_object, json_response, retry_after_s
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.plan import check_model
@@ -226,7 +226,10 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         return json_response({"server_load": state.requests_running + state.requests_waiting})
 
     async def version(_: Request) -> Response:
-        return json_response({"version": versions()["llama-on-ray"]})
+        try:
+            return json_response({"version": metadata.version("llama-on-ray")})
+        except metadata.PackageNotFoundError:  # run from a folder without an installation
+            return json_response({"version": "unknown"})
 
     async def prometheus(_: Request) -> Response:
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE, **replica})

@@ -205,7 +205,8 @@ def claim_port(host: str, port: int) -> socket.socket:
             pid = struct.unpack("3i", claim.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
         raise ConfigError(
             f"{host}:{port} is the port of another `llama-ray up`"
-            f"{f', process {pid}' if pid else ''}. End that one, or set http_options.port."
+            f"{f', process {pid}' if pid else ''}. End that one, or set http_options.port.",
+            param="port",
         ) from error
     return claim
 

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.local import process_tag
-from deployments.local.config_file import ConfigFile, check_port_is_free, claim_port, read_config
+from deployments.local.checks import Finding, examine, exit_status, joined_cluster
+from deployments.local.config_file import ConfigFile, claim_port, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
-from deployments.local.model_files import check_model_files
 from deployments.local.private_files import keep_files_private
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
-from llama_core.errors import LlamaError
+from llama_core.errors import ConfigError
 
 
 def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = False) -> int:
@@ -34,21 +34,17 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
     overrides: "key=value" arguments of the application. verbose: leave the lines of Ray, Serve and HAProxy on the terminal.
     """
     directory = tempfile.TemporaryDirectory(prefix="llama-ray-", ignore_cleanup_errors=True)
-    status = 2
     try:
         config = read_config(path, overrides, Path(directory.name))
-        if _starts_cluster():
-            config.server_args  # noqa: B018  raises ConfigError
-        status = 1
         claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
-        check_port_is_free(config.host, config.port)
-        if _starts_cluster():
-            check_model_files(config)  # Ray and Serve would start first, which takes seconds
-            status = 2
+        findings = list(examine(config, joined_cluster(), reads_files=False))
+        if exit_status(findings) == 0 and joined_cluster() is None:
             keep_files_private()
-    except LlamaError as error:
+    except ConfigError as error:
+        findings = [Finding("port" if error.param == "port" else "arguments", "fail", error.message)]
+    if (status := exit_status(findings)) != 0:
         directory.cleanup()
-        print(error.message, file=sys.stderr)
+        print(*(finding for finding in findings if finding.status == "fail"), sep="\n", file=sys.stderr)
         return status
     console = Console(None if verbose else new_log_file())
     console.phase(f"starting {config.model}" + ("" if console.log is None else f", log {console.log}"))
@@ -69,11 +65,28 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
     shutdown.end()
 
 
+def check_file(path: Path, overrides: Sequence[str] = ()) -> int:
+    """Print the findings of all checks, and start nothing. Returns the exit status of `exit_status`."""
+    with tempfile.TemporaryDirectory(prefix="llama-ray-") as directory:
+        try:
+            config = read_config(path, overrides, Path(directory))
+        except ConfigError as error:
+            print(error.message, file=sys.stderr)
+            return 2
+        findings = []
+        for finding in examine(config, joined_cluster(), reads_files=True):
+            findings.append(finding)
+            print(f"{finding.status:<5} {finding.check:<11} {finding.found}", flush=True)
+            if finding.remedy:
+                print(f"      {'':<11} {finding.remedy}")
+    return exit_status(findings)
+
+
 def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     """Set the variables that Ray's and Serve's processes inherit. Returns whether this command starts the Ray cluster."""
     os.environ[process_tag.VARIABLE] = tag
     os.environ["SPT_NOENV"] = "1"  # Ray's agents would write their titles over their environment in /proc
-    owns_cluster = _starts_cluster()
+    owns_cluster = joined_cluster() is None
     if owns_cluster:
         os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
     os.environ["LLAMA_BANNER"] = "0"  # this command prints the banner
@@ -82,11 +95,6 @@ def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     for name, value in cluster_variables(directory).items():
         os.environ.setdefault(name, value)
     return owns_cluster
-
-
-def _starts_cluster() -> bool:
-    """Unless RAY_ADDRESS names a cluster: Ray would join a running one, and Ctrl-C would end all its applications."""
-    return os.environ.get("RAY_ADDRESS", "local") == "local"
 
 
 def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, console: Console) -> None:

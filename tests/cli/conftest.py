@@ -13,7 +13,7 @@ import pytest
 from tests.support.forking import fork_server
 from tests.support.programs import REPOSITORY, environment
 
-MODULES = ("torch", "cli.main", "cli.estimate", "cli.env", "cli.bench", "cli.chat", "cli.doctor")
+MODULES = ("torch", "cli.main", "cli.estimate", "cli.chat")
 COMMAND = "from cli.main import main; main()"
 
 

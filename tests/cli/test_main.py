@@ -1,19 +1,41 @@
-"""The installed command `llama-ray`."""
+"""The installed command `llama-ray`: its options, their environment variables, units of numbers, and help."""
 
+import importlib
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from benchmarks.harness.programs import free_port
-from cli.doctor import command as doctor
 from cli.main import app
 from deployments.local import up
 from tests.support.programs import REPOSITORY, environment
+
+COMMANDS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+RUNS = {
+    "up": "deployments.local.up.serve_file",
+    **{name: f"cli.{name}.run" for name in ("estimate", "chat", "convert")},
+}
+# That the server or another library reads too.
+SHARED = {
+    ("up", "config"): ["LLAMA_RAY_CONFIG"],
+    ("estimate", "ckpt"): ["LLAMA_CKPT_DIR"],
+    ("chat", "--api-key"): ["LLAMA_RAY_API_KEY", "OPENAI_API_KEY"],
+    **{
+        ("chat", f"--{name}"): [f"LLAMA_RAY_{name.replace('-', '_').upper()}"]
+        for name in ["url", "model", "system", "temperature", "top-p", "max-tokens", "seed"]
+    },
+}
+UNITS = ("TOKENS", "SIZE", "COUNT")
+COUNTS_OF_FEW = {("estimate", "--ranks"), ("convert", "--shards")}
 
 
 @pytest.fixture
@@ -23,71 +45,67 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_up_serves_the_file_with_its_overrides(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Path, list[str], bool]] = []
-
-    def serve_file(path: Path, overrides: list[str], *, verbose: bool) -> int:
-        calls.append((path, list(overrides), verbose))
-        return 3
-
-    monkeypatch.setattr(up, "serve_file", serve_file)
-    assert CliRunner().invoke(app, ["up", str(config)]).exit_code == 3
-    assert CliRunner().invoke(app, ["up", str(config), "-v", "seed=2", "dtype=float32"]).exit_code == 3
-    assert calls == [(config, [], False), (config, ["seed=2", "dtype=float32"], True)]
+def options() -> Iterator[tuple[str, str, Any]]:
+    """The command, the long name and the parameter of each option and argument, without KEY=VALUE."""
+    for command, found in COMMANDS.items():
+        for parameter in found.params:
+            if parameter.name == "overrides":
+                assert parameter.nargs == -1
+                continue
+            long = [name for name in parameter.opts if name.startswith("--")]
+            yield command, (long or parameter.opts)[0], parameter
 
 
-def test_version_is_that_of_the_package() -> None:
-    done = CliRunner().invoke(app, ["--version"])
-    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert (done.exit_code, done.output.strip()) == (0, declared)
+@cache
+def help_of(*command: str) -> str:
+    """On a terminal of 80 columns."""
+    return CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).output
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["up", str(tmp_path / "absent.yaml")])
-    assert done.exit_code == 2 and "does not exist" in " ".join(done.output.replace("│", " ").split())
+def invoke(monkeypatch: pytest.MonkeyPatch, *words: str, **variables: str) -> list[Any]:
+    """The arguments with which a command calls the function that does its work."""
+    calls: list[Any] = []
 
-
-def test_settings_without_a_configuration_file_are_over_that_of_the_environment_or_the_defaults(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[Path | None, list[str]]] = []
-
-    def run(path: Path | None, overrides: list[str], **_: object) -> int:
-        calls.append((path, list(overrides)))
+    def run(*args: Any, **more: Any) -> int:
+        calls.extend(part for arg in args for part in (asdict(arg).values() if is_dataclass(arg) else [arg]))  # type: ignore[arg-type]
+        calls.extend(more.items())
         return 0
 
-    monkeypatch.setattr(up, "serve_file", run)
-    monkeypatch.setattr(doctor, "run", run)
-    words = ["http_options.port=1", "ckpt_dir=hf://a//b"]
-    for command in ("up", "doctor"):
-        done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config)})
-        assert done.exit_code == 0, done.output
-        done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config) + ".absent"})
-        assert done.exit_code == 2 and "does not exist" in done.output
-        done = CliRunner().invoke(app, [command, *words], env={"LLAMA_RAY_CONFIG": str(config.parent)})
-        assert done.exit_code == 2 and "is a directory" in done.output
-    assert CliRunner().invoke(app, ["doctor", *words]).exit_code == 0
-    assert calls == [(config, words), (config, words), (None, words)]
-    done = CliRunner().invoke(app, ["up", *words])
-    assert (
-        done.exit_code == 2
-        and "'http_options.port=1' is a setting" in done.output
-        and "serve_config.yaml" in done.output
-    )
+    module, _, name = RUNS[words[0]].rpartition(".")
+    monkeypatch.setattr(importlib.import_module(module), name, run)
+    done = CliRunner().invoke(app, list(words), env=variables)
+    assert done.exit_code == 0, done.output
+    return calls
+
+
+def test_up_serves_or_checks_the_file_with_its_overrides(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(up, "serve_file", lambda *args, verbose: calls.append((*args, verbose)) or 3)
+    monkeypatch.setattr(up, "check_file", lambda *args: calls.append(args) or 4)
+    assert CliRunner().invoke(app, ["up", str(config)]).exit_code == 3
+    assert CliRunner().invoke(app, ["up", str(config), "-v", "seed=2", "dtype=float32"]).exit_code == 3
+    assert CliRunner().invoke(app, ["up", str(config), "seed=2", "--check"]).exit_code == 4
+    assert calls == [(config, [], False), (config, ["seed=2", "dtype=float32"], True), (config, ["seed=2"])]
+
+
+def test_settings_without_a_configuration_file_are_over_that_of_the_environment(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["up", "http_options.port=1", "ckpt_dir=hf://a//b"]
+    assert invoke(monkeypatch, *words, LLAMA_RAY_CONFIG=str(config))[:2] == [config, words[1:]]
+    for variables, says in (
+        ({"LLAMA_RAY_CONFIG": f"{config}.absent"}, "does not exist"),
+        ({"LLAMA_RAY_UP_CONFIG": str(config.parent)}, "is a directory"),
+        ({}, "'http_options.port=1' is a setting"),
+    ):
+        done = CliRunner().invoke(app, words, env=variables)
+        assert done.exit_code == 2 and says in done.output
 
 
 def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Path, list[str]]] = []
-
-    def serve_file(path: Path, overrides: list[str], *, verbose: bool) -> int:
-        calls.append((path, list(overrides)))
-        return 0
-
-    monkeypatch.setattr(up, "serve_file", serve_file)
     monkeypatch.chdir(tmp_path)
     Path("ranks=2").write_text("applications: [{name: llama}]")
-    assert CliRunner().invoke(app, ["up", "ranks=2", "seed=3"]).exit_code == 0
-    assert calls == [(Path("ranks=2"), ["seed=3"])]
+    assert invoke(monkeypatch, "up", "ranks=2", "seed=3")[:2] == [Path("ranks=2"), ["seed=3"]]
 
 
 @pytest.mark.parametrize(
@@ -97,18 +115,17 @@ def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkey
         ("estimate demo --gpu h9", "must be one of rtx3090"),
         ("estimate max_seq_len=5", "Write it as an option: --max-seq-len 5"),
         ("estimate demo max_seq_len=5", "Write it as an option: --max-seq-len 5"),
-        ("env port=1", "KEY=VALUE is for up and doctor"),
+        ("chat http://127.0.0.1:1 port=1", "KEY=VALUE is for up"),
         ("chat --temperature 9", "must be at most 2"),
-        ("bench --timeout soon", "must be a number"),
-        ("bench --url ftp://x", "the URL must be like http://127.0.0.1:8000"),
-        ("bench --url nonsense", "the URL must be like http://127.0.0.1:8000"),
-        ("bench --url http://[::1", "the URL must be like http://127.0.0.1:8000"),
-        ("bench --url http://a\u00a0b/é", "the URL must be like http://127.0.0.1:8000"),
+        ("chat --url ftp://x", "the URL must be like http://127.0.0.1:8000"),
+        ("chat --url nonsense", "the URL must be like http://127.0.0.1:8000"),
+        ("chat --url http://[::1", "the URL must be like http://127.0.0.1:8000"),
+        ("chat --url http://a\u00a0b/é", "the URL must be like http://127.0.0.1:8000"),
         ("chat -q a --url http://x:99999", "the URL has no valid port"),
         ("up pyproject.toml seed", "'seed' is not of the form KEY=VALUE"),
-        ("doctor pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
-        ("doctor absent.yaml", "file 'absent.yaml' does not exist"),
-        ("doctor " + "a" * 300, "does not exist"),  # longer than a file's name may be
+        ("up pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
+        ("up absent.yaml", "file 'absent.yaml' does not exist"),
+        ("up " + "a" * 300, "does not exist"),  # longer than a file's name may be
     ],
 )
 def test_wrong_usage_has_status_2_and_words_of_our_own(words: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,38 +136,67 @@ def test_wrong_usage_has_status_2_and_words_of_our_own(words: str, says: str, mo
     assert not any(theirs in shown for theirs in ("Value error", "Input should", "Traceback"))
 
 
+def test_every_option_has_the_variables_that_the_rule_names_and_help_shows_them() -> None:
+    seen = 0
+    for command, option, parameter in options():
+        name = f"LLAMA_RAY_{command}_{option.removeprefix('--')}".replace("-", "_").upper()
+        assert parameter.envvar == [name, *SHARED.get((command, option), [])], (command, option)
+        assert all(variable in help_of(command) for variable in parameter.envvar), (command, option)
+        seen += 1
+    assert seen > 25 and set(COMMANDS) == set(RUNS)
+
+
 @pytest.mark.parametrize(
-    ("setting", "status", "says"),
+    ("words", "variables", "expected"),
     [
-        ("seed", 2, "'seed' is not of the form key=value"),
-        ("http_options.nosuch=1", 2, "http_options.nosuch: no such argument"),
-        ("http_options.port=99999", 2, "http_options.port: must be a whole number from 1 to 65535"),
-        ("max_sequence=5", 2, "max_sequence: no such argument; did you mean max_seq_len?"),
-        ("max_seq_len=x", 2, "max_seq_len: must be"),
-        ("max_seq_len=", 2, "max_seq_len: has no value"),
-        ("max_batch_size=null", 2, "max_batch_size: must be a whole number"),
-        ("ckpt_dir=/nowhere", 1, "/nowhere"),
+        ("up", {"LLAMA_RAY_UP_VERBOSE": "1", "LLAMA_RAY_CONFIG": "{root}/serve_config.yaml"}, [("verbose", True)]),
+        (
+            "estimate",
+            {
+                "LLAMA_CKPT_DIR": "{root}/demo",
+                "LLAMA_RAY_ESTIMATE_BATCH": "2k",
+                "LLAMA_RAY_ESTIMATE_KV_CACHE_BYTES": "4GiB",
+                "LLAMA_RAY_ESTIMATE_JSON": "true",
+            },
+            [{"kv_cache_bytes": 4 * 2**30, "max_batch_size": 2000}, ("as_json", True)],
+        ),
+        ("chat", {"LLAMA_RAY_CHAT_QUESTION": "Hi?", "LLAMA_RAY_MAX_TOKENS": "1k"}, ["Hi?", 1000]),
+        ("chat", {"LLAMA_RAY_CHAT_MAX_TOKENS": "8Ki", "LLAMA_RAY_MAX_TOKENS": "1k"}, [8192]),
+        ("chat --max-tokens 9", {"LLAMA_RAY_CHAT_MAX_TOKENS": "8Ki"}, [9]),
     ],
 )
-def test_a_setting_that_cannot_be_served_ends_up_with_one_line(
-    setting: str, status: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_options_come_from_the_command_line_else_their_own_variable_else_a_shared_one(
+    words: str, variables: dict[str, str], expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status 2 for what is wrong with the setting itself, 1 for what is found with its help."""
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        f"http_options: {{host: 127.0.0.1, port: {free_port()}}}\n"
-        "applications: [{name: llama, import_path: 'deployments.app:build_app'}]"
-    )
-    assert up.serve_file(config, [setting]) == status
-    shown = capfd.readouterr().err
-    assert shown.startswith(says) or status == 1, shown
-    assert says in shown and shown.count("\n") == 1
+    given = {name: value.format(root=REPOSITORY) for name, value in variables.items()}
+    calls = invoke(monkeypatch, *words.split(), **given)
+    assert all(value in calls for value in expected), calls
 
 
-def test_the_package_installs_the_command() -> None:
-    scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"llama-ray": "cli.main:main"}
+def test_every_number_of_tokens_bytes_or_requests_takes_a_unit() -> None:
+    sized = {
+        (command, option) for command, option, parameter in options() if parameter.metavar in UNITS
+    } - COUNTS_OF_FEW
+    assert sized >= {("chat", "--max-tokens"), ("estimate", "--batch"), ("estimate", "--kv-cache-bytes")}
+    for command, option in sized:
+        refused = CliRunner().invoke(app, [command, option, "8x"]).output
+        line = " ".join(refused.split())
+        assert "must be a whole number such as 4096, 8k" in line and "(env var: 'LLAMA_RAY_" in line, line
+
+
+def test_no_help_is_cut_off_and_each_has_examples() -> None:
+    assert not any(line.endswith("...") for line in help_of().splitlines()[1:])
+    for command in COMMANDS:
+        text = help_of(command)
+        assert f"Examples:\n    llama-ray {command}" in text and "…" not in text
+        assert max(map(len, text.splitlines())) <= 82, command
+
+
+def test_the_package_installs_the_command_with_its_version() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"llama-ray": "cli.main:main"}
     assert "$(BIN)/llama-ray up $(CONFIG)" in (REPOSITORY / "Makefile").read_text()
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == project["version"]
 
 
 def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
@@ -163,39 +209,16 @@ def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
     assert "fetch_model 'a b; c'" in shown("MODEL=a b; c")
 
 
-@pytest.mark.parametrize("command", ["up", "estimate", "doctor", "env", "chat", "bench", "capture", "replay", ""])
-def test_help_imports_neither_ray_nor_torch(command: str) -> None:
+@pytest.mark.parametrize(
+    "words", [["up", "--help"], ["estimate", "--help"], ["--help"], ["chat", "-q", "Hi", "--url", "http://127.0.0.1:9"]]
+)
+def test_help_and_chat_import_neither_ray_nor_torch(words: list[str]) -> None:
     program = (
-        f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{command.split()}, '--help']\n"
+        f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{words}]\n"
         "try: main()\nexcept SystemExit: pass\nprint('IMPORTED', *sorted({'ray', 'torch', 'yaml'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True
     )
-    assert "Usage" in done.stdout and done.stdout.splitlines()[-1] == "IMPORTED"
-
-
-@pytest.mark.parametrize("arguments", [[], ["absent.yaml"]])
-def test_the_earlier_name_of_the_command_still_works(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.up", *arguments],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
-    assert done.returncode == 2 and "usage: llama-ray up CONFIG.yaml" in done.stderr
-
-
-@pytest.mark.parametrize("words", [["chat", "-q", "Hi"], ["bench"]])
-def test_clients_import_neither_ray_nor_torch(words: list[str]) -> None:
-    program = (
-        f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{words}, '--url', 'http://127.0.0.1:9']\n"
-        "try: main()\nexcept SystemExit: pass\nprint('IMPORTED', *sorted({'ray', 'torch'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True
-    )
-    assert "cannot be reached" in done.stderr and done.stdout.splitlines()[-1] == "IMPORTED"
+    assert "Usage" in done.stdout or "cannot be reached" in done.stderr
+    assert done.stdout.splitlines()[-1] == "IMPORTED"

@@ -54,8 +54,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
     files = sorted((GOLDEN / "mp1").iterdir())
     manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
-    captures = tmp_path_factory.mktemp("captures")
-    args = GOLDEN_ARGS | {"sha256_manifest": str(manifest), "spare_ranks": False, "capture_dir": str(captures)}
+    args = GOLDEN_ARGS | {"sha256_manifest": str(manifest), "spare_ranks": False}
     with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
         server.wait_ready()
         yield server

@@ -21,7 +21,6 @@ from deployments.engine.interface import Delta, EngineState, Readiness, Sampling
 from deployments.engine.metrics import Metrics
 from deployments.engine.timeline import Timeline
 from deployments.http.app import HttpLimits, build_http_app
-from deployments.http.capture.folder import CaptureFolder
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -308,14 +307,13 @@ class Served:
 def serve(
     engine: FakeEngine,
     limits: HttpLimits | None = None,
-    captures: CaptureFolder | None = None,
     *,
     log_prompts: bool = False,
 ) -> Iterator[Served]:
     """The HTTP application under uvicorn, on a free port, in a thread with an event loop of its own."""
     metrics = Metrics(in_ray=False)
     metrics.watch(engine)
-    app = build_http_app(engine, metrics, limits, captures=captures, log_prompts=log_prompts)
+    app = build_http_app(engine, metrics, limits, log_prompts=log_prompts)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, daemon=True)

@@ -1,0 +1,282 @@
+"""The checks of `llama-ray up`: each fault is provoked, and named with its remedy before Ray starts."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.harness.programs import free_port
+from deployments.args import PROJECT_ROOT
+from deployments.local import checks, up
+from deployments.local.checks import Finding, examine, exit_status, joined_cluster
+from deployments.local.config_file import ConfigFile, read_config
+from tests.support.checkpoints import WIDE, random_weights, split, write
+
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(checks, "glob", lambda pattern: [])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of 8 query heads with its tokenizer."""
+    return write(tmp_path / "ckpt", split(random_weights(WIDE), 1))
+
+
+@pytest.fixture
+def config(tmp_path: Path, folder: Path) -> Path:
+    """A configuration that works here."""
+    args = {"ckpt_dir": str(folder), "model_parallel_size": 2, "max_seq_len": 256, "device": "cpu"}
+    application = {"name": "llama", "import_path": "deployments.app:build_app", "args": args}
+    http_options = {"host": "127.0.0.1", "port": free_port()}
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump({"http_options": http_options, "applications": [application]}))
+    return path
+
+
+def failures(config: Path, *overrides: str, reads_files: bool = True) -> dict[str, Finding]:
+    """The failed checks by name."""
+    read = read_config(config, overrides, config.parent / "changed")
+    return {found.check: found for found in examine(read, None, reads_files=reads_files) if found.status == "fail"}
+
+
+@pytest.fixture(autouse=True)
+def changed(tmp_path: Path) -> None:
+    (tmp_path / "changed").mkdir()
+
+
+def test_nothing_fails_where_nothing_is_wrong(config: Path) -> None:
+    findings = list(examine(read_config(config, (), config), None, reads_files=True))
+    assert {finding.status for finding in findings} == {"ok"}, findings
+    names = ["arguments", "port", "placement", "checkpoint", "tokenizer", "digests", "memory"]
+    assert [finding.check for finding in findings] == names and exit_status(findings) == 0
+    assert failures(config, reads_files=False) == {}
+
+
+def without_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def without_params(folder: Path) -> None:
+    (folder / "params.json").unlink()
+
+
+def without_shard(folder: Path) -> None:
+    (folder / "consolidated.00.pth").unlink()
+
+
+def with_a_cut_shard(folder: Path) -> None:
+    os.truncate(folder / "consolidated.00.pth", 1000)
+
+
+def without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.model").unlink()
+
+
+def with_a_link_to_nothing(folder: Path) -> None:
+    without_tokenizer(folder)
+    (folder / "tokenizer.model").symlink_to("moved.model")
+
+
+def with_two_gguf_models(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    for name in ("small.gguf", "large.gguf"):
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "named", "remedy"),
+    [
+        (without_folder, "checkpoint", "ckpt cannot be read: No such file", "set ckpt_dir to"),
+        (without_params, "checkpoint", "params.json cannot be read: No such file", "set ckpt_dir to"),
+        (without_shard, "checkpoint", "ckpt", "set ckpt_dir to"),
+        (with_a_cut_shard, "checkpoint", "consolidated.00.pth: damaged", "set ckpt_dir to"),
+        (with_two_gguf_models, "checkpoint", "has 2 GGUF models", "set ckpt_dir to one of large.gguf, small.gguf"),
+        (without_tokenizer, "tokenizer", "tokenizer.model cannot be read: No such file", "set tokenizer_path"),
+        (with_a_link_to_nothing, "tokenizer", "tokenizer.model cannot be read: No such file", "set tokenizer_path"),
+    ],
+)
+def test_a_missing_or_damaged_file_is_named_with_its_remedy_by_up_and_by_its_check(
+    config: Path, folder: Path, spoil: Callable[[Path], None], check: str, named: str, remedy: str
+) -> None:
+    spoil(folder)
+    for reads_files in (False, True):
+        failed = failures(config, reads_files=reads_files)
+        text = str(failed[check])
+        assert set(failed) == {check} and named in text and remedy in text
+        assert text.count("set ") == 1 and "\n" not in text
+
+
+@pytest.mark.parametrize("name", ["params.json", "consolidated.01.pth", "tokenizer.model", "."])
+def test_a_file_that_this_user_may_not_read_is_named(name: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:  # not below pytest's folder, which is closed to other users
+        Path(directory).chmod(0o755)
+        model = Path(shutil.copytree(PROJECT_ROOT / "demo", Path(directory) / "model"))
+        application = {"import_path": "deployments.app:build_app", "args": {"ckpt_dir": str(model)}}
+        config = ConfigFile(Path(), {"http_options": {"port": free_port()}, "applications": [application]})
+        assert exit_status(list(examine(config, None, reads_files=False))) == 0  # imports the formats
+        (model / name).chmod(0)
+        with ordinary_user():
+            found = [one.found for one in examine(config, None, reads_files=False) if one.status == "fail"]
+        (model / name).chmod(0o755)
+        assert len(found) == 1 and found[0].startswith(str(model / name)) and "Permission denied" in found[0]
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Without root's permission to read every file, where root runs the tests."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+def test_a_flipped_bit_fails_the_shards_own_checksums(config: Path, folder: Path) -> None:
+    shard = folder / "consolidated.00.pth"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    failed = failures(config)
+    assert set(failed) == {"digests"} and "consolidated.00.pth" in failed["digests"].found
+
+
+def test_a_file_that_differs_from_the_manifest_or_is_not_in_it_fails(config: Path, folder: Path) -> None:
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in sorted(folder.iterdir())]
+    (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    assert failures(config) == {}
+    (folder / "params.json").write_text((folder / "params.json").read_text() + "\n")
+    failed = failures(config)
+    assert set(failed) == {"digests"} and "params.json" in failed["digests"].found
+    (folder / "SHA256SUMS").write_text("0" * 64 + "  params.json\n")
+    assert "has no entry" in failures(config)["digests"].found
+
+
+def test_a_tokenizer_of_another_model_fails(config: Path, tmp_path: Path) -> None:
+    params = WIDE | {"vocab_size": 40_000}
+    large = write(tmp_path / "large", split(random_weights(params, vocab_size=40_000), 1), params)
+    failed = failures(config, f"ckpt_dir={large}")
+    assert set(failed) == {"checkpoint"} and "belong to different models" in failed["checkpoint"].found
+
+
+def test_too_many_ranks_fail_for_the_model_and_for_the_machine(config: Path) -> None:
+    failed = failures(config, "model_parallel_size=9")
+    assert "more than the 8 query heads" in str(failed["checkpoint"])
+    assert "lower model_parallel_size" in failed["checkpoint"].remedy and "needs 9 CPUs" in failed["placement"].found
+    failed = failures(config, "model_parallel_size=4", reads_files=False)
+    assert set(failed) == {"placement"} and failed["placement"].found.endswith("needs 4 CPUs, this machine has 2 CPUs")
+
+
+def test_more_ranks_than_gpus_fail(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert (
+        "needs 2 GPUs, this machine has 0 GPUs" in failures(config, "device=cuda", reads_files=False)["placement"].found
+    )
+    monkeypatch.setattr(checks, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
+    assert failures(config, "device=cuda", reads_files=False) == {}
+
+
+def test_too_little_memory_fails_and_a_small_cache_warns(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "kv_cache_bytes" in failures(config, "kv_cache_bytes=1Ti")["memory"].remedy
+    monkeypatch.setattr(checks, "available_host_bytes", lambda: 10**9)
+    overrides = ["max_batch_size=512", "max_seq_len=4Ki"]
+    findings = list(examine(read_config(config, overrides, config.parent / "changed"), None, reads_files=True))
+    assert [finding.check for finding in findings if finding.status == "warn"] == ["memory"]
+    assert exit_status(findings) == 0
+    monkeypatch.setattr(checks, "available_host_bytes", lambda: 10**8)
+    failed = failures(config)
+    assert set(failed) == {"memory"} and failed["memory"].found.endswith("100.0 MB free")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"import_path": "compose_app:build_app"},
+        {"runtime_env": {"working_dir": "models.zip"}},
+        {"deployments": [{"name": "LlamaIngress", "ray_actor_options": {"runtime_env": {"image_uri": "served"}}}]},
+    ],
+    ids=["other code", "the application's runtime_env", "the replica's runtime_env"],
+)
+def test_files_that_may_be_elsewhere_are_not_judged(changed: dict[str, Any]) -> None:
+    args = {"ckpt_dir": "/nowhere/model", "model_parallel_size": 1}
+    application = {"import_path": "deployments.app:build_app", "args": args}
+    http_options = {"host": "127.0.0.1", "port": free_port()}
+    for content, status in ((application, 1), (application | changed, 0)):
+        config = ConfigFile(Path(), {"http_options": http_options, "applications": [content]})
+        assert exit_status(list(examine(config, None, reads_files=False))) == status
+
+
+@pytest.mark.parametrize(
+    ("setting", "status", "says"),
+    [
+        ("seed", 2, "'seed' is not of the form key=value"),
+        ("http_options.nosuch=1", 2, "http_options.nosuch: no such argument"),
+        ("http_options.port=99999", 2, "http_options.port: must be a whole number from 1 to 65535"),
+        ("max_sequence=5", 2, "max_sequence: no such argument; did you mean max_seq_len?"),
+        ("zzz=5", 2, "zzz: no such argument; docs/configuration.md lists every argument"),
+        ("max_seq_len=x", 2, "max_seq_len: must be"),
+        ("max_seq_len=", 2, "max_seq_len: has no value"),
+        ("max_batch_size=null", 2, "max_batch_size: must be a whole number"),
+        ("max_batch_size=0", 2, "max_batch_size: must be at least 1"),
+        ("drain_timeout_s=0", 2, "drain_timeout_s: must be more than 0"),
+        ("device=tpu", 2, "device: must be one of 'auto', 'cpu' or 'cuda'"),
+        ("verify_checksums=perhaps", 2, "verify_checksums: must be true or false"),
+        ("ckpt_dir=/nowhere", 1, "/nowhere cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_ends_up_and_its_check_with_one_line(
+    setting: str, status: int, says: str, config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 for what is wrong with the setting itself, 1 for what is found with its help."""
+    assert up.serve_file(config, [setting]) == status
+    shown = capfd.readouterr().err
+    assert shown.startswith(says) and shown.count("\n") == 1
+    assert up.check_file(config, [setting]) == status
+    assert says in "".join(capfd.readouterr())
+
+
+def test_a_taken_port_is_named(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert up.serve_file(config, [f"http_options.port={port}"]) == 1
+        assert f"127.0.0.1:{port} cannot be used" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "starts"), [(None, False), ("local", False), ("auto", True), ("10.0.0.7:6379", True)]
+)
+def test_up_leaves_files_and_placement_on_another_cluster_to_its_nodes(
+    config: Path, address: str | None, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(up, "_run", lambda *_: begun.append("Ray"))
+    monkeypatch.setattr(up, "_end", lambda *_: None)
+    monkeypatch.setattr(up, "_set_environment", lambda *_, **__: False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    assert (joined_cluster() is None) is not starts
+    assert up.serve_file(config, ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True) == 1
+    assert bool(begun) is starts
+
+
+def test_a_cluster_that_does_not_run_fails_the_placement(config: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    found = [one for one in examine(read_config(config, (), config), address, reads_files=True) if one.status == "fail"]
+    assert [one.check for one in found] == ["placement"] and "RAY_ADDRESS" in found[0].remedy
