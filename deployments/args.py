@@ -53,7 +53,7 @@ def _host_name(value: str) -> str:
 def _origin(value: str) -> str:
     if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*?#@]+", value, re.IGNORECASE):
         raise ValueError("must be an origin as browsers send it, such as https://chat.example.com:8443, or *")
-    return value
+    return value.lower()
 
 
 def _not_blank(value: str) -> str:

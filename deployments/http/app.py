@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,7 +16,6 @@ from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
-from deployments.http.cors import Cors
 from deployments.http.errors import json_response
 from deployments.http.generation import GenerationEndpoint
 from deployments.http.generation_kinds import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationKind
@@ -53,9 +53,17 @@ class HttpApp:
         self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
         self._document: dict[str, Any] | None = None
         router = ApiRouter(self.routes)
-        guarded: ASGIApp = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
-        # Outside of the guard: a browser's preflight has no API key, and a page may read why it was refused.
-        self._stack = Cors(guarded, origins) if (origins := tuple(cors_origins)) else guarded
+        self._stack: ASGIApp = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
+        if origins := tuple(cors_origins):
+            # Outside of the guard: a browser's preflight has no API key, and a page may read why it was refused.
+            self._stack = CORSMiddleware(
+                self._stack,
+                allow_origins=origins,
+                allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+                allow_headers=("*",),  # SDKs send several of their own
+                allow_private_network=True,
+                expose_headers=("X-Request-ID", "Retry-After", "x-should-retry"),
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises for an unknown route or method, and RequestScope answers
@@ -90,7 +98,7 @@ def build_http_app(
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
-    cors_origins: origins of web pages that may call the server (`cors.py`); none by default.
+    cors_origins: origins of web pages that may call the server; none by default.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
     log_prompts: in the request log.
     """

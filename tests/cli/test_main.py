@@ -80,11 +80,16 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *words: str, **variables: str) -> li
 
 def test_up_serves_or_checks_the_file_with_its_overrides(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(up, "serve_file", lambda *args, verbose: calls.append((*args, verbose)) or 3)
-    monkeypatch.setattr(up, "check_file", lambda *args: calls.append(args) or 4)
+
+    def call(*args: Any, **more: Any) -> int:
+        calls.append((*args, *more.values()))
+        return 3
+
+    monkeypatch.setattr(up, "serve_file", call)
+    monkeypatch.setattr(up, "check_file", call)
     assert CliRunner().invoke(app, ["up", str(config)]).exit_code == 3
     assert CliRunner().invoke(app, ["up", str(config), "-v", "seed=2", "dtype=float32"]).exit_code == 3
-    assert CliRunner().invoke(app, ["up", str(config), "seed=2", "--check"]).exit_code == 4
+    assert CliRunner().invoke(app, ["up", str(config), "seed=2", "--check"]).exit_code == 3
     assert calls == [(config, [], False), (config, ["seed=2", "dtype=float32"], True), (config, ["seed=2"])]
 
 
