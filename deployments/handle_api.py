@@ -262,5 +262,5 @@ class HandleApi:
         try:
             return self.service.chat_format.encode(dialog)
         except InvalidDialog:
-            self.metrics.count_invalid_dialog()
+            self.metrics.invalid_dialogs.add()
             raise

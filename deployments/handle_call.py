@@ -53,7 +53,7 @@ class Call:
     def on_delta(self) -> None:
         if self._ttft_s is None:
             self._ttft_s = time.monotonic() - self._began
-            self._metrics.first_token(self._ttft_s)
+            self._metrics.prefill_time_ms.observe(1000 * self._ttft_s)
 
     def ends_within(self, limit_s: float | None) -> None:
         """The streams, all of which have been submitted, end with DeadlineExceeded so long after the call began.

@@ -1,50 +1,44 @@
 """One metric, recorded in two places: for GET /metrics of this replica, and in Ray's metrics.
 
-Recording is cheap, because every step records; `publish` writes the values once a second.
+Recording is cheap, because every step and every token records; `publish` writes the values once a second.
 """
 
 import itertools
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import prometheus_client
-from prometheus_client.core import UnknownMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import floatToGoString
 from ray.serve import metrics as ray_metrics
 
-BATCH_SIZE = 64  # values of a histogram that one call publishes: Ray takes 10 us for one, and streams must not wait
-MAX_UNPUBLISHED = 100_000
+SERIES_A_CALL = 64  # of a histogram that one call publishes in Ray, which takes 10 us for each
 
 Labels = tuple[tuple[str, str], ...]
 
-# Otherwise each counter and histogram has a second series, which the text format calls a gauge.
+# Otherwise each counter has a second series, which the text format calls a gauge.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Gauge:
     """A value that rises and falls. Not safe across threads: a replica has one event loop."""
 
-    def __init__(
-        self,
-        registry: prometheus_client.CollectorRegistry,
-        name: str,
-        help_text: str,
-        labels: tuple[str, ...] = (),
-        *,
-        in_ray: bool,
-    ) -> None:
+    def __init__(self, metrics: "MetricSet", name: str, help_text: str, labels: tuple[str, ...] = ()) -> None:
+        self.name = metrics.prefix + name
+        self._constant = metrics.labels
         self._values: dict[Labels, float] = {}
         self._published: dict[Labels, float] = {}
-        self._register(registry, name, help_text, labels)
+        keys = (*self._constant, *labels)
+        self._register(metrics.registry, help_text, keys)
         self._ray: ray_metrics.Gauge | None = None
-        if in_ray:
-            self._ray = ray_metrics.Gauge(name, help_text, labels)  # type: ignore[arg-type]
+        if metrics.in_ray:
+            self._ray = ray_metrics.Gauge(self.name, help_text, keys)  # type: ignore[arg-type]
 
-    def _register(
-        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]
-    ) -> None:
-        self._local: prometheus_client.Gauge = prometheus_client.Gauge(name, help_text, labels, registry=registry)
+    def _register(self, registry: CollectorRegistry, help_text: str, labels: tuple[str, ...]) -> None:
+        self._local = prometheus_client.Gauge(self.name, help_text, labels, registry=registry)
 
     def _write(self, labels: dict[str, str], value: float, last: float) -> None:
         """Write a value that differs from the `last` one for GET /metrics."""
@@ -59,7 +53,7 @@ class Gauge:
             is_new = self._published.get(key) != value
             if not is_new and not again:
                 continue
-            labels = dict(key)
+            labels = {**self._constant, **dict(key)}
             if is_new:
                 self._write(labels, value, self._published.get(key, 0.0))
                 self._published[key] = value
@@ -72,101 +66,111 @@ class Count(Gauge):
     """A value that only grows. It starts at 0, for every combination of `known` label values too, so that an alert has a
     baseline.
 
-    GET /metrics has a counter, whose name ends in "_total". Ray has a gauge: its counters take no value of 0.
+    GET /metrics has a counter where the name ends in "_total", as a counter's must, else a gauge. Ray has a gauge: its
+    counters take no value of 0.
     """
 
     def __init__(
-        self,
-        registry: prometheus_client.CollectorRegistry,
-        name: str,
-        help_text: str,
-        known: Mapping[str, Sequence[str]] | None = None,
-        *,
-        in_ray: bool,
+        self, metrics: "MetricSet", name: str, help_text: str, known: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        labels = known or {}
-        super().__init__(registry, name, help_text, tuple(labels), in_ray=in_ray)
-        for values in itertools.product(*labels.values()):
-            self._values[tuple(zip(labels, values, strict=True))] = 0.0
+        self._counter: prometheus_client.Counter | None = None
+        known = known or {}
+        super().__init__(metrics, name, help_text, tuple(known))
+        for values in itertools.product(*known.values()):
+            self._values[tuple(zip(known, values, strict=True))] = 0.0
 
-    def _register(
-        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]
-    ) -> None:
-        assert name.endswith("_total"), "Prometheus's counters end so"
-        self._counter = prometheus_client.Counter(name, help_text, labels, registry=registry)
+    def _register(self, registry: CollectorRegistry, help_text: str, labels: tuple[str, ...]) -> None:
+        if self.name.endswith("_total"):
+            self._counter = prometheus_client.Counter(self.name, help_text, labels, registry=registry)
+        else:
+            super()._register(registry, help_text, labels)
 
     def _write(self, labels: dict[str, str], value: float, last: float) -> None:
-        (self._counter.labels(**labels) if labels else self._counter).inc(value - last)
+        if self._counter is None:
+            super()._write(labels, value, last)
+        else:
+            (self._counter.labels(**labels) if labels else self._counter).inc(value - last)
 
     def add(self, value: float = 1, **labels: str) -> None:
         key = tuple(labels.items())
         self._values[key] = self._values.get(key, 0.0) + value
 
-    def rise_to(self, value: float, **labels: str) -> None:
+    def rise_to(self, value: float) -> None:
         """Take a total that is counted elsewhere."""
-        assert value >= self._values.get(tuple(labels.items()), 0.0), "a count only grows"
-        self.set(value, **labels)
+        assert value >= self._values[()], "a count only grows"
+        self.set(value)
 
 
-class RenamedCount(Count):
-    """A count without labels that is also recorded under another name: that of the last release, or of Meta's reference."""
+class Histogram(Collector):
+    """Counts of values up to each bound, and their sum.
 
-    def __init__(
-        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, old_name: str, *, in_ray: bool
-    ) -> None:
-        super().__init__(registry, name, help_text, in_ray=in_ray)
-        self._alias = _Alias(registry, old_name, f"The same as {name}", in_ray=in_ray)
+    GET /metrics has a histogram. Ray has a gauge for each of its series, with the names that Prometheus gives them:
+    Ray's histogram would take 10 us for each value.
+    """
 
-    def publish(self, *, again: bool = False) -> bool:
-        self._alias.set(self._values[()])
-        self._alias.publish(again=again)
-        return super().publish(again=again)
+    def __init__(self, metrics: "MetricSet", name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self.name, self._help_text, self._labels = metrics.prefix + name, help_text, metrics.labels
+        self._bounds = list(bounds)
+        assert self._bounds == sorted(set(self._bounds))
+        self._les = [*map(floatToGoString, self._bounds), "+Inf"]
+        self._counts = [0] * len(self._les)
+        self._sum = 0.0
+        self._pending: list[tuple[ray_metrics.Gauge, float, dict[str, str]]] = []
+        self._published_count = -1
+        self._ray: tuple[ray_metrics.Gauge, ray_metrics.Gauge, ray_metrics.Gauge] | None = None
+        if metrics.in_ray:
+            keys = tuple(self._labels)
+            self._ray = (
+                ray_metrics.Gauge(f"{self.name}_bucket", help_text, (*keys, "le")),  # type: ignore[arg-type]
+                ray_metrics.Gauge(f"{self.name}_sum", help_text, keys),  # type: ignore[arg-type]
+                ray_metrics.Gauge(f"{self.name}_count", help_text, keys),  # type: ignore[arg-type]
+            )
+        metrics.registry.register(self)
 
-
-class _Alias(Gauge, Collector):
-    """A count under a name that does not end in "_total". GET /metrics has it untyped, which lets a name end in "_count"."""
-
-    def _register(
-        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]
-    ) -> None:
-        assert not labels, "only counts without labels were renamed"
-        self._name, self._help_text = name, help_text
-        self._values[()] = self._published_value = 0.0
-        registry.register(self)
-
-    def _write(self, labels: dict[str, str], value: float, last: float) -> None:
-        self._published_value = value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def collect(self) -> Iterable[Metric]:
-        yield UnknownMetricFamily(self._name, self._help_text, self._published_value)
-
-
-class Histogram:
-    """Values counted in buckets."""
-
-    def __init__(
-        self,
-        registry: prometheus_client.CollectorRegistry,
-        name: str,
-        help_text: str,
-        buckets: tuple[float, ...],
-        *,
-        in_ray: bool,
-    ) -> None:
-        self._unpublished: deque[float] = deque(maxlen=MAX_UNPUBLISHED)
-        self._local = prometheus_client.Histogram(name, help_text, registry=registry, buckets=buckets)
-        self._ray: ray_metrics.Histogram | None = None
-        if in_ray:
-            self._ray = ray_metrics.Histogram(name, help_text, list(buckets))
-
-    def observe(self, value: float) -> None:
-        self._unpublished.append(value)
+        family = HistogramMetricFamily(self.name, self._help_text, labels=list(self._labels))
+        buckets = list(zip(self._les, accumulate(self._counts), strict=True))
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        yield family
 
     def publish(self, *, again: bool = False) -> bool:
-        """Write up to `BATCH_SIZE` values to both places. False if more are left for the next call."""
-        for _ in range(min(len(self._unpublished), BATCH_SIZE)):
-            value = self._unpublished.popleft()
-            self._local.observe(value)
-            if self._ray is not None:
-                self._ray.observe(value)
-        return not self._unpublished
+        """Write changed counts to Ray; with `again`, unchanged ones too. Returns False if some are left for the next call."""
+        if self._ray is None:
+            return True
+        if not self._pending:
+            total = sum(self._counts)
+            if total == self._published_count and not again:
+                return True
+            self._published_count = total
+            bucket, sum_, count = self._ray
+            self._pending = [(sum_, self._sum, self._labels), (count, float(total), self._labels)]
+            for le, number in zip(self._les, accumulate(self._counts), strict=True):
+                self._pending.append((bucket, float(number), {**self._labels, "le": le}))
+        now, self._pending = self._pending[:SERIES_A_CALL], self._pending[SERIES_A_CALL:]
+        for gauge, value, labels in now:
+            gauge.set(value, labels)
+        return not self._pending
+
+
+class MetricSet:
+    """Makes metrics with one prefix and `labels`. registry: what GET /metrics writes. in_ray: record in Ray's metrics too."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str, labels: dict[str, str], *, in_ray: bool) -> None:
+        self.registry, self.prefix, self.labels, self.in_ray = registry, prefix, labels, in_ray
+        self.all: list[Gauge | Histogram] = []
+
+    def gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        self.all.append(gauge := Gauge(self, name, help_text, labels))
+        return gauge
+
+    def count(self, name: str, help_text: str, known: Mapping[str, Sequence[str]] | None = None) -> Count:
+        self.all.append(count := Count(self, name, help_text, known))
+        return count
+
+    def histogram(self, name: str, help_text: str, bounds: Sequence[float]) -> Histogram:
+        self.all.append(histogram := Histogram(self, name, help_text, bounds))
+        return histogram

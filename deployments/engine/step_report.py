@@ -16,7 +16,7 @@ class StepReports:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._num_prompt_tokens = self._num_prompt_hits = 0  # of sequences admitted since the last report
-        self._counts = (0, 0, 0, 0)  # the scheduler's totals at the last report
+        self._counts = (0, 0, 0)  # the scheduler's totals at the last report
 
     def admitted(self, seq: Sequence) -> None:
         """A sequence runs for the first time."""
@@ -30,8 +30,8 @@ class StepReports:
         scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
         num_drafts, num_accepted = scheduler.num_drafts, scheduler.num_drafts_accepted
-        counts = (scheduler.num_prefix_hits, num_drafts, num_accepted, scheduler.num_deferred)
-        prefix_hits, drafts, accepted, deferred = map(sub, counts, self._counts)
+        counts = (num_drafts, num_accepted, scheduler.num_deferred)
+        drafts, accepted, deferred = map(sub, counts, self._counts)
         self._counts = counts
         stats = StepStats(
             num_rows=len(step.batch.rows),
@@ -41,7 +41,6 @@ class StepReports:
             num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained) if output.non_finite else 0,
             device_memory_bytes=output.device_memory_bytes,
             is_decode=bool(gained) and not shape.num_prompt_tokens,
-            num_prefix_hits=prefix_hits,
             num_drafts=drafts,
             num_drafts_accepted=accepted,
             num_prompt_tokens=self._num_prompt_tokens,

@@ -43,6 +43,11 @@ class Timeline:
         return None if self.first_token_s is None or self.admitted_s is None else self.first_token_s - self.admitted_s
 
     @property
+    def first_token_after_s(self) -> float | None:
+        """From submission to the first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.submitted_s
+
+    @property
     def decode_s(self) -> float | None:
         """From the first token to the last."""
         return (

@@ -123,7 +123,7 @@ class RequestRecord:
         """Counts a delta of one choice. The first delta with a token sets the time to first token."""
         if self._ttft_s is None and delta.tokens:
             self._ttft_s = time.monotonic() - self._started_s
-            self._metrics.first_token(self._ttft_s)
+            self._metrics.prefill_time_ms.observe(1000 * self._ttft_s)
         self._num_tokens += len(delta.tokens)
         if delta.finish_reason is not None:
             self._finish_reasons[delta.finish_reason] += 1
@@ -134,7 +134,7 @@ class RequestRecord:
     def failed(self, error: BaseException) -> None:
         """The outcome is the error's code; "cancelled" for a task that was cancelled, because its client disconnected."""
         if isinstance(error, InvalidDialog):
-            self._metrics.count_invalid_dialog()
+            self._metrics.invalid_dialogs.add()
         if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
             self._end("cancelled", logging.INFO)
         elif isinstance(error, LlamaError):

@@ -16,6 +16,7 @@ from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
+from tests.support.metric_samples import samples
 
 
 @pytest.fixture
@@ -32,9 +33,7 @@ async def ingress() -> AsyncIterator[Any]:
 
 
 def counted(ingress: Any) -> dict[str, float]:
-    lines = ingress.metrics.render().decode().splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-    return {name: float(value) for name, value in values.items()}
+    return samples(ingress.metrics.render())
 
 
 async def test_a_call_with_more_prompts_than_the_queue_holds_waits_for_its_own_prompts(ingress: Any) -> None:
@@ -63,10 +62,10 @@ async def test_calls_by_handle_are_counted_by_outcome_and_timed(ingress: Any) ->
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     seen = counted(ingress)
-    assert seen['requests_total{outcome="ok",path="handle"}'] == 2
-    assert seen['requests_total{outcome="invalid_parameter",path="handle"}'] == 1
-    assert seen['requests_total{outcome="cancelled",path="handle"}'] == 1
-    assert seen["time_to_first_token_seconds_count"] == 2
+    assert seen['llama_requests_total{outcome="ok",path="handle"}'] == 2
+    assert seen['llama_requests_total{outcome="invalid_parameter",path="handle"}'] == 1
+    assert seen['llama_requests_total{outcome="cancelled",path="handle"}'] == 1
+    assert seen["prefill_time_ms_count"] == 2
     assert ingress.service.describe().blocks_used == 0
 
 

@@ -9,6 +9,7 @@ from tests.servers.conftest import API_KEYS, RESUME_WINDOW_S
 from tests.servers.test_broken_connections import TALE, client_of
 from tests.support import http
 from tests.support.joined_events import id_of, joined
+from tests.support.metric_samples import samples
 from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS
 from tests.support.server import UP, Server
@@ -32,7 +33,7 @@ def test_with_keys_the_server_reports_ready_and_asks_for_a_key(server: Server) -
     answer = http.get(f"{server.url}/metrics", headers=WITH_OTHER_KEY, timeout=60)
     assert answer.status_code == 200
     # The command itself sends GET /props once the server is ready.
-    assert 'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in answer.text
+    assert samples(answer.text)['llama_requests_total{outcome="invalid_api_key",path="/v1/models"}'] == 1
     wait_until("the banner is printed", lambda: "Llama on Ray is ready" in server.output())
     assert "asks for an API key" in server.output() and "Bearer KEY" in server.output()
     assert "kq7" not in server.output(), "keys are never written"

@@ -22,6 +22,7 @@ import yaml
 from benchmarks.harness.programs import free_port
 from deployments.local.console import LOG_DIR_VARIABLE
 from tests.conftest import GOLDEN
+from tests.support.metric_samples import samples
 from tests.support.programs import REPOSITORY, environment
 
 TEST_MARK = "LLAMA_TEST_MARK"
@@ -179,7 +180,7 @@ def is_idle(server: Server) -> bool:
 def num_generated(server: Server) -> float:
     """Tokens that the server has generated in all."""
     with urllib.request.urlopen(server.url + "/metrics", timeout=60) as answer:
-        return float(answer.read().partition(b"\ngenerated_tokens_total ")[2].split()[0])
+        return samples(answer.read())["llama_generation_tokens_total"]
 
 
 @contextlib.contextmanager

@@ -132,12 +132,12 @@ class KeptStreams:
         stream = self._streams[key] = KeptStream(key, asked, plan, choices, serializer, self)
         self.num_bytes += stream.num_bytes
         if self._metrics is not None:
-            self._metrics.kept_streams_total.add()
+            self._metrics.kept_streams.add()
 
     def resume(self, key: StreamKey, reader: Reader) -> KeptStream:
         """`take` a stream that an earlier request began."""
         if self._metrics is not None:
-            self._metrics.resumed_streams_total.add()
+            self._metrics.resumed_streams.add()
         return self.take(key, reader)
 
     def take(self, key: StreamKey, reader: Reader) -> KeptStream:
@@ -180,7 +180,7 @@ class KeptStreams:
 
     def _count_dropped(self, cause: str) -> None:
         if self._metrics is not None:
-            self._metrics.dropped_streams_total.add(cause=cause)
+            self._metrics.dropped_streams.add(cause=cause)
 
     def grow(self, stream: KeptStream, num_bytes: int) -> None:
         if self._streams.get(stream.key) is stream:

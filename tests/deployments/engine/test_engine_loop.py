@@ -156,7 +156,7 @@ async def test_a_second_request_reuses_cached_blocks_and_the_hits_are_counted() 
         again = loop.submit(prompt, greedy(4))
         assert await read(again) == expected
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 48)
-    assert sum(step.num_prefix_hits for step in stats) == 48
+    assert sum(step.num_prompt_hits for step in stats) == 48
 
 
 async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:

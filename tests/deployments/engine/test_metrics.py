@@ -1,4 +1,7 @@
-"""The operators' metrics: their names, that counts have a baseline and stay recorded, and that they work without Ray."""
+"""The metrics: one name for each, a baseline for counts, what events record, and that they work without Ray."""
+
+import shutil
+import subprocess
 
 import httpx
 import pytest
@@ -7,25 +10,37 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics as ray_metrics
 
 from deployments.engine import metrics as metrics_module
-from deployments.engine.metric import BATCH_SIZE
+from deployments.engine.interface import EngineState
+from deployments.engine.metric import Histogram, MetricSet
 from deployments.engine.metrics import PATHS, Metrics
 from deployments.engine.step_stats import StepStats
+from deployments.engine.timeline import Timeline
 from deployments.http.app import build_http_app
+from llama_core.errors import QueueFull
+from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
+from tests.support.metric_samples import samples
 from tests.support.scripted_engine import FakeEngine
 
-NAMES = [
-    "tokens_generated_per_second", "gpu_memory_used_bytes", "cuda_oom_errors_count", "invalid_dialog_assertions_count",
-    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "requests_total", "non_finite_logits_total",
-    "rank_failures_total",
+REFERENCE = {
+    "tokens_generated_per_second": "gauge", "prefill_time_ms": "histogram", "time_per_decoding_step_ms": "histogram",
+    "gpu_memory_used_bytes": "gauge", "cuda_oom_errors_count": "gauge", "invalid_dialog_assertions_count": "gauge",
+}  # fmt: skip
+# As vLLM has them after "vllm:".
+VLLM = [
+    "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+    "request_decode_time_seconds", "prompt_tokens_total", "generation_tokens_total", "kv_cache_usage_perc",
+    "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "num_requests_running",
+    "num_requests_waiting", "request_success_total", "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
 ]  # fmt: skip
-HISTOGRAMS = ["prefill_time_ms", "time_per_decoding_step_ms", "time_to_first_token_seconds"]
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
-    families = text_string_to_metric_families(metrics.render().decode())
-    return {sample.name: sample.value for family in families for sample in family.samples}
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(model_name="tiny", in_ray=False)
 
 
 def step(**fields: object) -> StepStats:
@@ -34,69 +49,126 @@ def step(**fields: object) -> StepStats:
     return StepStats(**(values | fields))  # type: ignore[arg-type]
 
 
-def test_every_name_that_operators_watch_is_there() -> None:
-    metrics = Metrics(in_ray=False)
-    metrics.gpu_memory_used_bytes.set(5, rank="0")
-    metrics.requests_total.add(path="/", outcome="ok")
-    seen = samples(metrics)
-    assert set(NAMES) <= set(seen)
-    assert {name + "_count" for name in HISTOGRAMS} <= set(seen)
+async def test_the_references_metrics_keep_their_names_and_all_others_have_one_prefix(metrics: Metrics) -> None:
+    metrics._engine = FakeEngine()
+    families = {each.name: each for each in text_string_to_metric_families(metrics.render().decode())}
+    others = {name for name in families if name.startswith("llama_")}
+    assert {name: each.type for name, each in families.items() if name not in others} == REFERENCE
+    assert all(sample.labels["model_name"] == "tiny" for name in others for sample in families[name].samples)
+    assert {f"llama_{name}".removesuffix("_total") for name in VLLM} <= others
+    assert len({each.documentation for each in families.values()}) == len(families), "none is there twice"
 
 
-def test_a_count_starts_at_zero_and_only_grows() -> None:
-    metrics = Metrics(in_ray=False)
-    assert samples(metrics)["cuda_oom_errors_count"] == 0
-    metrics.cuda_oom_errors_total.add()
-    metrics.cuda_oom_errors_total.add(2)
-    assert samples(metrics)["cuda_oom_errors_count"] == 3
+def test_counts_are_counters_and_nothing_else_ends_as_one(metrics: Metrics) -> None:
+    lines = metrics.render().decode().splitlines()
+    types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
+    ends_so = {name for name in types if name.endswith("_total")}
+    assert {name for name, kind in types.items() if kind == "counter"} == ends_so
+    assert not [name for name in types if name.endswith("_created")]
 
 
-def test_a_step_counts_its_tokens_and_its_time() -> None:
-    metrics = Metrics(in_ray=False)
-    metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5, num_deferred=3))
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which Debian's prometheus has")
+def test_promtool_finds_no_fault_in_the_models_metrics(metrics: Metrics) -> None:
+    metrics.on_step(step(token_intervals=[(0.1, 1)]))
+    metrics.on_compute_ms({0: 2.0})
+    done = subprocess.run(["promtool", "check", "metrics"], input=metrics.render(), capture_output=True)
+    faults = [line for line in (done.stdout + done.stderr).decode().splitlines() if line.startswith("llama_")]
+    assert faults == []
+
+
+def test_a_count_starts_at_zero_and_only_grows(metrics: Metrics) -> None:
+    assert samples(metrics.render())["cuda_oom_errors_count"] == 0
+    metrics.cuda_oom_errors.add()
+    metrics.cuda_oom_errors.add(2)
+    assert samples(metrics.render())["cuda_oom_errors_count"] == 3
+
+
+def test_known_label_values_start_at_zero(metrics: Metrics) -> None:
+    seen = samples(metrics.render())
+    for path in PATHS:
+        for outcome in ("ok", "cancelled", "queue_full", "rank_failure", "internal_error"):
+            assert seen[f'llama_requests_total{{outcome="{outcome}",path="{path}"}}'] == 0
+
+
+def test_a_step_counts_prompts_tokens_times_and_faults(metrics: Metrics) -> None:
+    metrics.on_step(step(num_sampled=20, num_drafts=7, num_drafts_accepted=5, num_deferred=3))
     metrics.on_step(step(num_sampled=0, is_decode=False, num_non_finite=1, device_memory_bytes=7))
-    seen = samples(metrics)
-    assert seen["generated_tokens_total"] == 20
-    assert seen["prefix_cache_hit_tokens_total"] == 32
-    assert seen["deferred_samples_total"] == 3
-    assert (seen["draft_tokens_total"], seen["draft_tokens_accepted_total"]) == (7, 5)
-    assert seen["tokens_generated_per_second"] == 2.0
-    assert seen["time_per_decoding_step_ms_count"] == 1
-    assert seen["time_per_decoding_step_ms_sum"] == 3
-    assert seen["non_finite_logits_total"] == 1
-    assert seen["gpu_memory_used_bytes"] == 7
+    metrics.on_step(
+        step(num_sampled=3, num_prompt_tokens=40, num_prompt_hits=16, token_intervals=[(0.02, 2), (0.3, 1)])
+    )
+    seen = samples(metrics.render())
+    assert seen["llama_generation_tokens_total"] == 23 and seen["tokens_generated_per_second"] == 2.3
+    assert (seen["llama_prompt_tokens_total"], seen["llama_prefix_cache_queries_total"]) == (40, 40)
+    assert seen["llama_prefix_cache_hits_total"] == 16
+    assert seen["llama_deferred_samples_total"] == 3 and seen["llama_non_finite_logits_total"] == 1
+    assert seen["llama_spec_decode_num_draft_tokens_total"] == 7
+    assert seen["llama_spec_decode_num_accepted_tokens_total"] == 5
+    assert (seen["time_per_decoding_step_ms_count"], seen["time_per_decoding_step_ms_sum"]) == (2, 6)
+    assert seen['gpu_memory_used_bytes{rank="0"}'] == 7
+    assert seen["llama_inter_token_latency_seconds_count"] == 3
+    assert seen["llama_inter_token_latency_seconds_sum"] == pytest.approx(0.34)
+    buckets = [seen[f'llama_inter_token_latency_seconds_bucket{{le="{le}"}}'] for le in ("0.01", "0.025", "0.3")]
+    assert buckets == [0, 2, 3]  # a bound is part of its bucket
 
 
-def test_the_first_token_is_timed_in_both_units() -> None:
-    metrics = Metrics(in_ray=False)
-    metrics.first_token(0.25)
-    seen = samples(metrics)
-    assert seen["prefill_time_ms_sum"] == 250
-    assert seen["time_to_first_token_seconds_sum"] == 0.25
+def test_an_ended_sequence_counts_the_stages_that_it_reached(metrics: Metrics) -> None:
+    whole = Timeline(10.0, admitted_s=10.5, first_token_s=11.5, last_token_s=15.5)
+    metrics.sequence_ended(FinishReason.STOP, whole, 7, 3)
+    for num_tokens in (1, 0):
+        short = Timeline(10.0, admitted_s=10.0, first_token_s=10.0, last_token_s=10.0)
+        metrics.sequence_ended(FinishReason.LENGTH, short, 7, num_tokens)
+    metrics.sequence_ended(FinishReason.ABORT, Timeline(10.0), 7, 0)
+    seen = samples(metrics.render())
+    assert seen["llama_request_queue_time_seconds_sum"] == 0.5
+    assert seen["llama_request_prefill_time_seconds_sum"] == 1.0
+    assert seen["llama_time_to_first_token_seconds_sum"] == 1.5
+    assert seen["llama_request_decode_time_seconds_sum"] == 4.0
+    assert seen["llama_request_time_per_output_token_seconds_sum"] == 2.0
+    assert seen["llama_request_time_per_output_token_seconds_count"] == 1
+    assert seen["llama_request_queue_time_seconds_count"] == 3
+    reasons = [seen[f'llama_request_success_total{{finished_reason="{each}"}}'] for each in ("stop", "length", "abort")]
+    assert reasons == [1, 2, 1]
 
 
-async def test_the_gauges_show_the_load_of_a_watched_engine() -> None:
-    metrics, engine = Metrics(in_ray=False), FakeEngine()
+def test_refusals_are_counted_by_cause_and_failures_are_not(metrics: Metrics) -> None:
+    metrics.request_ended("handle", "queue_full", 0.1, None, 0, QueueFull("full"))
+    metrics.request_ended("handle", "queue_full", 0.1, 0.05, 3, QueueFull("full"))  # after the first token
+    seen = samples(metrics.render())
+    assert seen['llama_requests_rejected_total{cause="queue_full"}'] == 1
+    assert seen['llama_requests_rejected_total{cause="context_length_exceeded"}'] == 0
+
+
+def test_a_rank_without_a_step_has_the_time_zero(metrics: Metrics) -> None:
+    metrics.on_compute_ms({0: 2.0, 1: 3.0})
+    metrics.on_compute_ms({0: 4.0})
+    seen = samples(metrics.render())
+    assert [seen[f'llama_rank_step_seconds{{rank="{rank}"}}'] for rank in (0, 1)] == [0.004, 0.0]
+
+
+async def test_the_gauges_and_totals_show_the_state_of_a_watched_engine(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
     metrics.watch(engine)
     engine.submit([5], SamplingParams())
-    seen = samples(metrics)
-    assert seen["num_requests_running"] == 1
-    assert seen["kv_cache_usage_perc"] == 0.01
+    seen = samples(metrics.render())
+    assert (seen["llama_num_requests_running"], seen["llama_kv_cache_usage_perc"]) == (1, 0.01)
+    for preemptions, epoch in ((3, 1), (5, 2)):
+        values = {"model": "tiny", "phase": "ready", "world_size": 2, "epoch": epoch, "ranks": (),
+                  "spare_ranks_ready": 0, "max_seq_len": 64, "max_seq_len_reason": "as configured", "max_batch_size": 2,
+                  "max_step_tokens": 64, "max_queue": 8, "max_queue_tokens": 64, "block_size": 16,
+                  "preemptions": preemptions, "requests_waiting": 4}  # fmt: skip
+        state = EngineState(**values)  # type: ignore[arg-type]
+        monkeypatch.setattr(engine, "describe", lambda state=state: state)
+        seen = samples(metrics.render())
+    assert (seen["llama_num_preemptions_total"], seen["llama_rank_restarts_total"]) == (5, 2)
+    assert (seen["llama_num_requests_waiting"], seen["llama_num_ranks"]) == (4, 2)
 
 
 def test_two_replicas_in_one_process_do_not_share_metrics() -> None:
     first, second = Metrics(in_ray=False), Metrics(in_ray=False)
-    first.rank_failures_total.add()
-    assert samples(second)["rank_failures_total"] == 0
-
-
-def test_a_histogram_is_published_in_pieces_and_loses_nothing() -> None:
-    metrics = Metrics(in_ray=False)
-    for _ in range(2 * BATCH_SIZE + 1):
-        metrics.on_step(step())
-    pieces = [metrics.time_per_decoding_step_ms.publish() for _ in range(3)]
-    assert pieces == [False, False, True]
-    assert samples(metrics)["time_per_decoding_step_ms_count"] == 2 * BATCH_SIZE + 1
+    first.rank_failures.add()
+    assert samples(second.render())["llama_rank_failures_total"] == 0
 
 
 def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,43 +176,8 @@ def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_enable_metrics_collection", "0")
     metrics = Metrics()
     metrics.on_step(step(num_sampled=3))
-    assert metrics.generated_tokens_total._ray is None
-    assert samples(metrics)["generated_tokens_total"] == 3
-
-
-class RayGauge:
-    """Replaces Ray's gauge and stores every recording."""
-
-    recorded: list[tuple[str, float, dict[str, str]]] = []  # noqa: RUF012
-
-    def __init__(self, name: str, *_: object, **__: object) -> None:
-        self.name = name
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        self.recorded.append((self.name, value, tags))
-
-
-async def test_unchanged_counts_are_recorded_in_ray_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray drops a series that is not recorded for a while, so an alert would see no baseline."""
-    monkeypatch.setattr(ray_metrics, "Gauge", RayGauge)
-    monkeypatch.setattr(ray_metrics, "Histogram", RayGauge)
-    monkeypatch.setattr(metrics_module, "REFRESH_S", 0.01)
-    monkeypatch.setattr(metrics_module, "RECORD_AGAIN_S", 0.02, raising=False)
-    monkeypatch.setattr(RayGauge, "recorded", [])
-    metrics = Metrics(in_ray=True)
-    metrics.requests_total.add(path="handle", outcome="ok")
-    metrics.watch(FakeEngine())
-    await until(lambda: [seen[1] for seen in RayGauge.recorded if seen[0] == "cuda_oom_errors_count"][:3] == [0] * 3)
-    ok = ("requests_total", 1, {"path": "handle", "outcome": "ok"})
-    await until(lambda: RayGauge.recorded.count(ok) >= 3)
-
-
-def test_known_label_values_start_at_zero() -> None:
-    metrics = Metrics(in_ray=False)
-    text = metrics.render().decode()
-    for path in PATHS:
-        for outcome in ("ok", "cancelled", "queue_full", "rank_failure", "internal_error"):
-            assert f'requests_total{{outcome="{outcome}",path="{path}"}} 0.0' in text
+    assert metrics.generation_tokens._ray is None
+    assert samples(metrics.render())["llama_generation_tokens_total"] == 3
 
 
 async def test_the_counts_of_every_generating_and_scoring_route_start_at_zero() -> None:
@@ -155,35 +192,51 @@ async def test_the_counts_of_every_generating_and_scoring_route_start_at_zero() 
     assert tagged - {"/v1/messages/count_tokens"} == set(PATHS) - {"handle"}
 
 
-def test_renamed_counts_keep_their_old_names_for_one_release() -> None:
-    metrics = Metrics(in_ray=False)
-    metrics.on_step(step(num_sampled=3, num_drafts=2))
-    seen = samples(metrics)
-    for name in ("generated_tokens", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted",
-                 "non_finite_logits", "rank_failures"):  # fmt: skip
-        assert seen[f"{name}_total"] == seen[f"{name}_count"]
-    assert seen["generated_tokens_count"] == 3
+class RayGauge:
+    """Replaces Ray's gauge and stores every recording."""
+
+    recorded: list[tuple[str, float, dict[str, str]]] = []  # noqa: RUF012
+
+    def __init__(self, name: str, *_: object, **__: object) -> None:
+        self.name = name
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.recorded.append((self.name, value, dict(tags)))
 
 
-def test_counts_are_counters_and_nothing_else_ends_as_one() -> None:
-    metrics = Metrics(in_ray=False)
-    metrics.first_token(0.2)
-    metrics.requests_total.add(path="handle", outcome="ok")
-    types = {}
-    for line in metrics.render().decode().splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split()
-            types[name] = kind
-    assert {name for name, kind in types.items() if kind == "counter"} == {
-        name for name in types if name.endswith("_total")
-    }
-    assert not [name for name in types if name.endswith("_created")]
-    assert {kind for name, kind in types.items() if name.endswith("_count")} <= {"untyped", "unknown"}
-    assert types["requests_total"] == "counter"
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, dict[str, str]]]:
+    monkeypatch.setattr(ray_metrics, "Gauge", RayGauge)
+    monkeypatch.setattr(RayGauge, "recorded", [])
+    return RayGauge.recorded
 
 
-def test_the_references_counts_keep_their_names_beside_the_usual_ones() -> None:
-    metrics = Metrics(in_ray=False)
-    metrics.count_invalid_dialog()
-    seen = samples(metrics)
-    assert seen["invalid_dialog_assertions_count"] == seen["invalid_dialog_assertions_total"] == 1
+async def test_unchanged_counts_are_recorded_in_ray_again_and_again(
+    recorded: list[tuple[str, float, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray drops a series that is not recorded for a while, so an alert would see no baseline."""
+    monkeypatch.setattr(metrics_module, "REFRESH_S", 0.01)
+    monkeypatch.setattr(metrics_module, "RECORD_AGAIN_S", 0.02)
+    metrics = Metrics(in_ray=True)
+    metrics.requests.add(path="handle", outcome="ok")
+    metrics.watch(FakeEngine())
+    await until(lambda: [seen[1] for seen in recorded if seen[0] == "cuda_oom_errors_count"][:3] == [0] * 3)
+    ok = ("llama_requests_total", 1, {"model_name": "llama", "path": "handle", "outcome": "ok"})
+    await until(lambda: recorded.count(ok) >= 3)
+
+
+def test_ray_gets_a_histograms_series_as_gauges_in_pieces(
+    recorded: list[tuple[str, float, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.engine.metric.SERIES_A_CALL", 2)
+    tiny = {"model_name": "tiny"}
+    histogram = Histogram(MetricSet(Metrics(in_ray=False).registry, "", tiny, in_ray=True), "x_seconds", "", (1.0, 2.0))
+    histogram.observe(0.5, 3)
+    histogram.observe(9.0)
+    assert [histogram.publish() for _ in range(3)] == [False, False, True]
+    assert recorded == [
+        ("x_seconds_sum", 10.5, tiny),
+        ("x_seconds_count", 4, tiny),
+        *(("x_seconds_bucket", count, {**tiny, "le": le}) for le, count in (("1.0", 3), ("2.0", 3), ("+Inf", 4))),
+    ]
+    assert histogram.publish()  # nothing has changed

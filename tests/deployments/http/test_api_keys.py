@@ -18,6 +18,7 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from deployments.http.auth import PAGE_PATHS, PROBE_PATHS
 from llama_core.errors import ConfigError
+from tests.support.metric_samples import samples
 from tests.support.scripted_engine import MODEL_ID, FakeEngine
 
 COMPLETION = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 3}
@@ -229,10 +230,10 @@ async def test_refused_keys_are_counted_and_the_log_names_the_owner_but_never_a_
             assert refused.status_code == 401
         for body in (COMPLETION, COMPLETION | {"temperature": -1}):
             await client.post("/v1/completions", json=body, headers={"Authorization": "Bearer secret-1"})
-    text = metrics.render().decode()
+    seen = samples(metrics.render())
     for path, count in (("/v1/completions", 1.0), ("/metrics", 1.0), ("other", 2.0)):
-        assert f'requests_total{{outcome="invalid_api_key",path="{path}"}} {count}' in text
-    assert 'requests_total{outcome="ok",path="/v1/completions"} 1.0' in text
+        assert seen[f'llama_requests_total{{outcome="invalid_api_key",path="{path}"}}'] == count
+    assert seen['llama_requests_total{outcome="ok",path="/v1/completions"}'] == 1
     lines = [json.loads(record.getMessage().removeprefix("request ")) for record in caplog.records]
     assert [(line["outcome"], line.get("owner")) for line in lines] == [
         *[("invalid_api_key", None)] * 4,

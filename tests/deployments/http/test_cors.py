@@ -27,7 +27,11 @@ async def test_a_page_of_a_configured_origin_may_ask_without_a_key_and_read_ever
         assert answer.headers["access-control-allow-headers"] == ASKED
         assert "POST" in answer.headers["access-control-allow-methods"]
         assert "access-control-allow-credentials" not in answer.headers
-        for key, path, status in (("secret", "/v1/models", 200), ("wrong", "/v1/models", 401), ("secret", "/v1/x", 404)):
+        for key, path, status in (
+            ("secret", "/v1/models", 200),
+            ("wrong", "/v1/models", 401),
+            ("secret", "/v1/x", 404),
+        ):
             answer = await client.get(path, headers={"Origin": PAGE, "x-api-key": key})
             assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, PAGE)
             assert "X-Request-ID" in answer.headers["access-control-expose-headers"]

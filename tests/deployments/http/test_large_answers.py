@@ -17,6 +17,7 @@ from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs
 from deployments.http.slices import run_in_slices
 from deployments.http.whole_answer import PIECE_BYTES
+from tests.support.metric_samples import samples
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
 
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
@@ -181,7 +182,7 @@ async def test_a_client_that_does_not_read_its_whole_answer_is_disconnected(
         await stalled.ask(build_http_app(FakeEngine(), metrics, HttpLimits(send_timeout_s=0.1)))
     assert not stalled.was_completed
     assert "a client did not read its answer for 0.1 s" in caplog.text
-    assert 'requests_total{outcome="cancelled",path="/v1/completions"} 1.0' in metrics.render().decode()
+    assert samples(metrics.render())['llama_requests_total{outcome="cancelled",path="/v1/completions"}'] == 1
     assert max(map(len, stalled.pieces), default=0) <= PIECE_BYTES
 
 
@@ -191,7 +192,7 @@ async def test_a_whole_answer_in_pieces_is_the_answer() -> None:
     await reading.ask(build_http_app(FakeEngine(), metrics))
     assert len(reading.pieces) > 5 and reading.was_completed
     assert len(json.loads(b"".join(reading.pieces))["choices"]) == 50
-    assert 'requests_total{outcome="ok",path="/v1/completions"} 1.0' in metrics.render().decode()
+    assert samples(metrics.render())['llama_requests_total{outcome="ok",path="/v1/completions"}'] == 1
 
 
 async def test_the_log_probabilities_of_a_prompt_are_written_once_for_all_choices(

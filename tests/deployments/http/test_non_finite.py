@@ -12,6 +12,7 @@ from deployments.engine.service import LlamaService
 from deployments.http.app import build_http_app
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.metric_samples import samples
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -35,7 +36,7 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
         assert [answer.status_code for answer in answers if answer not in failed] == [200, 200]
         group.ranks.non_finite_at = None
         assert (await ask([1, 9])).status_code == 200, "the slot's next sequence is not affected"
-        figures = (await client.get("/metrics")).text
-    assert "\nnon_finite_logits_total 1.0\n" in figures
+        figures = samples((await client.get("/metrics")).text)
+    assert figures["llama_non_finite_logits_total"] == 1
     assert service.describe().blocks_used == 0 and service.live()
     await service.stop()

@@ -27,6 +27,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
+from tests.support.metric_samples import samples
 from tests.support.waiting import until_true
 
 EVENT = b'data: {"text":"' + b"x" * 1000 + b'"}\n\n'
@@ -178,25 +179,21 @@ async def test_the_bound_holds_over_http_and_the_latest_stream_can_be_resumed() 
 async def test_what_is_kept_resumed_and_dropped_is_counted() -> None:
     metrics = Metrics(in_ray=False)
 
-    def counted() -> dict[str, float]:
-        lines = metrics.render().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if "stream" in line and not line.startswith("#"))
-        return {name: float(value) for name, value in pairs}
-
     store = KeptStreams(KeepLimits(0.01, 2 * ROOM), metrics)
     first, reader = kept(store, "first")
     store.put_back(first, reader)
     other = Reader()
     store.resume(first.key, other)
-    seen = counted()
-    assert (seen["kept_streams_total"], seen["resumed_streams_total"]) == (1, 1)
-    assert seen["kept_stream_bytes"] == store.num_bytes > 0
+    seen = samples(metrics.render())
+    assert (seen["llama_kept_streams_total"], seen["llama_resumed_streams_total"]) == (1, 1)
+    assert seen["llama_kept_stream_bytes"] == store.num_bytes > 0
     store.put_back(first, other)
     await until_true("the stream has expired", lambda: not len(store), pause_s=0.005)
-    assert counted()['dropped_streams_total{cause="expired"}'] == 1 and counted()["kept_stream_bytes"] == 0
+    seen = samples(metrics.render())
+    assert seen['llama_dropped_streams_total{cause="expired"}'] == 1 and seen["llama_kept_stream_bytes"] == 0
     for name in ("second", "third", "fourth"):
         kept(store, name)
-    assert counted()['dropped_streams_total{cause="memory"}'] == 1 and len(store) == 2
+    assert samples(metrics.render())['llama_dropped_streams_total{cause="memory"}'] == 1 and len(store) == 2
 
 
 async def test_a_resumed_request_is_counted_once() -> None:
@@ -205,5 +202,5 @@ async def test_a_resumed_request_is_counted_once() -> None:
     async with engine.running():
         events = await cut(app, BODY, "k", 3)
         assert await call(app, BODY, "k", id_of(events[-1])).end()
-    text = metrics.render().decode()
-    assert "\nresumed_streams_total 1.0" in text and "\nkept_streams_total 1.0" in text
+    seen = samples(metrics.render())
+    assert (seen["llama_resumed_streams_total"], seen["llama_kept_streams_total"]) == (1, 1)
