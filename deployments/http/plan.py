@@ -249,7 +249,6 @@ def _plan(
 ) -> Plan:
     echoes_logprobs = echo and logprobs is not None
     token_limit = body.token_limit
-    body.check_penalized_tokens(engine.max_seq_len)
     body.check_min_tokens(0 if token_limit == 0 else min(limits))
     first = SamplingParams(
         **_slot_values(body, engine),
@@ -298,8 +297,6 @@ def _slot_values(body: GenerationBody, engine: Engine) -> dict[str, Any]:
     values = {name: getattr(defaults, name) for name in _DEFAULTS}
     given = body.model_fields_set.intersection(SLOT_FIELDS)
     values |= {name: value for name in given if (value := getattr(body, name)) is not None}
-    if body.repeat_penalty is not None:  # equals repetition_penalty, where both are given
-        values["repetition_penalty"] = body.repeat_penalty
     values["top_k"] = max(values["top_k"], 0)
     if values["top_p"] == 0:  # the most likely token alone
         values |= {"temperature": 0.0, "top_p": 1.0}

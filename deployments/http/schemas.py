@@ -1,15 +1,14 @@
 """The bodies of completions and chats: every field typed strictly and every number bounded.
 
-Unknown fields are ignored and null means absent, because clients send both; `unsupported.py` has the fields of OpenAI and of
-other servers that are refused. Knows nothing of the model: `plan.py` checks the context, the vocabulary and a dialog's order.
+Unknown fields are ignored and null means absent, because clients send both; `unsupported.py` has the fields of OpenAI and vLLM
+that are refused. Knows nothing of the model: `plan.py` checks the context, the vocabulary and a dialog's order.
 """
 
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from deployments.http.dialog_fields import DialogOptions, Messages
-from deployments.http.errors import Unsupported
 from deployments.http.field_types import (
     MAX_CHOICES,
     MAX_NAME_CHARS,
@@ -25,22 +24,14 @@ from deployments.http.field_types import (
 )
 from deployments.http.sampling_fields import SamplingFields
 from deployments.http.tool_fields import Choice, ChosenTools, FunctionCall, Functions, Tools, tool_use
-from deployments.http.unsupported import REASONS
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_ALLOWED_TOKENS, MAX_TOP_LOGPROBS
 from llama_core.text.tools.tool import Tool, ToolUse
-
-# Names of one limit, of which the first that is given counts and the others must equal it.
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens")
 
 
 class StreamOptions(Body):
     include_usage: Flag = None
     continuous_usage_stats: Flag = None
-
-
-def _contradiction(name: str, other: str) -> InvalidParameter:
-    return InvalidParameter(f"{name}: contradicts {other}; they are the same, send one of them", param=name)
 
 
 class GenerationBody(SamplingFields, BodyWithUnknownFields):
@@ -71,57 +62,24 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
         None,
         description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's).",
     )
-    guided_json: dict[str, Any] | str | bool | None = Field(None, description="As structured_outputs.json.")
-    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
-    guided_choice: list[Any] | None = Field(None, description="As structured_outputs.choice.")
-    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
-    grammar: str | None = Field(None, description="As structured_outputs.grammar.")
-    json_schema: dict[str, Any] | str | None = Field(None, description="As structured_outputs.json.")
-    regex: str | None = Field(None, description="SGLang's name of structured_outputs.regex.")
-    ebnf: str | None = Field(None, description="SGLang's name of structured_outputs.grammar.")
-
     max_completion_tokens: OptionalInteger = Field(
         None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens."
-    )
-    n_predict: OptionalInteger = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="llama.cpp's name of max_tokens.")
-    max_new_tokens: OptionalInteger = Field(
-        None, ge=NO_LIMIT, le=MAX_TOKENS, description="SGLang's name of max_tokens."
-    )
-    repeat_penalty: float | None = Field(
-        None, gt=0, le=10, allow_inf_nan=False, description="llama.cpp's name of repetition_penalty."
-    )
-    repeat_last_n: OptionalInteger = Field(
-        None,
-        ge=-1,
-        le=MAX_TOKENS,
-        description="llama.cpp's. Beside penalties only -1, or the context: they count all tokens.",
     )
 
     @property
     def token_limit(self) -> int | None:
-        limit: int | None = getattr(self, self.name_of_limit)
-        return limit
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def name_of_limit(self) -> str:
         """The field that has `token_limit`."""
-        for name in _LIMITS:
-            if getattr(self, name) is not None:
-                return name
-        return "max_tokens"
-
-    @property
-    def penalty_of_repetitions(self) -> float | None:
-        return self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        given = [name for name in _LIMITS if getattr(self, name) is not None]
-        for name in given[1:]:
-            if getattr(self, name) != self.token_limit:
-                raise _contradiction(name, given[0])
-        if self.repeat_penalty is not None and self.repeat_penalty != self.penalty_of_repetitions:
-            raise _contradiction("repeat_penalty", "repetition_penalty")
+        if self.max_tokens is not None and self.max_tokens != self.token_limit:
+            message = "max_tokens: contradicts max_completion_tokens; they are the same, send one of them"
+            raise InvalidParameter(message, param="max_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -136,14 +94,6 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
         if self.min_tokens is not None and self.min_tokens > most:
             limit = self.name_of_limit if most == self.token_limit else "max_tokens, or the rest of the context,"
             raise InvalidParameter(f"min_tokens: must be at most {most}, as {limit} is", param="min_tokens")
-
-    def check_penalized_tokens(self, max_seq_len: int) -> None:
-        """Raises Unsupported for penalties of fewer tokens than all: those of a context of `max_seq_len` are all."""
-        if self.repeat_last_n is None or self.repeat_last_n == NO_LIMIT or self.repeat_last_n >= max_seq_len:
-            return
-        if self.presence_penalty or self.frequency_penalty or self.penalty_of_repetitions not in (None, 1):
-            message = f"repeat_last_n: not supported by this server: {REASONS['repeat_last_n']}"
-            raise Unsupported(message, param="repeat_last_n")
 
 
 class CompletionBody(GenerationBody):

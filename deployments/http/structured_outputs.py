@@ -1,7 +1,4 @@
-"""Structured output: the fields by which clients ask for JSON, a pattern, a choice or a grammar, as one grammar.
-
-OpenAI's `response_format`, and vLLM's `structured_outputs` with the names of its parts as fields of their own.
-"""
+"""Structured output: OpenAI's `response_format` and vLLM's `structured_outputs`, as one grammar."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,18 +16,6 @@ if TYPE_CHECKING:
 
 MAX_CHOICES: Final = 1024
 MAX_STRUCTURES: Final = 128
-# Fields of a body that name what the answer must be, and how it is written in `structured_outputs`.
-_KIND_OF_FIELD: Final = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-}
-_FIELDS: Final = frozenset((*_KIND_OF_FIELD, "structured_outputs", "response_format"))
 # Fields that a `response_format` of each type may have.
 _FORMATS: Final = {
     "text": {"type"},
@@ -56,24 +41,16 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
 
     Raises InvalidParameter that names the field.
     """
-    if body.model_fields_set.isdisjoint(_FIELDS):
-        return "", ""
     wanted: list[tuple[str, str, Any]] = []  # field, kind, value
-    for name, kind in _KIND_OF_FIELD.items():
-        if (value := getattr(body, name)) is not None and value != "":
-            wanted.append((name, kind, value))
     if body.structured_outputs:
         refuse_unsupported(body.structured_outputs, _OPTIONS, "structured_outputs.", _OPTION_REASONS)
         wanted += [(f"structured_outputs.{kind}", kind, value) for kind, value in _kinds(body.structured_outputs)]
     if body.response_format is not None and (of_format := _of_response_format(body.response_format)) is not None:
         wanted.append(("response_format", *of_format))
-    found = {param: _written(param, kind, value) for param, kind, value in wanted}
-    # An older name may have its successor beside it, with the same value.
-    if len(set(found.values())) > 1:
-        names = list(found)
-        raise InvalidParameter(f"{names[1]}: {' and '.join(names)} exclude each other", param=names[1])
-    param, grammar = next(reversed(found.items()), ("", ""))
-    return grammar, param
+    if len(wanted) > 1:
+        names = " and ".join(name for name, *_ in wanted)
+        raise InvalidParameter(f"{wanted[1][0]}: {names} exclude each other", param=wanted[1][0])
+    return (_written(*wanted[0]), wanted[0][0]) if wanted else ("", "")
 
 
 def _written(param: str, kind: str, value: Any) -> str:

@@ -51,7 +51,7 @@ def cheap(path: str, body: bytes) -> bytes:
     if not isinstance(raw, dict):
         return body
     changes: dict[str, int] = {}
-    limits = [name for name in ("max_tokens", "max_completion_tokens", "n_predict") if raw.get(name) is not None]
+    limits = [name for name in ("max_tokens", "max_completion_tokens") if raw.get(name) is not None]
     if not limits:
         changes["max_tokens"] = MOST_NEW_TOKENS
     for name, most in [*((limit, MOST_NEW_TOKENS) for limit in limits), ("n", 2), ("best_of", 2)]:

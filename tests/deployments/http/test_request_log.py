@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.http.request_log import MOST_IN_A_BATCH, Batched
 from llama_core.log_lines import JsonFormatter, SubjectFilter
 from tests.support import http
+from tests.support.metric_samples import samples
 from tests.support.scripted_engine import FakeEngine, serve
 
 
@@ -139,8 +139,7 @@ def test_prompts_are_logged_only_where_that_is_asked_for(lines: Callable[[], lis
 def test_a_line_has_the_times_that_the_metrics_have(lines: Callable[[], list[str]]) -> None:
     with serve(FakeEngine()) as served:
         assert http.post(served.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
-    families = list(text_string_to_metric_families(served.metrics.render().decode()))
+    sums = samples(served.metrics.render())
     (line,) = (json.loads(line) for line in lines() if line.startswith("{"))
-    sums = {sample.name: sample.value for family in families for sample in family.samples}
-    assert line["ttft_ms"] == round(1000 * sums["llama_time_to_first_token_seconds_sum"], 1)
+    assert line["ttft_ms"] == round(sums["prefill_time_ms_sum"], 1)
     assert line["total_ms"] == round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1)

@@ -71,12 +71,12 @@ def tagged(**changes: Any) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "[a-c]+"}}, "abc", "abd"),
         ({"structured_outputs": {"choice": ["yes", "no & ~"]}}, "no & ~", "yesno"),
         ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x1", "x"),
-        ({"guided_json": '{"type": "integer"}'}, "-12", "1.5"),
-        ({"guided_regex": "a?b"}, "ab", "aab"),
-        ({"guided_choice": ["a b"]}, "a b", "a"),
-        ({"guided_grammar": 'root ::= "x" | "y"'}, "y", "xy"),
-        ({"grammar": 'root ::= "x"+'}, "xx", "xy"),
-        ({"json_schema": {"const": 3}}, "3", "4"),
+        ({"structured_outputs": {"json": '{"type": "integer"}'}}, "-12", "1.5"),
+        ({"structured_outputs": {"regex": "a?b"}}, "ab", "aab"),
+        ({"structured_outputs": {"choice": ["a b"]}}, "a b", "a"),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, "y", "xy"),
+        ({"structured_outputs": {"grammar": 'root ::= "x"+'}}, "xx", "xy"),
+        ({"structured_outputs": {"json": {"const": 3}}}, "3", "4"),
         (tagged(), 'so <f={"a": 1}> it is', "so <f=1> it is"),
         ({"structured_outputs": {"structural_tag": TAGS}}, 'so <f={"a": 1}> it', 'so <f={   "a": 1}> it'),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"x-guidance": {"lenient": True}}}}}, "3", "x"),
@@ -85,23 +85,6 @@ def tagged(**changes: Any) -> dict[str, Any]:
 async def test_a_field_becomes_a_grammar(fields: dict[str, Any], right: str, wrong: str) -> None:
     grammar = await planned(**fields)
     assert follows(right, grammar) and not follows(wrong, grammar)
-
-
-@pytest.mark.parametrize(
-    ("older", "newer"),
-    [
-        ({"guided_grammar": 'root ::= "x"'}, {"structured_outputs": {"grammar": 'root ::= "x"'}}),
-        ({"guided_regex": "a+", "regex": "a+"}, {"structured_outputs": {"regex": "a+"}}),
-        ({"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}),
-        ({"guided_json": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}}),
-        ({"guided_json": SCHEMA}, {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
-    ],
-)
-async def test_an_older_name_may_have_its_successor_beside_it_with_an_equal_value(
-    older: dict[str, Any], newer: dict[str, Any]
-) -> None:
-    """As guidance sends them to vLLM."""
-    assert await planned(**older, **newer) == await planned(**newer) == await planned(**older) != ""
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}},
@@ -122,29 +105,28 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         (wrapped({"uniqueItems": True, "x-guidance": {"lenient": True}}), "response_format", "uniqueItems"),
         (wrapped({"$ref": "#"}), "response_format", "no text follows it"),
         (wrapped(DEEP), "response_format", "recursion limit"),
-        ({"guided_json": {"properties": {"a": {"type": "x"}}}}, "guided_json", "Invalid type"),
-        ({"guided_json": '{"items": {"minimum": 1e999}}'}, "guided_json", "expected value"),
-        ({"guided_json": "[" * 10**5}, "guided_json", "not JSON"),
-        ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"structured_outputs": {"json": {"properties": {"a": {"type": "x"}}}}}, "structured_outputs.json", "Invalid type"),
+        ({"structured_outputs": {"json": '{"items": {"minimum": 1e999}}'}}, "structured_outputs.json", "expected value"),
+        ({"structured_outputs": {"json": "[" * 10**5}}, "structured_outputs.json", "not JSON"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not JSON"),
         ({"structured_outputs": {"json": False}}, "structured_outputs.json", "Unsatisfiable"),
         ({"structured_outputs": {"json": {"pattern": "[0-9]("}}}, "structured_outputs.json", "unclosed group"),
         ({"structured_outputs": {"grammar": "start: start"}}, "structured_outputs.grammar", "no text follows it"),
-        ({"guided_grammar": "start: missing"}, "guided_grammar", "line 1, column 8: "),
-        ({"guided_grammar": "root ::= ((("}, "guided_grammar", "is not valid GBNF"),
-        ({"guided_grammar": "\ud800"}, "guided_grammar", "hex escape"),
+        ({"structured_outputs": {"grammar": "start: missing"}}, "structured_outputs.grammar", "line 1, column 8: "),
+        ({"structured_outputs": {"grammar": "root ::= ((("}}, "structured_outputs.grammar", "is not valid GBNF"),
+        ({"structured_outputs": {"grammar": "\ud800"}}, "structured_outputs.grammar", "hex escape"),
         ({"structured_outputs": {"regex": False}}, "structured_outputs.regex", "must be a regular expression"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
-        ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "too many expressions"),
-        ({"guided_regex": "a" * 200_000}, "guided_regex", "196608 bytes"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
-        ({"json_schema": {"enum": [f"value {i}" for i in range(15000)]}}, "json_schema", "196608 bytes"),
+        ({"structured_outputs": {"regex": "(a{1000}){1000}"}}, "structured_outputs.regex", "too many expressions"),
+        ({"structured_outputs": {"regex": "a" * 200_000}}, "structured_outputs.regex", "196608 bytes"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "grammar"),
+        ({"structured_outputs": {"json": {"enum": [f"value {i}" for i in range(15000)]}}}, "structured_outputs.json", "196608 bytes"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
-        ({"guided_choice": ["a", ""]}, "guided_choice", "not empty"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", "not empty"),
         ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of json, "),
         ({"structured_outputs": {"json": SCHEMA, "xml": 1}}, "structured_outputs", "backend"),
         ({"structured_outputs": {"whitespace_pattern": " ?"}}, "structured_outputs.whitespace_pattern", "at most one space"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "exclude"),
-        ({"guided_choice": ["x"], "guided_regex": "y"}, "guided_choice", "exclude"),
         ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag", "not JSON"),
         (tagged(format={"type": "any_text"}), "response_format", "the form with format is not supported"),
         (tagged(structures=[]), "response_format", "triggers, a list of strings"),
@@ -166,11 +148,11 @@ async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any]
 
 
 async def test_gbnf_is_converted_where_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = await planned(guided_grammar='root ::= "once" [a-z]')
+    expected = await planned(structured_outputs={"grammar": 'root ::= "once" [a-z]'})
     monkeypatch.delattr("llama_core.grammar.check.gbnf_to_lark")
-    body = CompletionBody.model_validate({"prompt": "x", "guided_grammar": 'root ::= "more" [a-z]'})
-    assert grammar_of(body)[1] == "guided_grammar"  # on the event loop
-    assert await planned(guided_grammar='root ::= "once" [a-z]') == expected  # kept
+    body = CompletionBody.model_validate({"prompt": "x", "structured_outputs": {"grammar": 'root ::= "more" [a-z]'}})
+    assert grammar_of(body)[1] == "structured_outputs.grammar"  # on the event loop
+    assert await planned(structured_outputs={"grammar": 'root ::= "once" [a-z]'}) == expected  # kept
 
 
 async def test_owners_take_turns_in_checks_beside_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +168,9 @@ async def test_owners_take_turns_in_checks_beside_tokenization(monkeypatch: pyte
     encoder = PromptEncoder(FakeEngine(), HttpLimits().text)
 
     def begin(owner: str, number: int) -> "asyncio.Future[str]":
-        return asyncio.ensure_future(encoder.of(owner).grammar(regex_grammar(f"{owner} {number}"), "guided_regex"))
+        return asyncio.ensure_future(
+            encoder.of(owner).grammar(regex_grammar(f"{owner} {number}"), "structured_outputs.regex")
+        )
 
     checks = [begin("many", number) for number in range(4)] + [begin("one", 0)]
     await asyncio.sleep(0)
@@ -210,7 +194,7 @@ async def test_an_owner_finds_out_nothing_by_what_was_checked_for_another() -> N
 
         async def compiles(owner: str) -> int:
             before = compiled.call_count
-            await encoder.of(owner).grammar(regex_grammar("scoped"), "guided_regex")
+            await encoder.of(owner).grammar(regex_grammar("scoped"), "structured_outputs.regex")
             await encoder.of(owner).grammar("", "", use)
             return compiled.call_count - before
 

@@ -236,10 +236,10 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": OFFERED, "functions": [OFFERED[0]["function"]]}, "functions"),
         ({"tools": OFFERED, "tool_choice": "required", "function_call": "none"}, "function_call"),
         ({"functions": [OFFERED[0]["function"]], "tool_choice": "none"}, "tool_choice"),
-        ({"tools": OFFERED, "guided_regex": ".*"}, "guided_regex"),
-        ({"tools": OFFERED, "guided_choice": ["a", "<b"]}, "guided_choice"),
-        ({"tools": OFFERED, "guided_grammar": 'start: "<"? "a"'}, "guided_grammar"),
-        ({"tools": OFFERED, "tool_choice": "required", "guided_regex": "("}, "guided_regex"),
+        ({"tools": OFFERED, "structured_outputs": {"regex": ".*"}}, "structured_outputs.regex"),
+        ({"tools": OFFERED, "structured_outputs": {"choice": ["a", "<b"]}}, "structured_outputs.choice"),
+        ({"tools": OFFERED, "structured_outputs": {"grammar": 'start: "<"? "a"'}}, "structured_outputs.grammar"),
+        ({"tools": OFFERED, "tool_choice": "required", "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
         ({"messages": [*HELLO, {"role": "user", "content": None}]}, "messages[1].content"),
@@ -438,7 +438,7 @@ async def test_beside_tools_a_real_model_answers_by_any_grammar_or_calls(
 
 async def test_an_answer_by_a_grammar_may_have_what_looks_like_a_call() -> None:
     text = "So: " + find_tool_format("hermes").written_calls([Call("get-time", "{}")])
-    fields: dict[str, Any] = {"tools": OFFERED, "guided_regex": "So(?s:.*)"}
+    fields: dict[str, Any] = {"tools": OFFERED, "structured_outputs": {"regex": "So(?s:.*)"}}
     for found in (await choice(engine_with(text), **fields), await streamed(engine_with(text), **fields)):
         assert found["message"]["content"] == text and found["finish_reason"] == "stop"
     (call,) = (await choice(engine_with(text[4:]), **fields))["message"]["tool_calls"]

@@ -16,6 +16,7 @@ from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.schemas import ChatBody
 from deployments.http.unsupported import CHAT_NEUTRAL, CheckedBody
 from llama_core.errors import InvalidParameter
+from tests.support.engine_fields import HARMLESS
 from tests.support.scripted_engine import FakeEngine
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -158,9 +159,10 @@ def refused(kind: type[CheckedBody], body: dict[str, Any], param: str) -> None:
 
 
 def test_every_field_of_the_clients_is_supported_or_has_its_neutral_values() -> None:
-    assert ResponseCreateParamsBase.__annotations__.keys() <= ResponsesBody.model_fields.keys() | ResponsesBody.neutral
+    known = ResponsesBody.model_fields.keys() | ResponsesBody.neutral | HARMLESS
+    assert ResponseCreateParamsBase.__annotations__.keys() <= known
     assert MessagesBody.model_fields.keys() | MessagesBody.neutral >= ANTHROPICS_FIELDS
-    assert CompletionCreateParamsBase.__annotations__.keys() <= ChatBody.model_fields.keys() | CHAT_NEUTRAL.keys()
+    assert CompletionCreateParamsBase.__annotations__.keys() <= ChatBody.model_fields.keys() | CHAT_NEUTRAL | HARMLESS
 
 
 @pytest.mark.parametrize("kind", [ResponsesBody, MessagesBody])
