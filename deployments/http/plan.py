@@ -297,7 +297,8 @@ def _slot_values(body: GenerationBody, engine: Engine) -> dict[str, Any]:
     values = {name: getattr(defaults, name) for name in _DEFAULTS}
     given = body.model_fields_set.intersection(SLOT_FIELDS)
     values |= {name: value for name in given if (value := getattr(body, name)) is not None}
-    values["top_k"] = max(values["top_k"], 0)
+    if values["top_k"] == -1:  # vLLM's "no limit"
+        values["top_k"] = 0
     if values["top_p"] == 0:  # the most likely token alone
         values |= {"temperature": 0.0, "top_p": 1.0}
     if body.seed is None:

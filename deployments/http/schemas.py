@@ -25,7 +25,7 @@ from deployments.http.field_types import (
 from deployments.http.sampling_fields import SamplingFields
 from deployments.http.tool_fields import Choice, ChosenTools, FunctionCall, Functions, Tools, tool_use
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import MAX_ALLOWED_TOKENS, MAX_TOP_LOGPROBS
+from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 from llama_core.text.tools.tool import Tool, ToolUse
 
 
@@ -48,9 +48,7 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     min_tokens: OptionalInteger = Field(None, ge=0, le=MAX_TOKENS, description="No end before so many tokens.")
     bad_words: BadWords = Field(default_factory=list, description="Words that are not generated.")
     allowed_token_ids: Ids = Field(
-        default_factory=list,
-        max_length=MAX_ALLOWED_TOKENS,
-        description="Only these and the ids that end an answer are sampled.",
+        default_factory=list, description="Only these and the ids that end an answer are sampled."
     )
     prompt_logprobs: OptionalInteger = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="vLLM's: of each of the prompt's tokens. Not with stream."

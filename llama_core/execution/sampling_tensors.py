@@ -23,7 +23,7 @@ _TORCH_TYPES = {"float32": torch.float32, "int64": torch.int64}
 class SlotSampling(ctypes.Structure):
     """One slot's values, as `native/logit_rules.hpp` declares them."""
 
-    _fields_ = tuple((name, _C_TYPES[dtype]) for name, dtype in SLOT_FIELDS.items())
+    _fields_ = tuple((name, _C_TYPES[mark.dtype]) for name, mark in SLOT_FIELDS.items())
 
 
 def words_of(params: SamplingParams) -> npt.NDArray[np.int64]:
@@ -60,8 +60,8 @@ class SlotSamplingArray(SamplingTensors):
         size = ctypes.sizeof(SlotSampling)
         self._structs = torch.zeros((num_slots, size), dtype=torch.uint8, device=device)
         fields = {}
-        for name, dtype in SLOT_FIELDS.items():
-            values = self._structs.view(_TORCH_TYPES[dtype])
+        for name, mark in SLOT_FIELDS.items():
+            values = self._structs.view(_TORCH_TYPES[mark.dtype])
             fields[name] = values[:, getattr(SlotSampling, name).offset // values.itemsize]
         super().__init__(fields)
         for slot in range(num_slots):

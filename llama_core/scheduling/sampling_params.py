@@ -1,4 +1,4 @@
-"""The sampling parameters of one sequence: their types, ranges and defaults.
+"""The sampling parameters of one sequence: their types, ranges and defaults. Nothing else checks a range.
 
 The fields marked `PerSlot` are values that a sampler reads on the rank. `execution/sampling_tensors.py` makes a tensor of each,
 and `execution/native/logit_rules.hpp` a field of its C struct, so that a new parameter costs one line here, one in the HTTP
@@ -17,8 +17,6 @@ from llama_core.errors import InvalidParameter
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MAX_TEMPERATURE = 1e4  # above it all tokens are equally likely
-MAX_PENALTY = 2.0
-MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKENS = 128
@@ -33,9 +31,22 @@ ScalarType = Literal["float32", "int64"]
 
 @dataclass(frozen=True, slots=True)
 class PerSlot:
-    """Marks a field of SamplingParams that samplers read, and the type in which a rank keeps it."""
+    """Marks a field of SamplingParams that samplers read: the type in which a rank keeps it, and its range.
+
+    is_open: without `low` itself.
+    """
 
     dtype: ScalarType
+    low: float
+    high: float
+    is_open: bool = False
+
+    def check(self, name: str, value: float) -> None:
+        """Raises InvalidParameter."""
+        if not (self.low < value if self.is_open else self.low <= value) or value > self.high:
+            low, high = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (self.low, self.high))
+            words = f"greater than {low} and at most {high}" if self.is_open else f"from {low} to {high}"
+            raise InvalidParameter(f"{name}: must be {words}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +68,14 @@ class SamplingParams:
     repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
     """
 
-    temperature: Annotated[float, PerSlot("float32")] = 0.6
-    top_p: Annotated[float, PerSlot("float32")] = 0.9
-    top_k: Annotated[int, PerSlot("int64")] = 0
-    seed: Annotated[int, PerSlot("int64")] = 0
-    min_p: Annotated[float, PerSlot("float32")] = 0.0
-    presence_penalty: Annotated[float, PerSlot("float32")] = 0.0
-    frequency_penalty: Annotated[float, PerSlot("float32")] = 0.0
-    repetition_penalty: Annotated[float, PerSlot("float32")] = 1.0
+    temperature: Annotated[float, PerSlot("float32", 0.0, MAX_TEMPERATURE)] = 0.6
+    top_p: Annotated[float, PerSlot("float32", 0.0, 1.0, is_open=True)] = 0.9
+    top_k: Annotated[int, PerSlot("int64", 0, MAX_TOP_K)] = 0
+    seed: Annotated[int, PerSlot("int64", INT64_MIN, INT64_MAX)] = 0
+    min_p: Annotated[float, PerSlot("float32", 0.0, 1.0)] = 0.0
+    presence_penalty: Annotated[float, PerSlot("float32", -2.0, 2.0)] = 0.0
+    frequency_penalty: Annotated[float, PerSlot("float32", -2.0, 2.0)] = 0.0
+    repetition_penalty: Annotated[float, PerSlot("float32", 0.0, 10.0, is_open=True)] = 1.0
     max_tokens: int = 16
     logprobs: int | None = None
     prompt_logprobs: bool = False
@@ -83,37 +94,21 @@ class SamplingParams:
             given = getattr(self, name)
             if (plain := convert(name, given)) is not given:
                 object.__setattr__(self, name, plain)
-        if not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise InvalidParameter(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
-        if not 0 < self.top_p <= 1:
-            raise InvalidParameter("top_p must be greater than 0 and at most 1", param="top_p")
-        if not 0 <= self.top_k <= MAX_TOP_K:
-            raise InvalidParameter(f"top_k must be from 0 (no limit) to {MAX_TOP_K}", param="top_k")
-        if not INT64_MIN <= self.seed <= INT64_MAX:
-            raise InvalidParameter("seed must fit a signed 64-bit integer", param="seed")
+        for name, mark in SLOT_FIELDS.items():
+            mark.check(name, getattr(self, name))
         if not 0 <= self.max_tokens <= INT64_MAX:
-            raise InvalidParameter(f"max_tokens must be from 0 to {INT64_MAX}", param="max_tokens")
+            raise InvalidParameter(f"max_tokens: must be from 0 to {INT64_MAX}", param="max_tokens")
         if self.logprobs is not None:
             object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
             if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-                raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
-        if not 0 <= self.min_p <= 1:
-            raise InvalidParameter("min_p must be from 0 to 1", param="min_p")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY:
-                raise InvalidParameter(f"{name} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}", param=name)
-        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
-            raise InvalidParameter(
-                f"repetition_penalty must be greater than 0 and at most {MAX_REPETITION_PENALTY:g}",
-                param="repetition_penalty",
-            )
+                raise InvalidParameter(f"logprobs: must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
         if self.min_tokens or self.names_tokens or self.grammar:
             self._check_rules()
 
     def _check_rules(self) -> None:
         object.__setattr__(self, "min_tokens", whole_number("min_tokens", self.min_tokens))
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise InvalidParameter("min_tokens must be from 0 to max_tokens", param="min_tokens")
+            raise InvalidParameter("min_tokens: must be from 0 to max_tokens", param="min_tokens")
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
         object.__setattr__(
             self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
@@ -121,22 +116,22 @@ class SamplingParams:
         words = tuple(_ids("bad_words", word, MAX_BAD_WORD_TOKENS) for word in self.bad_words)
         object.__setattr__(self, "bad_words", words)
         if len(words) > MAX_BAD_WORDS or not all(words):
-            raise InvalidParameter(f"bad_words must be at most {MAX_BAD_WORDS} words, none empty", param="bad_words")
+            raise InvalidParameter(f"bad_words: must be at most {MAX_BAD_WORDS} words, none empty", param="bad_words")
         biases = tuple(
             (whole_number("logit_bias", token), _number("logit_bias", bias)) for token, bias in self.logit_bias
         )
         object.__setattr__(self, "logit_bias", biases)
         if len(biases) > MAX_LOGIT_BIASES or not all(abs(bias) <= MAX_LOGIT_BIAS for _, bias in biases):
             raise InvalidParameter(
-                f"logit_bias must be at most {MAX_LOGIT_BIASES} biases from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+                f"logit_bias: must be at most {MAX_LOGIT_BIASES} biases from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
                 param="logit_bias",
             )
         try:
             is_too_large = len(self.grammar.encode()) > MAX_GRAMMAR_BYTES if isinstance(self.grammar, str) else True
         except UnicodeEncodeError:
-            raise InvalidParameter("grammar must have no lone surrogates", param="grammar") from None
+            raise InvalidParameter("grammar: must have no lone surrogates", param="grammar") from None
         if is_too_large:
-            raise InvalidParameter(f"grammar must be a text of at most {MAX_GRAMMAR_BYTES} bytes", param="grammar")
+            raise InvalidParameter(f"grammar: must be a text of at most {MAX_GRAMMAR_BYTES} bytes", param="grammar")
         if self.grammar and self.ignore_eos:
             raise InvalidParameter(
                 "ignore_eos: an answer with a grammar ends where the grammar does", param="ignore_eos"
@@ -175,14 +170,12 @@ class SamplingParams:
         )
 
 
-def _slot_fields() -> dict[str, ScalarType]:
-    hints = get_type_hints(SamplingParams, include_extras=True)
-    marks = ((name, getattr(hint, "__metadata__", ())) for name, hint in hints.items())
-    return {name: mark.dtype for name, metadata in marks for mark in metadata if isinstance(mark, PerSlot)}
-
-
-SLOT_FIELDS: Final = _slot_fields()
-"""Name and type of each PerSlot field, in the order of their declaration."""
+SLOT_FIELDS: Final[Mapping[str, PerSlot]] = {
+    name: mark
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    for mark in getattr(hint, "__metadata__", ())
+}
+"""The mark of each PerSlot field, by name, in the order of their declaration."""
 
 
 def whole_number(name: str, value: object) -> int:
@@ -192,13 +185,13 @@ def whole_number(name: str, value: object) -> int:
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]
-    raise InvalidParameter(f"{name} must be a whole number", param=name)
+    raise InvalidParameter(f"{name}: must be a whole number", param=name)
 
 
 def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
     """`value` as a tuple of plain ints. Raises InvalidParameter."""
     if not isinstance(value, list | tuple) or len(value) > most:
-        raise InvalidParameter(f"{name} must be a list of at most {most} token ids", param=name)
+        raise InvalidParameter(f"{name}: must be a list of at most {most} token ids", param=name)
     return tuple(whole_number(name, token) for token in value)
 
 
@@ -206,7 +199,7 @@ def _number(name: str, value: object) -> float:
     """`value` as a plain float. Raises InvalidParameter for what is no number, or not finite."""
     number = value if type(value) is float else _as_float(name, value)
     if not math.isfinite(number):
-        raise InvalidParameter(f"{name} must be finite", param=name)
+        raise InvalidParameter(f"{name}: must be finite", param=name)
     return number
 
 
@@ -214,11 +207,11 @@ def _as_float(name: str, value: object) -> float:
     if not isinstance(value, bool | str | bytes):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)  # type: ignore[arg-type]
-    raise InvalidParameter(f"{name} must be a number", param=name)
+    raise InvalidParameter(f"{name}: must be a number", param=name)
 
 
 _CONVERSIONS: Final[Mapping[str, Callable[[str, object], int | float]]] = {
-    **{name: _number if dtype == "float32" else whole_number for name, dtype in SLOT_FIELDS.items()},
+    **{name: _number if mark.dtype == "float32" else whole_number for name, mark in SLOT_FIELDS.items()},
     "max_tokens": whole_number,
 }
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import deployments.typed_api
 from deployments.args import ServerArgs
@@ -31,6 +30,7 @@ from llama_core.text.spellings import spellings
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import FakeRanks, continuation
+from tests.support.metric_samples import samples
 from tests.support.waiting import until_true
 
 
@@ -330,12 +330,11 @@ async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, ca
     params = SamplingParams(0.5, 0.8, max_tokens=3, ignore_eos=True)
     await ingress.sample([[1, 5], [1, 9, 4]], params, request_id="mine")
     (line,) = (json.loads(record.getMessage().removeprefix("request ")) for record in caplog.records)
-    families = text_string_to_metric_families(ingress.metrics.render().decode())
-    sums = {sample.name: sample.value for family in families for sample in family.samples}
+    sums = samples(ingress.metrics.render())
     assert line == {
         "outcome": "ok", "request_id": "mine", "path": "handle", "method": "sample", "batch_size": 2, "prompt_length": 3,
         "max_gen_len": 3, "temperature": 0.5, "top_p": 0.8, "generated": 6, "finish_reasons": {"length": 2},
-        "ttft_ms": round(1000 * sums["llama_time_to_first_token_seconds_sum"], 1),
+        "ttft_ms": round(sums["prefill_time_ms_sum"], 1),
         "total_ms": round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1),
     }  # fmt: skip
     await listed(ingress.stream_sample([1, 5], params))

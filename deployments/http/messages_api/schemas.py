@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from deployments.http.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger, number
+from deployments.http.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger
 from deployments.http.messages_api.content import (
     InputMessages,
     InputTools,
@@ -17,6 +17,7 @@ from deployments.http.messages_api.content import (
     ToolChoice,
 )
 from deployments.http.messages_api.to_chat import NAMES, chat_messages, ending_fields, output_fields, tool_fields
+from deployments.http.sampling_fields import sampled
 from deployments.http.translation import TranslatedChat, translated
 from deployments.http.unsupported import (
     CHAT_NEUTRAL,
@@ -30,7 +31,6 @@ from deployments.http.unsupported import (
     no_value,
 )
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN
 
 
 def _keeps_the_context(edits: object) -> bool:
@@ -100,12 +100,10 @@ class MessagesBody(CountTokensBody):
     )
     stop_sequences: StopSequences = Field(default_factory=list)
     stream: Flag = None
-    temperature: float | None = number(0, 2, "0 is greedy.")
-    top_p: float | None = number(0, 1, "0 is greedy.")
-    top_k: OptionalInteger = Field(None, ge=0, le=MAX_TOKENS)
-    seed: OptionalInteger = Field(
-        None, ge=INT64_MIN, le=INT64_MAX, description="An addition: the same seed gives the same text."
-    )
+    temperature: float | None = sampled("temperature", "0 is greedy.", most=2)
+    top_p: float | None = sampled("top_p", "0 is greedy.", low=0)
+    top_k: OptionalInteger = sampled("top_k", "0: no limit.")
+    seed: OptionalInteger = sampled("seed", "An addition: the same seed gives the same text.")
     metadata: Metadata | None = Field(None, description="`user_id` is chat's `user`.")
 
     @property

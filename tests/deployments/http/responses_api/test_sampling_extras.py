@@ -75,7 +75,7 @@ def test_every_shared_field_is_tested() -> None:
     assert EXTRAS.keys() == {*SamplingFields.model_fields, *TemplateOptions.model_fields}
 
 
-@pytest.mark.parametrize(("name", "value"), [("top_k", -2), ("min_p", 2), ("logit_bias", {"a": 1}), ("stop", [""])])
+@pytest.mark.parametrize(("name", "value"), [("top_k", "2"), ("min_p", True), ("logit_bias", {"a": 1}), ("stop", [""])])
 def test_a_bad_value_is_named(name: str, value: object) -> None:
     with pytest.raises(InvalidParameter) as caught:
         validate(ResponsesBody, {"input": "Hi", name: value})
