@@ -1,26 +1,39 @@
-"""The API by Serve handle: the reference's methods, over the engine that HTTP uses too.
+"""The API by Serve handle: the reference's methods, and typed ones, over the engine that HTTP uses too.
 
-serve.get_app_handle("llama").text_completion.remote(["Once upon a time"])
+handle = serve.get_app_handle("llama")
+handle.text_completion.remote(["Once upon a time"])
+handle.sample.remote(["Once upon a time"], SamplingParams(max_tokens=32, min_p=0.1))
+handle.chat.remote(ChatRequest(messages, tools=tools), SamplingParams(max_tokens=256))
 """
 
-import asyncio
-import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, overload
 
 from ray.serve.context import _get_serve_request_context
 
-from deployments.engine.interface import SamplingDefaults
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
-from deployments.handle_call import Call, read_to_end, until_aborted
-from deployments.http.errors import log_level
+from deployments.handle_call import Call, ChatReader
+from deployments.handle_plans import HandlePlans, are_prompts, checked_limit, checked_n
+from deployments.handle_types import (
+    ChatAnswer,
+    ChatPart,
+    ChatRequest,
+    Continuation,
+    Prompt,
+    Sampled,
+    Score,
+    joined,
+    whole,
+)
+from deployments.http.plan import Plan
+from deployments.http.request_log import RequestRecord
 from deployments.tracing.tracing import Tracing
-from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,
@@ -34,11 +47,13 @@ from llama_core.results import (
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
 
-Result = TypeVar("Result")
-
 
 class HandleApi:
-    """`LlamaIngress` inherits these methods; `service` and `metrics` are that replica's own."""
+    """`LlamaIngress` inherits these methods; `service` and `metrics` are that replica's own.
+
+    Every call raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady, RankFailure or RequestAborted; those with
+    dialogs raise InvalidDialog, and the typed ones NoTokenAllowed and, with a time limit, DeadlineExceeded.
+    """
 
     service: LlamaService
     metrics: Metrics
@@ -63,9 +78,8 @@ class HandleApi:
         after which the call raises RequestAborted; by default Serve's.
         """
         with self._call("generate", request_id) as call:
-            return await self._generate(
-                call, prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k, seed
-            )
+            params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
+            return await self._generate(call, prompt_tokens, params, seed, echo)
 
     async def text_completion(
         self,
@@ -83,10 +97,9 @@ class HandleApi:
         """As `llama_core.Llama.text_completion`."""
         tokenizer = self.service.tokenizer
         with self._call("text_completion", request_id) as call:
+            params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
             encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
-            limit = self._limit(max_gen_len)
-            generated = await self._generate(call, encoded, limit, temperature, top_p, logprobs, echo, top_k, seed)
-        return completion_predictions(tokenizer, generated)
+            return completion_predictions(tokenizer, await self._generate(call, encoded, params, seed, echo))
 
     async def chat_completion(
         self,
@@ -102,16 +115,15 @@ class HandleApi:
     ) -> list[ChatPrediction]:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
         with self._call("chat_completion", request_id) as call:
-            batch = await self._in_thread_if_slow(lambda: DialogBatch(dialogs, self._encode))
-            limit = self._limit(max_gen_len)
-            generated = await self._generate(
-                call, batch.prompts, limit, temperature, top_p, logprobs, False, top_k, seed
-            )
-        return batch.predictions(self.service.tokenizer, generated)
+            params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs)
+            batch = await self._plans.in_thread_if_slow(lambda: DialogBatch(dialogs, self.service.chat_format.encode))
+            self.metrics.invalid_dialogs.add(len(dialogs) - len(batch.prompts))
+            generated = await self._generate(call, batch.prompts, params, seed, echo=False)
+            return batch.predictions(self.service.tokenizer, generated)
 
     async def stream(
         self,
-        prompt: str | Sequence[int] | Dialog,
+        prompt: Prompt,
         temperature: float | None = None,
         top_p: float | None = None,
         max_gen_len: int | None = None,
@@ -126,22 +138,114 @@ class HandleApi:
         Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop", "length" or "abort".
         """
         with self._call("stream", request_id) as call:
-            seed = self.service.next_seed() if seed is None else seed
-            sampling = self._sampling(temperature, top_p, top_k)
-            params = generation_params(
-                self._limit(max_gen_len), sampling.temperature, sampling.top_p, top_k=sampling.top_k, seed=seed
-            )
-            tokens = await self._in_thread_if_slow(lambda: self._tokens_of(prompt))
-            call.asks([tokens], params.max_tokens, params.temperature, params.top_p)
-            stream = self.service.submit(tokens, params, stop=stop, is_timed=call.is_traced)
-            call.streams.append(stream)
-            try:
-                async for delta in until_aborted(stream):
-                    call.on_delta()
-                    reason = delta.finish_reason.value if delta.finish_reason is not None else None
-                    yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
-            finally:
-                stream.cancel()
+            params = replace(self._params(max_gen_len, temperature, top_p, top_k), seed=self._seed(seed))
+            call.submit(Plan([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop)))
+            async for part in call.parts(call.streams[0]):
+                yield {"generation": part.text, "tokens": part.tokens, "finish_reason": part.finish_reason}
+
+    async def sample(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        n: int = 1,
+        stop: Sequence[str] = (),
+        bad_words: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        owner: str = "",
+        priority: int = 0,
+    ) -> list[Sampled]:
+        """Continue each prompt: a text, token ids or a dialog. params: for all, or one for each.
+
+        n: continuations of each prompt, 1 to 128, side by side in the result, with the seeds of HTTP's `n` choices; the first
+        has the prompt's log-probabilities. bad_words: beside the parameters' own, which are token ids. skip_special_tokens:
+        False puts the names of control tokens into the text. timeout_s: seconds from the call to its end. request_id: a name
+        by which `abort` ends all of them. owner, priority: as HTTP's `user` and `priority`. The seed is the parameters' own:
+        equal prompts with equal parameters have equal results.
+        """
+        with self._call("sample", request_id) as call:
+            # First of all: the number of sequences bounds the work that follows, on the event loop.
+            n = checked_n(n, len(prompts), self.service.config.max_batch_size + self.service.args.max_queue)
+            limit_s = checked_limit(timeout_s)
+            plan = await self._plans.sample(prompts, params, n, bad_words, owner)
+            plan = replace(plan, stop=tuple(stop), priority=priority, skip_special_tokens=skip_special_tokens)
+            call.submit(plan, limit_s)
+            return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
+
+    async def stream_sample(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        stop: Sequence[str] = (),
+        bad_words: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        owner: str = "",
+        priority: int = 0,
+    ) -> AsyncIterator[Sampled]:
+        """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
+        with self._call("stream_sample", request_id) as call:
+            limit_s = checked_limit(timeout_s)
+            plan = await self._plans.sample([prompt], params, 1, bad_words, owner)
+            plan = replace(plan, stop=tuple(stop), priority=priority, skip_special_tokens=skip_special_tokens)
+            call.submit(plan, limit_s)
+            async for part in call.parts(call.streams[0]):
+                yield part
+
+    @overload  # a text is a list of texts to the type checker
+    async def score(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, continuations: Sequence[Continuation], *, request_id: str = ""
+    ) -> list[Score]: ...
+    @overload
+    async def score(
+        self, prompt: Sequence[Prompt], continuations: Sequence[Sequence[Continuation]], *, request_id: str = ""
+    ) -> list[list[Score]]: ...
+    @overload
+    async def score(self, prompt: Sequence[Prompt], *, request_id: str = "") -> list[Score]: ...
+    async def score(self, prompt: Any, continuations: Any = None, *, request_id: str = "") -> Any:
+        """The log-likelihood of each continuation after the prompt. Nothing is generated.
+
+        A list of prompts takes a list of continuations for each of them, and gives a list for each. Without continuations it
+        gives one Score for each prompt: of all its tokens but the first, which is BOS in a text.
+
+        A text after a text prompt is encoded together with it; the tokens after as many as the prompt alone has are its own.
+        """
+        with self._call("score", request_id) as call:
+            begins, plan = await self._plans.score(prompt, continuations)
+            call.submit(plan)
+            for stream in call.streams:
+                await call.read_to_end(stream)
+        streams = iter(call.streams)
+        scores = [[_score(next(streams), begin) for begin in own] for own in begins]
+        if continuations is None:
+            return [own for (own,) in scores]
+        return scores if are_prompts(prompt) else scores[0]
+
+    async def chat(self, request: ChatRequest, params: SamplingParams) -> ChatAnswer:
+        """Answer a chat. The seed is the parameters' own. `params.grammar` is for the text of the answer, as
+        `structured_outputs` is.
+        """
+        with self._call("chat", request.request_id) as call:
+            return whole([part async for part in self._chat_parts(call, request, params)])
+
+    async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
+        """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
+        with self._call("stream_chat", request.request_id) as call:
+            async for part in self._chat_parts(call, request, params):
+                yield part
+
+    async def _chat_parts(self, call: Call, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
+        limit_s = checked_limit(request.timeout_s)
+        plan = await self._plans.chat(request, params)
+        call.submit(plan, limit_s)
+        (stream,) = call.streams
+        reader = ChatReader(self.service, plan, stream)
+        async for delta in call.deltas(stream):
+            yield reader.part(delta)
 
     async def abort(self, request_id: str) -> bool:
         """End the sequences of the request with this id, by handle or over HTTP, where it is the X-Request-ID of the answer.
@@ -157,110 +261,61 @@ class HandleApi:
         that have not within `drain_timeout_s` are aborted."""
         await self.service.drain()
 
-    async def _generate(
-        self,
-        call: Call,
-        prompts: Sequence[Sequence[int]],
-        max_gen_len: int,
-        temperature: float | None,
-        top_p: float | None,
-        logprobs: bool,
-        echo: bool,
-        top_k: int | None,
-        seed: int | None,
-    ) -> Generated:
-        sampling = self._sampling(temperature, top_p, top_k)
-        params = generation_params(
-            max_gen_len,
-            sampling.temperature,
-            sampling.top_p,
-            logprobs,
-            echo,
-            top_k=sampling.top_k,
-            seed=0 if seed is None else seed,
-        )
-        call.asks(prompts, params.max_tokens, params.temperature, params.top_p)
-        streams, num_read = call.streams, 0
-        try:
-            for prompt in prompts:
-                own = replace(params, seed=self.service.next_seed() if seed is None else seed)
-                # Prompts that do not fit the queue wait here until some of this call's own have ended.
-                while (stream := self._try_submit(call, list(prompt), own, can_wait=num_read < len(streams))) is None:
-                    await read_to_end(streams[num_read], call)
-                    num_read += 1
-                streams.append(stream)
-            for stream in streams[num_read:]:
-                await read_to_end(stream, call)
-        finally:
-            for stream in streams:
-                stream.cancel()
-        return generation_result([stream.sequence for stream in streams], logprobs, echo)
-
-    def _try_submit(
-        self, call: Call, prompt: list[int], params: SamplingParams, *, can_wait: bool
-    ) -> SequenceStream | None:
-        """None if the queue is full and the caller can wait for one of its own requests to end."""
-        try:
-            return self.service.submit(prompt, params, is_timed=call.is_traced)
-        except QueueFull:
-            if can_wait:
-                return None
-            raise
-
     @contextmanager
-    def _call(self, method: str, request_id: str = "") -> Iterator[Call]:
-        """Count and log one call, whether it succeeds or fails."""
+    def _call(self, method: str, request_id: str) -> Iterator[Call]:
+        """Count and log one call, whether it succeeds or fails. Its sequences end with it."""
         request_id = request_id or _get_serve_request_context().request_id or uuid.uuid4().hex
         trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
         log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
-        call = Call(self.metrics, method, request_id, trace)
-        if self.service.args.log_prompts:
-            call.decode = self.service.tokenizer.decode
+        call = Call(self.service, RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method))
         try:
             yield call
-        except RequestCancelled:
-            call.ended("cancelled", logging.INFO)
+        except BaseException as error:  # or the reader of a stream left
+            call.close()
+            call.record.failed(error)
             raise
-        except LlamaError as error:
-            call.ended(error.code, log_level(error), error)
-            raise
-        except Exception:
-            call.ended(LlamaError.code, logging.ERROR)
-            raise
-        except BaseException:  # cancelled, or a stream's reader left
-            call.ended("cancelled", logging.INFO)
-            raise
-        else:
-            call.ended("ok", logging.INFO)
+        call.close()
+        call.record.succeeded()
 
-    def _sampling(self, temperature: float | None, top_p: float | None, top_k: int | None) -> SamplingDefaults:
-        """The caller's parameters, and the server's defaults for those that are None."""
+    def _params(
+        self,
+        max_gen_len: int | None,
+        temperature: float | None,
+        top_p: float | None,
+        top_k: int | None,
+        *,
+        logprobs: bool = False,
+        echo: bool = False,
+    ) -> SamplingParams:
+        """The reference's arguments, and the server's defaults for those that are None."""
         default = self.service.sampling_defaults
-        return SamplingDefaults(
+        return generation_params(
+            self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len,
             default.temperature if temperature is None else temperature,
             default.top_p if top_p is None else top_p,
-            default.top_k if top_k is None else top_k,
+            logprobs,
+            echo,
+            top_k=default.top_k if top_k is None else top_k,
+            seed=0,
         )
 
-    async def _in_thread_if_slow(self, work: Callable[[], Result]) -> Result:
-        """`work()` encodes dialogs; a chat template may take long for a short one."""
-        return work() if self.service.chat_format.is_quick else await asyncio.to_thread(work)
+    def _seed(self, seed: int | None) -> int:
+        return self.service.next_seed() if seed is None else seed
 
-    def _limit(self, max_gen_len: int | None) -> int:
-        return self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
+    async def _generate(
+        self, call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int | None, echo: bool
+    ) -> Generated:
+        each = [replace(params, seed=self._seed(seed)) for _ in prompts]
+        await call.read_all(Plan([list(prompt) for prompt in prompts], each))
+        return generation_result([stream.sequence for stream in call.streams], params.logprobs is not None, echo)
 
-    def _tokens_of(self, prompt: str | Sequence[int] | Dialog) -> list[int]:
-        if isinstance(prompt, str):
-            return self.service.tokenizer.encode(prompt, bos=True, eos=False)
-        if all(isinstance(part, int) for part in prompt):
-            return list(prompt)  # type: ignore[arg-type]
-        if all(isinstance(part, dict) for part in prompt):
-            return self._encode(prompt)  # type: ignore[arg-type]
-        raise InvalidParameter("prompt must be a text, a list of token ids or a dialog", param="prompt")
+    @cached_property  # Serve owns the constructor
+    def _plans(self) -> HandlePlans:
+        return HandlePlans(self.service)
 
-    def _encode(self, dialog: Dialog) -> list[int]:
-        try:
-            return self.service.chat_format.encode(dialog)
-        except InvalidDialog:
-            self.metrics.invalid_dialogs.add()
-            raise
+
+def _score(stream: SequenceStream, begin: int) -> Score:
+    entries = stream.prompt_logprobs[begin - 1 :]
+    logprobs = [entry.logprob for entry in entries]
+    is_greedy = all(entry.logprob == entry.top[0][1] for entry in entries)
+    return Score(sum(logprobs), stream.prompt_tokens[begin:], logprobs, is_greedy)

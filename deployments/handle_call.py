@@ -1,178 +1,163 @@
-"""One call by Serve handle: the checks of its arguments, its metrics, its trace and its line in the request log."""
+"""One call by Serve handle: its streams, its time limit, and its record in the log, the metrics and the trace."""
 
 import asyncio
-import json
-import logging
-import math
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
-from deployments.engine.interface import Delta
-from deployments.engine.metrics import Metrics
+from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.http.field_types import MAX_BAD_WORD_CHARS, MAX_CHOICES
-from deployments.http.request_log import MAX_LOGGED_CHARS
-from deployments.tracing.request_trace import RequestTrace
-from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, LlamaError, RequestCancelled
-from llama_core.log_lines import where
-from llama_core.scheduling.request import FinishReason, TokenLogprob
-from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, whole_number
-
-log = logging.getLogger("llama.requests")
+from deployments.engine.service import LlamaService
+from deployments.handle_types import ChatPart, Sampled, ToolCallPart
+from deployments.http.answer_ending import AnswerEnding
+from deployments.http.parsed_chat import call_id, call_id_seed
+from deployments.http.plan import Plan
+from deployments.http.request_log import RequestRecord
+from deployments.http.single_answer import SingleAnswer
+from llama_core.errors import CallersDeadlineExceeded, QueueFull, RequestCancelled
+from llama_core.scheduling.request import FinishReason
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 
 class Call:
-    """Begun with the call; `ended` once, with its outcome."""
+    """Begun with the call; `close` at its end, before the record's outcome."""
 
-    def __init__(self, metrics: Metrics, method: str, request_id: str, trace: RequestTrace | None = None) -> None:
-        self._metrics = metrics
-        self._trace = trace
-        self._request_id = request_id
-        self._fields: dict[str, object] = {"request_id": request_id, "path": "handle", "method": method}
-        self._began = time.monotonic()
-        self._ttft_s: float | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+    def __init__(self, service: LlamaService, record: RequestRecord) -> None:
+        self.record = record
         self.streams: list[SequenceStream] = []
-        self.decode: Callable[[Sequence[int]], str] | None = None  # where prompts are logged
+        self._service = service
+        self._began = time.monotonic()
+        self._deadline: asyncio.TimerHandle | None = None
 
-    def asks(self, prompts: Sequence[Sequence[int]], max_gen_len: int, temperature: float, top_p: float) -> None:
-        longest = max((len(prompt) for prompt in prompts), default=0)
-        self._fields |= {"batch_size": len(prompts), "prompt_length": longest, "max_gen_len": max_gen_len}
-        self._fields |= {"temperature": temperature, "top_p": top_p}
-        if self.decode is not None:
-            self._fields["prompts"] = [self.decode(list(prompt))[:MAX_LOGGED_CHARS] for prompt in prompts]
-        if self._trace is not None:
-            asked = {"max_tokens": max_gen_len, "temperature": temperature, "top_p": top_p}
-            self._trace.encoded(prompts, {f"gen_ai.request.{name}": value for name, value in asked.items()})
+    def planned(self, plan: Plan) -> None:
+        if plan.prompts:
+            self.record.planned(plan)
+        if self._service.args.log_prompts:
+            self.record.prompts_are([self._service.tokenizer.decode(prompt) for prompt in plan.prompts])
 
-    @property
-    def is_traced(self) -> bool:
-        return self._trace is not None
+    def submit(self, plan: Plan, limit_s: float | None = None) -> None:
+        """Queue all of the plan's choices. limit_s: as of `ends_within`. Raises what `LlamaService.submit_all` raises."""
+        self.planned(plan)
+        if not plan.prompts:
+            return
+        self.streams += self._service.submit_all(
+            list(plan.choices()),
+            stop=plan.stop,
+            owner=plan.owner,
+            priority=plan.priority,
+            skip_special_tokens=plan.skip_special_tokens,
+            shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
+            is_timed=self.record.is_traced,
+        )
+        self.ends_within(limit_s)
 
-    def on_delta(self) -> None:
-        if self._ttft_s is None:
-            self._ttft_s = time.monotonic() - self._began
-            self._metrics.prefill_time_ms.observe(1000 * self._ttft_s)
+    async def read_all(self, plan: Plan) -> None:
+        """Queue the plan's choices, as many at once as the queue takes, and read them all. Raises RequestAborted."""
+        self.planned(plan)
+        num_read = 0
+        for choice in plan.choices():
+            while True:
+                try:
+                    self.streams += self._service.submit_all([choice], is_timed=self.record.is_traced)
+                    break
+                except QueueFull:  # until some of this call's own have ended
+                    if num_read == len(self.streams):
+                        raise
+                await self.read_to_end(self.streams[num_read])
+                num_read += 1
+        for stream in self.streams[num_read:]:
+            await self.read_to_end(stream)
 
     def ends_within(self, limit_s: float | None) -> None:
-        """The streams, all of which have been submitted, end with DeadlineExceeded so long after the call began.
-
-        limit_s: seconds, as `checked_limit` returns them.
-        """
+        """The streams end with DeadlineExceeded so long after the call began. limit_s: of `checked_limit`."""
         if limit_s is None:
             return
         error = CallersDeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this call.")
-        left_s = self._began + limit_s - time.monotonic()
-        self._deadline = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._end_streams, error)
 
-    def cancel(self) -> None:
+        def end() -> None:
+            for stream in self.streams:
+                stream.end(error)
+
+        left_s = self._began + limit_s - time.monotonic()
+        self._deadline = asyncio.get_running_loop().call_later(max(left_s, 0.0), end)
+
+    async def deltas(self, stream: SequenceStream) -> AsyncIterator[Delta]:
+        """The last has the finish reason "abort" if the sequence was aborted."""
+        try:
+            async for delta in stream:
+                self.record.delta(delta)
+                yield delta
+        except RequestCancelled:
+            yield Delta("", [], [], FinishReason.ABORT)
+
+    async def parts(self, stream: SequenceStream) -> AsyncIterator[Sampled]:
+        of_prompt = stream.sequence.params.prompt_logprobs  # which no part has had
+        async for delta in self.deltas(stream):
+            yield Sampled(
+                delta.text,
+                delta.tokens,
+                None if delta.finish_reason is None else delta.finish_reason.value,
+                list(delta.logprobs),
+                len(stream.prompt_tokens),
+                stream.num_cached_tokens,
+                list(stream.prompt_logprobs) if of_prompt else [],
+            )
+            of_prompt = False
+
+    async def read_to_end(self, stream: SequenceStream) -> None:
+        async for delta in stream:
+            self.record.delta(delta)
+
+    def close(self) -> None:
         """Cancel the sequences that have not ended: nobody reads them any more."""
         for stream in self.streams:
             stream.cancel()
-
-    def _end_streams(self, error: DeadlineExceeded) -> None:
-        for stream in self.streams:
-            stream.end(error)
-
-    def ended(self, outcome: str, level: int, error: LlamaError | None = None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        total_s = time.monotonic() - self._began
-        num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
-        self._metrics.request_ended("handle", outcome, total_s, self._ttft_s, num_tokens, error)
-        fields = {"outcome": outcome} | self._fields
-        if error is not None:
-            fields["error"] = error.message
-        reasons = Counter(stream.finish_reason.value for stream in self.streams if stream.finish_reason is not None)
-        if self.streams:
-            fields["generated"] = num_tokens
-            fields["finish_reasons"] = dict(reasons)
-        if self._trace is not None:
-            self._trace.submitted(self.streams)
-            self._trace.end(outcome, num_tokens, reasons, self._ttft_s)
-        if self._ttft_s is not None:
-            fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
-        fields["total_ms"] = round(1000 * total_s, 1)
-        if self._trace is not None:
-            fields["trace_id"] = self._trace.trace_id
-        extra = {"log_to_stderr": level > logging.INFO, "event": "request", "fields": fields}
-        extra |= {"request_id": self._request_id, "skip_context_filter": True}
-        log.log(level, "request %s", json.dumps(fields, default=repr), extra=extra)
+        self.record.submitted(self.streams)
 
 
-def checked_limit(timeout_s: object) -> float | None:
-    """The time limit of a call in seconds; None for none. Raises InvalidParameter unless it is positive and finite."""
-    if timeout_s is None:
-        return None
-    try:
-        limit_s = math.nan if isinstance(timeout_s, bool | str | bytes) else float(timeout_s)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        limit_s = math.nan
-    if not 0 < limit_s < math.inf:
-        raise InvalidParameter("timeout_s must be a finite number of seconds greater than 0", param="timeout_s")
-    return limit_s
+class ChatReader:
+    """Reads the deltas of one answer."""
 
+    def __init__(self, engine: Engine, plan: Plan, stream: TokenStream) -> None:
+        """plan: of one prompt with one choice."""
+        self._answer = SingleAnswer(engine, plan, [stream])
+        self._ending = AnswerEnding(plan.answer_ending) if plan.answer_ending else None
+        self._stream = stream
+        self._id_seed = call_id_seed(plan.params[0].seed, 0, plan.prompts[0])
+        self._has_prompt_logprobs = plan.params[0].prompt_logprobs  # which no part has had
 
-def checked_n(n: object, num_prompts: int, most: int) -> int:
-    """`n`, the continuations of each prompt, as an int. most: sequences that an idle server can take at once.
-
-    Raises InvalidParameter unless `n` is within the bounds of HTTP's field, and the server could take all sequences.
-    """
-    count = whole_number("n", n)
-    if not 1 <= count <= MAX_CHOICES:
-        raise InvalidParameter(f"n must be from 1 to {MAX_CHOICES}", param="n")
-    if num_prompts * count > most:
-        raise InvalidParameter(f"n: prompts * n must be at most {most} (max_batch_size + max_queue)", param="n")
-    return count
-
-
-def checked_bad_words(words: object) -> Sequence[str]:
-    """`words`, which may be None for none. Raises InvalidParameter unless they are within the limits of HTTP's field."""
-    most = MAX_BAD_WORDS // 3  # each in up to three spellings
-    if words is None:
-        return ()
-    if not isinstance(words, list | tuple) or len(words) > most:
-        raise InvalidParameter(f"bad_words must be a list of at most {most} strings", param="bad_words")
-    if not all(isinstance(word, str) and 1 <= len(word) <= MAX_BAD_WORD_CHARS for word in words):
-        raise InvalidParameter(
-            f"bad_words: each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters", param="bad_words"
+    def part(self, delta: Delta) -> ChatPart:
+        answer, num_calls = self._answer, self._answer.num_calls
+        shown = delta if self._ending is None else self._ending.without(delta, self._stream)
+        pieces = answer.take(shown)
+        of_prompt = list(self._stream.prompt_logprobs) if self._has_prompt_logprobs else []
+        self._has_prompt_logprobs = False
+        return ChatPart(
+            "".join(piece.text for piece in pieces if isinstance(piece, Content)),
+            "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
+            self._calls(pieces, num_calls),
+            self._finish_reason(delta),
+            delta.tokens,
+            list(delta.logprobs),
+            answer.num_prompt,
+            answer.num_cached,
+            answer.num_reasoning,
+            of_prompt,
         )
-    return words
 
+    def _calls(self, pieces: Sequence[Piece], num_calls: int) -> list[ToolCallPart]:
+        """num_calls: before these pieces."""
+        calls: list[ToolCallPart] = []
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                calls.append(ToolCallPart(num_calls, call_id(self._id_seed, num_calls), piece.name, ""))
+                num_calls += 1
+            elif isinstance(piece, Arguments):
+                calls.append(ToolCallPart(num_calls - 1, "", "", piece.text))
+        return calls
 
-class WithoutLoggedErrors(logging.Filter):
-    """For Serve's logger, which logs each exception of a call as an ERROR with a traceback. Errors of the LlamaError tree have
-    had their line in the request log, which says whether the caller or the server is at fault. Of others the line keeps the
-    type and the place: their message may repeat a prompt.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is None:
-            return True
-        if isinstance(error, LlamaError):
-            return False
-        if record.getMessage().startswith("Request failed"):
-            record.msg, record.args = "Request failed.\n%s", (where(error),)
-            record.exc_info = record.exc_text = None
-        return True
-
-
-async def until_aborted(stream: SequenceStream) -> AsyncIterator[Delta]:
-    """The stream's deltas; the last has the finish reason "abort" if the sequence was aborted."""
-    try:
-        async for delta in stream:
-            yield delta
-    except RequestCancelled:
-        yield Delta("", [], [], FinishReason.ABORT)
-
-
-def prompt_logprobs_of(stream: SequenceStream) -> list[TokenLogprob]:
-    """Those of prompt positions 1, 2, ... that the request asked for; known with the first delta."""
-    return list(stream.prompt_logprobs) if stream.sequence.params.prompt_logprobs else []
-
-
-async def read_to_end(stream: SequenceStream, call: Call) -> None:
-    async for _ in stream:
-        call.on_delta()
+    def _finish_reason(self, delta: Delta) -> str | None:
+        if delta.finish_reason is None:
+            return None
+        return "tool_calls" if delta.finish_reason == "stop" and self._answer.num_calls else delta.finish_reason.value

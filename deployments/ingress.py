@@ -1,6 +1,6 @@
 """The Serve deployment: a replica's start, health and end.
 
-Its API by handle is in `handle_api`, `typed_api` and `chat_api`, by HTTP in `http.app`.
+Its API by handle is in `handle_api`, by HTTP in `http.app`.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from cluster.driver.standby import StandbyPool
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
 from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
-from deployments.chat_api import ChatHandleApi
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.handle_api import HandleApi
 from deployments.http.app import build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @serve.ingress()
-class LlamaIngress(ChatHandleApi):
+class LlamaIngress(HandleApi):
     """One replica: a service over the ranks of this replica's own placement group."""
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it

@@ -4,11 +4,29 @@ import logging
 from collections.abc import Sequence
 from logging.handlers import MemoryHandler
 
-from deployments.handle_call import WithoutLoggedErrors
 from deployments.http.request_log import Batched
-from llama_core.log_lines import JsonFormatter, LogFormat, SubjectFilter
+from llama_core.errors import LlamaError
+from llama_core.log_lines import JsonFormatter, LogFormat, SubjectFilter, where
 
 OURS = ("llama_core", "cluster", "deployments", "opentelemetry")
+
+
+class WithoutLoggedErrors(logging.Filter):
+    """For Serve's logger, which logs each exception of a call as an ERROR with a traceback. Errors of the LlamaError tree have
+    had their line in the request log, which says whether the caller or the server is at fault. Of others the line keeps the
+    type and the place: their message may repeat a prompt.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        if isinstance(error, LlamaError):
+            return False
+        if record.getMessage().startswith("Request failed"):
+            record.msg, record.args = "Request failed.\n%s", (where(error),)
+            record.exc_info = record.exc_text = None
+        return True
 
 
 class PassedOn(logging.Handler):

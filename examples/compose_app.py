@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.chat_api import ChatRequest
+from deployments.handle_types import ChatRequest
 from llama_core.grammar.build import json_schema_grammar
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tools.tool import Tool

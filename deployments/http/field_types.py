@@ -154,7 +154,7 @@ def _logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
-def _bad_words(value: object) -> list[str]:
+def bad_words_of(value: object) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > MAX_BAD_WORDS // 3:  # each in up to three spellings
@@ -192,7 +192,7 @@ Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LI
 Content = Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
 BadWords = Annotated[
-    list[str], PlainValidator(_bad_words), WithJsonSchema({"type": "array", "items": {"type": "string"}})
+    list[str], PlainValidator(bad_words_of), WithJsonSchema({"type": "array", "items": {"type": "string"}})
 ]
 TemplateVariables = Annotated[dict[str, Any], PlainValidator(_template_variables), WithJsonSchema({"type": "object"})]
 Ids = Annotated[list[int], FailFast(), WrapValidator(_integers)]

@@ -1,4 +1,4 @@
-"""The request log: one line of JSON for each HTTP request, and its metrics.
+"""The request log: one line of JSON for each HTTP request and each call by handle, and its metrics.
 
 The JSON is ASCII with control characters escaped, so nothing that a client sends can start a log line of its own.
 """
@@ -72,12 +72,15 @@ class RequestRecord:
         request_id: str,
         owner: str = "",
         trace: RequestTrace | None = None,
+        method: str = "",
     ) -> None:
-        """owner: that of the request's key, where keys are configured; otherwise the plan's `user` is logged as a digest."""
+        """owner: that of the request's key, where keys are configured; otherwise the plan's `user` is logged as a digest.
+        method: of a call by handle."""
         self._metrics = metrics
         self._path = path
         self.request_id = request_id
         self._owner = owner
+        self._method = method
         self._started_s = time.monotonic()
         self._ttft_s: float | None = None
         self._plan: Plan | None = None
@@ -157,6 +160,10 @@ class RequestRecord:
         fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}
         if self._owner:
             fields["owner"] = self._owner
+        if self._method:
+            fields["method"] = self._method
+            if error is not None:
+                fields["error"] = error.message
         if (plan := self._plan) is not None:
             fields |= {
                 "batch_size": len(plan.prompts),

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from deployments.args import ServerArgs
-from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.handle_types import ChatRequest
 from deployments.http.app import build_http_app
 from deployments.ingress import LlamaIngress
 from llama_core.errors import RequestAborted

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from deployments.args import ServerArgs
-from deployments.chat_answers import ChatAnswer, whole
-from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.handle_types import ChatAnswer, ChatRequest, whole
 from deployments.http.field_types import NOT_TEXT
 from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter

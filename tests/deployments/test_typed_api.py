@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import deployments.typed_api
+import deployments.handle_plans
 from deployments.args import ServerArgs
-from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.handle_call import Call, checked_bad_words
+from deployments.handle_call import Call
+from deployments.handle_types import ChatRequest, Sampled, Score
 from deployments.http.field_types import MAX_CHOICES
 from deployments.http.plan import Plan
+from deployments.http.request_log import RequestRecord
 from deployments.ingress import LlamaIngress
-from deployments.typed_api import Sampled, Score
 from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.grammar.build import json_schema_grammar, lark_grammar
 from llama_core.scheduling.request import TokenLogprob
@@ -87,7 +87,7 @@ async def test_an_n_of_too_many_choices_is_refused_before_any_prompt_is_read(
     ingress: Any, monkeypatch: pytest.MonkeyPatch, num_prompts: int, n: Any
 ) -> None:
     read: list[Any] = []
-    monkeypatch.setattr(ingress, "_tokens_of", read.append)
+    monkeypatch.setattr(ingress._plans, "_tokens_of", read.append)
     with pytest.raises(InvalidParameter) as refused:
         await ingress.sample([[1, 5]] * num_prompts, SamplingParams(0.0, max_tokens=3), n=n)  # 4 run and 256 wait
     assert refused.value.param == "n" and not read
@@ -123,7 +123,7 @@ async def test_bad_words_beyond_the_limits_of_http_are_refused_before_they_are_s
         spelled.append(words)
         return spellings(words, tokenizer)
 
-    monkeypatch.setattr(deployments.typed_api, "spellings", noted)
+    monkeypatch.setattr(deployments.handle_plans, "spellings", noted)
     refusals: list[Any] = [5, 0, "cat", b"cat", {"cat": 1}, [""], [3], ["cat"] * 33, ["c" * 65]]
     for words in refusals:
         for call in (
@@ -134,7 +134,6 @@ async def test_bad_words_beyond_the_limits_of_http_are_refused_before_they_are_s
                 await call
             assert refused.value.param == "bad_words"
     assert spelled == []
-    assert checked_bad_words(["c" * 64] * 32) == ["c" * 64] * 32
     await ingress.sample([[1, 5]] * 9, params, bad_words=["cat"] * 32)
     assert spelled == [["cat"] * 32]  # once, for all prompts
 
@@ -333,6 +332,7 @@ async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, ca
     sums = samples(ingress.metrics.render())
     assert line == {
         "outcome": "ok", "request_id": "mine", "path": "handle", "method": "sample", "batch_size": 2, "prompt_length": 3,
+        "n": 1, "stream": False, "without_eos": 2,
         "max_gen_len": 3, "temperature": 0.5, "top_p": 0.8, "generated": 6, "finish_reasons": {"length": 2},
         "ttft_ms": round(sums["prefill_time_ms_sum"], 1),
         "total_ms": round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1),
@@ -343,9 +343,9 @@ async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, ca
 
 
 async def test_a_call_that_has_ended_keeps_no_timer(ingress: Any) -> None:
-    call = Call(ingress.metrics, "sample", "mine")
+    call = Call(ingress.service, RequestRecord(ingress.metrics, "handle", "mine", method="sample"))
     call.ends_within(60.0)
-    call.ended("ok", logging.INFO)
+    call.close()
     assert call._deadline is not None and call._deadline.cancelled()
 
 

@@ -120,7 +120,7 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": "(a{1000}){1000}"}}, "structured_outputs.regex", "too many expressions"),
         ({"structured_outputs": {"regex": "a" * 200_000}}, "structured_outputs.regex", "196608 bytes"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "grammar"),
-        ({"structured_outputs": {"json": {"enum": [f"value {i}" for i in range(15000)]}}}, "structured_outputs.json", "196608 bytes"),
+        ({"structured_outputs": {"json": {"enum": ["value"] * 30000}}}, "structured_outputs.json", "196608 bytes"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
         ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", "not empty"),
         ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of json, "),

@@ -15,10 +15,10 @@ from opentelemetry import context, trace
 from deployments.args import ServerArgs
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.handle_api import HandleApi
 from deployments.http.app import build_http_app
 from deployments.tracing.request_trace import MAX_TRACED_CHOICES
 from deployments.tracing.tracing import Tracing, open_tracing
-from deployments.typed_api import TypedHandleApi
 from llama_core.errors import InvalidParameter
 from llama_core.log_lines import SubjectFilter
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -61,7 +61,7 @@ class Running:
         metrics = Metrics(in_ray=False)
         app = build_http_app(service, metrics, tracing=tracing)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
-        self.handle = TypedHandleApi()
+        self.handle = HandleApi()
         self.handle.service, self.handle.metrics, self.handle.tracing = service, metrics, tracing
 
     async def post(self, path: str, request_id: str, headers: dict[str, str] | None = None, **body: Any) -> int:
