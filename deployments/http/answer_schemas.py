@@ -1,168 +1,234 @@
-"""JSON schemas of the answers, for the OpenAPI document. Tests compare them with what the routes answer.
+"""The types of the answers, of which `openapi.py` makes schemas. Tests compare them with what the routes answer.
 
-A schema with a title is a component of the document by that name, of which generators of clients make a class.
+An answer may have more fields. Generators of clients make a class of each type.
 """
 
-from typing import Any, Final
+from typing import Annotated, Any, Literal, NotRequired
 
-Schema = dict[str, Any]
+from annotated_types import Ge
+from typing_extensions import TypedDict
 
-_STRING: Final[Schema] = {"type": "string"}
-_TEXT_OR_NULL: Final[Schema] = {"type": ["string", "null"]}
-_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-_NUMBER: Final[Schema] = {"type": "number"}
-_OBJECT_OR_NULL: Final[Schema] = {"type": ["object", "null"]}
-_FINISH: Final[Schema] = {"type": ["string", "null"]}
+Count = Annotated[int, Ge(0)]
+Logprobs = dict[str, Any] | None
 
 
-def _object(**properties: Schema) -> Schema:
-    """An object that has all of these and may have more."""
-    return {"type": "object", "required": list(properties), "properties": properties}
+class PromptTokensDetails(TypedDict):
+    cached_tokens: Count
 
 
-def _named(title: str, **properties: Schema) -> Schema:
-    return {"title": title, **_object(**properties)}
+class Usage(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
 
 
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
 
 
-def _optional(schema: Schema, **properties: Schema) -> Schema:
-    """The schema, whose object may have these properties too."""
-    schema["properties"] |= properties
-    return schema
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
-_USAGE: Final = _named(
-    "Usage",
-    prompt_tokens=_COUNT,
-    completion_tokens=_COUNT,
-    total_tokens=_COUNT,
-    prompt_tokens_details=_object(cached_tokens=_COUNT),
-)
-_TOKEN_IDS: Final = _list(_COUNT)
-_OF_PROMPT: Final = {"prompt_token_ids": _TOKEN_IDS, "prompt_logprobs": _list(_OBJECT_OR_NULL)}
-_FUNCTION: Final = _object(name=_STRING, arguments=_STRING)
-_MESSAGE: Final = _optional(
-    _object(role={"const": "assistant"}, content=_TEXT_OR_NULL, refusal=_TEXT_OR_NULL),
-    reasoning_content=_STRING,
-    reasoning=_STRING,
-    tool_calls=_list(_object(id=_STRING, type={"const": "function"}, function=_FUNCTION)),
-    function_call=_FUNCTION,
-)
+class AnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+    function_call: NotRequired[CalledFunction]
 
 
-def _choice(**fields: Schema) -> Schema:
-    choice = _object(index=_COUNT, **fields, logprobs=_OBJECT_OR_NULL, finish_reason=_FINISH)
-    return _optional(choice, token_ids=_TOKEN_IDS, stop_reason={"type": ["string", "integer", "null"]})
+class Choice(TypedDict):
+    index: Count
+    logprobs: Logprobs
+    finish_reason: str | None
+    token_ids: NotRequired[list[Count]]
+    stop_reason: NotRequired[str | int | None]
 
 
-def _generated(title: str, kind: str, choice: Schema) -> Schema:
-    names = _named(
-        title, id=_STRING, object={"const": kind}, created=_COUNT, model=_STRING, choices=_list(choice), usage=_USAGE
-    )
-    return _optional(names, system_fingerprint=_STRING, service_tier=_STRING)
+class CompletionChoice(Choice):
+    text: str
+    prompt_token_ids: NotRequired[list[Count]]
+    prompt_logprobs: NotRequired[list[Logprobs]]
 
 
-COMPLETION: Final = _generated("Completion", "text_completion", _optional(_choice(text=_STRING), **_OF_PROMPT))
-CHAT_COMPLETION: Final = _optional(
-    _generated("ChatCompletion", "chat.completion", _choice(message=_MESSAGE)), **_OF_PROMPT
-)
+class ChatChoice(Choice):
+    message: AnswerMessage
 
 
-def _scored(title: str, **item: Schema) -> Schema:
-    data = _list(_object(index=_COUNT, **item))
-    return _named(title, id=_STRING, object={"const": "list"}, created=_COUNT, model=_STRING, data=data, usage=_USAGE)
+class Generated(TypedDict):
+    id: str
+    created: Count
+    model: str
+    usage: Usage
+    system_fingerprint: NotRequired[str]
+    service_tier: NotRequired[str]
 
 
-SCORES: Final = _scored(
-    "Scores",
-    score=_NUMBER,
-    num_tokens=_COUNT,
-    is_greedy={"type": "boolean"},
-    tokens=_TOKEN_IDS,
-    token_logprobs=_list(_NUMBER),
-)
-CLASSES: Final = _scored(
-    "Classes",
-    label=_STRING,
-    probs=_list(_NUMBER),
-    num_classes=_COUNT,
-    labels=_list(_object(label=_STRING, prob=_NUMBER, score=_NUMBER, num_tokens=_COUNT)),
-)
-MODEL: Final = _named(
-    "Model",
-    id=_STRING,
-    object={"const": "model"},
-    created=_COUNT,
-    owned_by=_STRING,
-    root=_STRING,
-    parent={"type": "null"},
-    max_model_len=_COUNT,
-    type={"const": "model"},
-    display_name=_STRING,
-    created_at={"type": "string", "format": "date-time"},
-    lifecycle={"const": "active"},
-    max_input_tokens=_COUNT,
-    max_tokens=_COUNT,
-)
-MODELS: Final = _named(
-    "ModelList",
-    object={"const": "list"},
-    data=_list(MODEL),
-    has_more={"type": "boolean"},
-    first_id=_STRING,
-    last_id=_STRING,
-)
-TOKENS: Final = _named(
-    "TokenizedText",
-    count=_COUNT,
-    max_model_len=_COUNT,
-    tokens=_TOKEN_IDS,
-    token_strs={"type": ["array", "null"], "items": _STRING},
-)
-LOAD: Final = _named("ServerLoad", server_load=_COUNT)
-VERSION: Final = _named("Version", version=_STRING)
-TEXT: Final = _named("DetokenizedText", prompt=_STRING)
-TOKENIZER: Final = _named(
-    "TokenizerInfo",
-    bos_token=_TEXT_OR_NULL,
-    eos_token=_STRING,
-    chat_template=_TEXT_OR_NULL,
-    vocab_size=_COUNT,
-    max_model_len=_COUNT,
-)
-HEALTH: Final = _named("Health", status=_STRING)
-READINESS: Final = _named("Readiness", ready={"type": "boolean"}, phase=_STRING, detail=_STRING)
-PROPERTIES: Final = _named("ServerProperties", model=_STRING, phase=_STRING, max_seq_len=_COUNT)
-METRICS: Final = _STRING
-# No type: some programs compare the text of all events with it, some each event as an object.
-EVENTS: Final[Schema] = {"description": "server-sent events"}
-ERROR: Final = _named("Error", error=_object(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_STRING))
-_INPUT_AND_OUTPUT = _object(input_tokens=_COUNT, output_tokens=_COUNT)
-ANTHROPIC_MESSAGE: Final = _named(
-    "AnthropicMessage",
-    id=_STRING,
-    type={"const": "message"},
-    role={"const": "assistant"},
-    model=_STRING,
-    content=_list(_object(type=_STRING)),
-    stop_reason=_TEXT_OR_NULL,
-    stop_sequence=_TEXT_OR_NULL,
-    usage=_INPUT_AND_OUTPUT,
-)
-INPUT_TOKENS: Final = _named("InputTokens", input_tokens=_COUNT)
-RESPONSE: Final = _named(
-    "ResponseObject",
-    id=_STRING,
-    object={"const": "response"},
-    created_at=_NUMBER,
-    status=_STRING,
-    model=_STRING,
-    output=_list(_object(type=_STRING)),
-    usage=_INPUT_AND_OUTPUT,
-)
-ANTHROPIC_ERROR: Final = _named(
-    "AnthropicError", type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING
-)
+class Completion(Generated):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(Generated):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    prompt_token_ids: NotRequired[list[Count]]
+    prompt_logprobs: NotRequired[list[Logprobs]]
+
+
+class ScoredContinuation(TypedDict):
+    index: Count
+    score: float
+    num_tokens: Count
+    is_greedy: bool
+    tokens: list[Count]
+    token_logprobs: list[float]
+
+
+class Scores(Generated):
+    object: Literal["list"]
+    data: list[ScoredContinuation]
+
+
+class Label(TypedDict):
+    label: str
+    prob: float
+    score: float
+    num_tokens: Count
+
+
+class Classified(TypedDict):
+    index: Count
+    label: str
+    probs: list[float]
+    num_classes: Count
+    labels: list[Label]
+
+
+class Classes(Generated):
+    object: Literal["list"]
+    data: list[Classified]
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: Count
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: Count
+    max_tokens: Count
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+class TokenizedText(TypedDict):
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(TypedDict):
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    bos_token: str | None
+    eos_token: str
+    chat_template: str | None
+    vocab_size: Count
+    max_model_len: Count
+
+
+class ServerLoad(TypedDict):
+    server_load: Count
+
+
+class Version(TypedDict):
+    version: str
+
+
+class Health(TypedDict):
+    status: str
+
+
+class ServerReadiness(TypedDict):
+    ready: bool
+    phase: str
+    detail: str
+
+
+class ErrorObject(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(TypedDict):
+    error: ErrorObject
+
+
+class TokenUsage(TypedDict):
+    input_tokens: Count
+    output_tokens: Count
+
+
+class TypedPart(TypedDict):
+    type: str
+
+
+class AnthropicMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TypedPart]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: TokenUsage
+
+
+class InputTokens(TypedDict):
+    input_tokens: Count
+
+
+class AnthropicErrorObject(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str
+
+
+class ResponseObject(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: float
+    status: str
+    model: str
+    output: list[TypedPart]
+    usage: TokenUsage

@@ -35,7 +35,7 @@ class GenerationKind(Generic[BodyT]):
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
     serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
-    answer: answer_schemas.Schema
+    answer: type
     generates: bool = True
 
 
@@ -53,7 +53,7 @@ COMPLETIONS = GenerationKind(
     CompletionBody,
     plan_completion,
     _without_body(CompletionSerializer),
-    answer_schemas.COMPLETION,
+    answer_schemas.Completion,
 )
 CHAT = GenerationKind(
     "/v1/chat/completions",
@@ -62,7 +62,7 @@ CHAT = GenerationKind(
     ChatBody,
     plan_chat,
     _without_body(chat_serializer),
-    answer_schemas.CHAT_COMPLETION,
+    answer_schemas.ChatCompletion,
 )
 
 SCORE = GenerationKind(
@@ -72,7 +72,7 @@ SCORE = GenerationKind(
     ScoreBody,
     plan_score,
     _without_body(ScoreSerializer),
-    answer_schemas.SCORES,
+    answer_schemas.Scores,
     generates=False,
 )
 CLASSIFY = GenerationKind(
@@ -82,6 +82,6 @@ CLASSIFY = GenerationKind(
     ClassifyBody,
     plan_classify,
     _without_body(ClassifySerializer),
-    answer_schemas.CLASSES,
+    answer_schemas.Classes,
     generates=False,
 )

@@ -1,19 +1,21 @@
-"""Writes the OpenAPI document of a list of routes, from the pydantic schemas of their bodies."""
+"""Generates the OpenAPI document of a list of routes from the types of their bodies and answers."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
-from deployments.http import answer_schemas
+from deployments.http.answer_schemas import AnthropicError, Error
 from deployments.http.auth import PROBE_PATHS
 from deployments.http.errors import ANTHROPIC_PREFIX
 from deployments.http.routing import ApiRoute
 
 TITLE, VERSION = "Llama on Ray", "1"
 DESCRIPTION = "OpenAI's completions, chat completions and responses, and Anthropic's messages."
+# No type: some programs compare the text of all events with it, some each event as an object.
+_EVENTS = {"description": "server-sent events"}
 _REF = "#/components/schemas/{model}"
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -38,49 +40,42 @@ _ERRORS = {
 }
 
 
+Schemas = Mapping[Any, dict[str, Any]]  # by type
+
+
 def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of all routes that have a tag."""
     shown = [route for route in routes if route.include_in_schema]
-    bodies = [route.body for route in shown if route.body is not None]
-    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
-    of_bodies = _used(schemas["$defs"], [body.__name__ for body in bodies])
-    for schema in of_bodies.values():
-        _allow_null(schema)
+    bodies = {route.body for route in shown if route.body is not None}
+    answers = {Error, AnthropicError, *(route.answer for route in shown)}
+    adapters = [(kind, TypeAdapter(kind)) for kind in sorted(bodies | answers, key=lambda kind: kind.__name__)]
+    made, defined = TypeAdapter.json_schemas([(kind, "validation", each) for kind, each in adapters], ref_template=_REF)
+    schemas = {kind: schema for (kind, _), schema in made.items()}
+    components = _used(defined["$defs"], schemas.values())
+    for name in _used(components, [schemas[body] for body in bodies]):
+        _allow_null(components[name])
     paths: dict[str, dict[str, Any]] = {}
-    of_answers: dict[str, Any] = {}
     for route in shown:
-        paths.setdefault(route.path_format, {})[route.method] = _operation(route, of_answers)
+        paths.setdefault(route.path_format, {})[route.method] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": TITLE, "description": DESCRIPTION, "version": VERSION},
         "paths": paths,
-        "components": {"schemas": {**of_bodies, **of_answers}, "securitySchemes": _SECURITY},
+        "components": {"schemas": components, "securitySchemes": _SECURITY},
         "security": _ANY_KEY,
     }
 
 
-def _used(schemas: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Of the schemas, those that `names` refer to. pydantic also lists the classes that validators of our own return."""
-    found: set[str] = set()
-    remaining = list(names)
+def _used(schemas: Mapping[str, Any], of: Iterable[Any]) -> dict[str, Any]:
+    """Of the schemas, those that `of` refer to. pydantic also lists the classes that validators of our own return."""
+    found: dict[str, Any] = {}
+    remaining = [*of]
     while remaining:
-        if (name := remaining.pop()) not in found:
-            found.add(name)
-            remaining += re.findall(_REF.format(model=r"(\w+)"), json.dumps(schemas[name]))
-    return {name: schema for name, schema in schemas.items() if name in found}
-
-
-def _with_references(schema: Any, components: dict[str, Any]) -> Any:
-    """The schema of an answer with a reference for each part that has a title, which is added to `components`."""
-    if isinstance(schema, list):
-        return [_with_references(each, components) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    made = {key: _with_references(each, components) for key, each in schema.items()}
-    if (title := made.get("title")) is None:
-        return made
-    components[title] = made
-    return {"$ref": _REF.format(model=title)}
+        for name in re.findall(_REF.format(model=r"(\w+)"), json.dumps(remaining.pop())):
+            if name not in found:
+                found[name] = schemas[name]
+                remaining.append(schemas[name])
+    return dict(sorted(found.items()))
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -92,8 +87,8 @@ def _allow_null(schema: dict[str, Any]) -> None:
             schema["properties"][name] = {"anyOf": [property_, {"type": "null"}], **kept}
 
 
-def _operation(route: ApiRoute, components: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI operation object of one route. Adds the schemas of its answers to `components`."""
+def _operation(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
+    """The OpenAPI operation object of one route."""
     operation: dict[str, Any] = {"tags": [route.tag], "summary": route.summary, "description": route.description}
     operation["operationId"] = re.sub(r"\W+", "_", f"{route.method} {route.path_format}").strip("_")
     if route.param_convertors:
@@ -102,21 +97,22 @@ def _operation(route: ApiRoute, components: dict[str, Any]) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": string} for name in route.param_convertors
         ]
     if route.body is not None:
-        schema = {"$ref": _REF.format(model=route.body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    operation["responses"] = _responses(route, components)
+        content = {"application/json": {"schema": schemas[route.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    operation["responses"] = _responses(route, schemas)
     if route.path in PROBE_PATHS:
         operation["security"] = []
     return operation
 
 
-def _responses(route: ApiRoute, components: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {route.media_type: {"schema": _with_references(route.answer, components)}}
+def _responses(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
+    content: dict[str, Any] = {route.media_type: {"schema": schemas[route.answer]}}
     if route.body is not None and "stream" in route.body.model_fields:
-        content["text/event-stream"] = {"schema": answer_schemas.EVENTS}
+        content["text/event-stream"] = {"schema": _EVENTS}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
-    schema = answer_schemas.ANTHROPIC_ERROR if route.path.startswith(ANTHROPIC_PREFIX) else answer_schemas.ERROR
-    error = {"application/json": {"schema": _with_references(schema, components)}}
+    error = {
+        "application/json": {"schema": schemas[AnthropicError if route.path.startswith(ANTHROPIC_PREFIX) else Error]}
+    }
     refused = () if route.path in PROBE_PATHS else (401, 403)
     for status in sorted({*route.statuses, *refused}):
         responses[str(status)] = {"description": _ERRORS[status], "content": error}

@@ -9,7 +9,7 @@ from importlib import metadata
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Engine, EngineState
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
 from deployments.http import answer_schemas
 from deployments.http.errors import error_object, json_response, retry_after_s
@@ -71,7 +71,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
             tag="models",
             summary="Models",
             description="The one model that is served.",
-            answer=answer_schemas.MODELS,
+            answer=answer_schemas.ModelList,
         ),
         ApiRoute(
             "/v1/models/{model_id:path}",
@@ -79,7 +79,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
             tag="models",
             summary="Model",
             description="404 for another name.",
-            answer=answer_schemas.MODEL,
+            answer=answer_schemas.Model,
             statuses=(404,),
         ),
     ]
@@ -130,7 +130,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             description="Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template "
             "writes it.",
             body=TokenizeBody,
-            answer=answer_schemas.TOKENS,
+            answer=answer_schemas.TokenizedText,
             statuses=BODY_STATUSES,
         ),
         ApiRoute(
@@ -141,7 +141,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             summary="Detokenize",
             description="Text of ids; control tokens have none unless `skip_special_tokens` is false.",
             body=DetokenizeBody,
-            answer=answer_schemas.TEXT,
+            answer=answer_schemas.DetokenizedText,
             statuses=BODY_STATUSES,
         ),
         ApiRoute(
@@ -150,7 +150,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tag="tokenizer",
             summary="Tokenizer",
             description="Names of the control tokens, and the chat template; null for a model without one.",
-            answer=answer_schemas.TOKENIZER,
+            answer=answer_schemas.TokenizerInfo,
             statuses=(503,),
         ),
     ]
@@ -188,7 +188,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
             tag="operation",
             summary="Liveness",
             description="503 when only a restart helps. A server that loads is alive; see /ready.",
-            answer=answer_schemas.HEALTH,
+            answer=answer_schemas.Health,
             statuses=(503,),
         ),
         *(
@@ -199,7 +199,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
                 tag="operation",
                 summary="Liveness",
                 description="The same as /health, by the name that SageMaker asks for.",
-                answer=answer_schemas.HEALTH,
+                answer=answer_schemas.Health,
                 statuses=(503,),
             )
             for method in ("GET", "POST")
@@ -211,7 +211,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
             summary="Readiness",
             description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
             "has failed.",
-            answer=answer_schemas.READINESS,
+            answer=answer_schemas.ServerReadiness,
             statuses=(503,),
         ),
     ]
@@ -244,7 +244,7 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Load",
             description="Requests that run or wait in this replica.",
-            answer=answer_schemas.LOAD,
+            answer=answer_schemas.ServerLoad,
         ),
         ApiRoute(
             "/version",
@@ -252,7 +252,7 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Version",
             description="Of the server.",
-            answer=answer_schemas.VERSION,
+            answer=answer_schemas.Version,
         ),
         ApiRoute(
             "/metrics",
@@ -260,7 +260,7 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Metrics",
             description="This replica's metrics as Prometheus text; Ray's own metrics have them too.",
-            answer=answer_schemas.METRICS,
+            answer=str,
             media_type="text/plain",
         ),
         ApiRoute(
@@ -269,7 +269,7 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Properties",
             description="Model, ranks, limits and load.",
-            answer=answer_schemas.PROPERTIES,
+            answer=EngineState,
         ),
     ]
 

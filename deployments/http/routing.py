@@ -1,7 +1,6 @@
 """A route of the application, with its entry of the API reference."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,7 +26,7 @@ MAX_NAMED_CHARS = 100
 class ApiRoute(Route):
     """One method of one path. A route without a `tag` is left out of the API reference.
 
-    body: its body's schema. answer: the JSON schema of a 200. statuses: of its errors, beside 401 and 403.
+    body: its body's schema. answer: the type of a 200's content. statuses: of its errors, beside 401 and 403.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class ApiRoute(Route):
         summary: str = "",
         description: str = "",
         body: type[BaseModel] | None = None,
-        answer: Mapping[str, Any] = MappingProxyType({}),
+        answer: type = str,
         statuses: Sequence[int] = (),
         media_type: str = "application/json",
     ) -> None:

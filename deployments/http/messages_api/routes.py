@@ -22,7 +22,7 @@ MESSAGES = GenerationKind(
     MessagesBody,
     plan_messages,
     MessagesSerializer,
-    answer_schemas.ANTHROPIC_MESSAGE,
+    answer_schemas.AnthropicMessage,
 )
 
 
@@ -44,6 +44,6 @@ def count_tokens_route(engine: Engine, bodies: BodyReader, encoder: PromptEncode
         summary="Count tokens",
         description="Tokens of the prompt that a body of /v1/messages makes, tools included.",
         body=CountTokensBody,
-        answer=answer_schemas.INPUT_TOKENS,
+        answer=answer_schemas.InputTokens,
         statuses=BODY_STATUSES,
     )

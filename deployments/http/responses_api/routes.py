@@ -12,5 +12,5 @@ RESPONSES = GenerationKind(
     ResponsesBody,
     plan_response,
     ResponsesSerializer,
-    answer_schemas.RESPONSE,
+    answer_schemas.ResponseObject,
 )

@@ -180,9 +180,11 @@ async def test_the_api_reference_describes_every_field_with_ids(path: str) -> No
     answer = (await post(FakeEngine("Hi."), path, **body)).json()
     document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()
     named = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
-    described = document["components"]["schemas"][named.rpartition("/")[2]]
-    assert answer.keys() <= described["properties"].keys()
-    assert answer["choices"][0].keys() <= described["properties"]["choices"]["items"]["properties"].keys()
+    schemas = document["components"]["schemas"]
+    described = schemas[named.rpartition("/")[2]]["properties"]
+    assert answer.keys() <= described.keys()
+    choice = schemas[described["choices"]["items"]["$ref"].rpartition("/")[2]]
+    assert answer["choices"][0].keys() <= choice["properties"].keys()
 
 
 class Loaded(FakeEngine):
