@@ -81,9 +81,9 @@ class HandlePlans:
             ids = tokenizer.encode(prompt + continuation, bos=True, eos=False)
             begin = min(len(before), len(ids) - 1) if continuation else len(ids)
         else:
-            is_text = isinstance(continuation, str)
-            after = tokenizer.encode(continuation, bos=False, eos=False) if is_text else list(continuation)
-            ids, begin = before + after, len(before)
+            if isinstance(continuation, str):
+                continuation = tokenizer.encode(continuation, bos=False, eos=False)
+            ids, begin = [*before, *continuation], len(before)
         if not 1 <= begin < len(ids):
             raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
         return ids, begin

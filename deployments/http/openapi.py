@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from deployments.http.answer_schemas import AnthropicError, Error
 from deployments.http.auth import PROBE_PATHS
@@ -48,8 +49,11 @@ def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
     shown = [route for route in routes if route.include_in_schema]
     bodies = {route.body for route in shown if route.body is not None}
     answers = {Error, AnthropicError, *(route.answer for route in shown)}
-    adapters = [(kind, TypeAdapter(kind)) for kind in sorted(bodies | answers, key=lambda kind: kind.__name__)]
-    made, defined = TypeAdapter.json_schemas([(kind, "validation", each) for kind, each in adapters], ref_template=_REF)
+    kinds: list[type] = sorted({*bodies, *answers}, key=lambda kind: kind.__name__)
+    typed: list[tuple[type, JsonSchemaMode, TypeAdapter[Any]]] = [
+        (kind, "validation", TypeAdapter(kind)) for kind in kinds
+    ]
+    made, defined = TypeAdapter.json_schemas(typed, ref_template=_REF)
     schemas = {kind: schema for (kind, _), schema in made.items()}
     components = _used(defined["$defs"], schemas.values())
     for name in _used(components, [schemas[body] for body in bodies]):
