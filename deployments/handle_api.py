@@ -139,7 +139,7 @@ class HandleApi:
         """
         with self._call("stream", request_id) as call:
             params = replace(self._params(max_gen_len, temperature, top_p, top_k), seed=self._seed(seed))
-            call.submit(Plan([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop)))
+            call.submit(Plan([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop), stream=True))
             async for part in call.parts(call.streams[0]):
                 yield {"generation": part.text, "tokens": part.tokens, "finish_reason": part.finish_reason}
 
@@ -191,7 +191,9 @@ class HandleApi:
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
             plan = await self._plans.sample([prompt], params, 1, bad_words, owner)
-            plan = replace(plan, stop=tuple(stop), priority=priority, skip_special_tokens=skip_special_tokens)
+            plan = replace(
+                plan, stop=tuple(stop), priority=priority, skip_special_tokens=skip_special_tokens, stream=True
+            )
             call.submit(plan, limit_s)
             async for part in call.parts(call.streams[0]):
                 yield part
@@ -230,17 +232,17 @@ class HandleApi:
         `structured_outputs` is.
         """
         with self._call("chat", request.request_id) as call:
-            return whole([part async for part in self._chat_parts(call, request, params)])
+            limit_s, plan = checked_limit(request.timeout_s), await self._plans.chat(request, params)
+            return whole([part async for part in self._chat_parts(call, plan, limit_s)])
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
         with self._call("stream_chat", request.request_id) as call:
-            async for part in self._chat_parts(call, request, params):
+            limit_s, plan = checked_limit(request.timeout_s), await self._plans.chat(request, params)
+            async for part in self._chat_parts(call, replace(plan, stream=True), limit_s):
                 yield part
 
-    async def _chat_parts(self, call: Call, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
-        limit_s = checked_limit(request.timeout_s)
-        plan = await self._plans.chat(request, params)
+    async def _chat_parts(self, call: Call, plan: Plan, limit_s: float | None) -> AsyncIterator[ChatPart]:
         call.submit(plan, limit_s)
         (stream,) = call.streams
         reader = ChatReader(self.service, plan, stream)

@@ -5,10 +5,10 @@ An answer may have more fields. Generators of clients make a class of each type.
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from annotated_types import Ge
+from pydantic import Field
 from typing_extensions import TypedDict
 
-Count = Annotated[int, Ge(0)]
+Count = Annotated[int, Field(ge=0)]
 Logprobs = dict[str, Any] | None
 
 

@@ -41,7 +41,7 @@ SUCCESSORS = {
     "structural_tag": "structured_outputs.structural_tag",
     "json_schema": "structured_outputs.json", "regex": "structured_outputs.regex", "grammar": "structured_outputs.grammar",
     "ebnf": "structured_outputs.grammar", "n_predict": "max_tokens", "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty", "n_cmpl": "n", "input_ids": "prompt",
+    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty", "n_cmpl": "n",
 }  # fmt: skip
 NEUTRAL: Neutral = dict.fromkeys(SUCCESSORS, empty) | {
     "length_penalty": equals(1), "typical_p": equals(1), "suffix": equals(""), "use_beam_search": equals(False),

@@ -339,7 +339,8 @@ async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, ca
     }  # fmt: skip
     await listed(ingress.stream_sample([1, 5], params))
     streamed = json.loads(caplog.records[-1].getMessage().removeprefix("request "))
-    assert (streamed["method"], streamed["generated"]) == ("stream_sample", 3) and "ttft_ms" in streamed
+    assert (streamed["method"], streamed["stream"], streamed["generated"]) == ("stream_sample", True, 3)
+    assert "ttft_ms" in streamed
 
 
 async def test_a_call_that_has_ended_keeps_no_timer(ingress: Any) -> None:
