@@ -18,8 +18,7 @@ from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.runner import Runner
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
-from deployments.engine.step_report import StepReports
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepReports, StepStats
 from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.step_stats import Intervals
+from deployments.engine.step_report import Intervals
 from llama_core.errors import EngineError, RequestAborted
 from llama_core.log_lines import of_request, where
 from llama_core.scheduling.request import FinishReason, Sequence

@@ -18,7 +18,7 @@ import ray
 from deployments.engine.interface import Engine
 from deployments.engine.metric import MetricSet
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
 from llama_core.errors import EngineError, LlamaError, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.request import FinishReason

@@ -17,7 +17,7 @@ from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.generation_config import read_recommended_sampling
 from llama_core.checkpoint.rank_share import RankShare

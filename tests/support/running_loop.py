@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepStats
 from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.engine import engine_loop
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepStats
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import RequestCancelled
 from llama_core.scheduling.request import FinishReason

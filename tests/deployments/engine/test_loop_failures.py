@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepStats
 from llama_core.errors import EngineError, NonFiniteLogits, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.scheduler import Scheduler

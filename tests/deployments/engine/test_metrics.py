@@ -13,7 +13,7 @@ from deployments.engine import metrics as metrics_module
 from deployments.engine.interface import EngineState
 from deployments.engine.metric import Histogram, MetricSet
 from deployments.engine.metrics import PATHS, Metrics
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
 from deployments.http.app import build_http_app
 from llama_core.errors import QueueFull

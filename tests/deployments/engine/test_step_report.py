@@ -3,8 +3,7 @@
 import asyncio
 
 from deployments.engine.step_pacing import SentStep
-from deployments.engine.step_report import StepReports
-from deployments.engine.step_stats import StepStats
+from deployments.engine.step_report import StepReports, StepStats
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
