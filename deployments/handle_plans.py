@@ -13,8 +13,8 @@ from deployments.http.plan import Plan, answer_parsing, chat_grammar, encode_cha
 from deployments.http.prompt_encoder import PromptEncoder, TextLimits
 from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 from llama_core.grammar.build import callers_grammar
+from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 from llama_core.text.spellings import spellings
 
 Result = TypeVar("Result")

@@ -1,7 +1,6 @@
 """The fields that ask for structured output become a grammar; what cannot be followed is a 400 that names the field."""
 
 import asyncio
-import json
 import threading
 from typing import Any
 from unittest.mock import patch
