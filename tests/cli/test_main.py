@@ -22,7 +22,7 @@ from tests.support.programs import REPOSITORY, environment
 COMMANDS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 RUNS = {
     "up": "deployments.local.up.serve_file",
-    **{name: f"cli.{name}.run" for name in ("estimate", "chat", "convert")},
+    **{name: f"cli.{name}.run" for name in ("estimate", "chat")},
 }
 # That the server or another library reads too.
 SHARED = {
@@ -35,7 +35,7 @@ SHARED = {
     },
 }
 UNITS = ("TOKENS", "SIZE", "COUNT")
-COUNTS_OF_FEW = {("estimate", "--ranks"), ("convert", "--shards")}
+COUNTS_OF_FEW = {("estimate", "--ranks")}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ import yaml
 
 from benchmarks.harness.programs import free_port
 from deployments.args import PROJECT_ROOT
-from deployments.local import checks, up
+from deployments.local import checks, process_tag, up
 from deployments.local.checks import Finding, examine, exit_status, joined_cluster
 from deployments.local.config_file import ConfigFile, read_config
+from deployments.local.shutdown import Shutdown
 from tests.support.checkpoints import WIDE, random_weights, split, write
 
 NOBODY = 65534
@@ -267,12 +269,16 @@ def test_up_leaves_files_and_placement_on_another_cluster_to_its_nodes(
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(up, "_run", lambda *_: begun.append("Ray"))
-    monkeypatch.setattr(up, "_end", lambda *_: None)
+    monkeypatch.setattr(up, "keep_files_private", lambda: None)
+    monkeypatch.setattr(process_tag, "start_watcher", lambda *_: None)
+    monkeypatch.setattr(Shutdown, "start", lambda _: None)
+    monkeypatch.setattr(Shutdown, "end", lambda _: sys.exit(1))
     monkeypatch.setattr(up, "_set_environment", lambda *_, **__: False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
     assert (joined_cluster() is None) is not starts
-    assert up.serve_file(config, ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True) == 1
+    with pytest.raises(SystemExit, match="1"):
+        sys.exit(up.serve_file(config, ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True))
     assert bool(begun) is starts
 
 
