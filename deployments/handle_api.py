@@ -44,6 +44,7 @@ from llama_core.results import (
     generation_params,
     generation_result,
 )
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
 
@@ -139,7 +140,8 @@ class HandleApi:
         """
         with self._call("stream", request_id) as call:
             params = replace(self._params(max_gen_len, temperature, top_p, top_k), seed=self._seed(seed))
-            call.submit(Plan([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop), stream=True))
+            request = Request([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop))
+            call.submit(Plan(request, stream=True))
             async for part in call.parts(call.streams[0]):
                 yield {"generation": part.text, "tokens": part.tokens, "finish_reason": part.finish_reason}
 
@@ -169,9 +171,8 @@ class HandleApi:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
             n = checked_n(n, len(prompts), self.service.config.max_batch_size + self.service.args.max_queue)
             limit_s = checked_limit(timeout_s)
-            plan = await self._plans.sample(prompts, params, n, bad_words, owner)
-            plan = replace(plan, stop=tuple(stop), priority=priority, skip_special_tokens=skip_special_tokens)
-            call.submit(plan, limit_s)
+            options = Request((), (), n, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
+            call.submit(Plan(await self._plans.sample(prompts, params, bad_words, options)), limit_s)
             return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
 
     async def stream_sample(
@@ -190,11 +191,9 @@ class HandleApi:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
-            plan = await self._plans.sample([prompt], params, 1, bad_words, owner)
-            plan = replace(
-                plan, stop=tuple(stop), priority=priority, skip_special_tokens=skip_special_tokens, stream=True
-            )
-            call.submit(plan, limit_s)
+            options = Request((), (), 1, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
+            request = await self._plans.sample([prompt], params, bad_words, options)
+            call.submit(Plan(request, stream=True), limit_s)
             async for part in call.parts(call.streams[0]):
                 yield part
 
@@ -308,7 +307,7 @@ class HandleApi:
         self, call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int | None, echo: bool
     ) -> Generated:
         each = [replace(params, seed=self._seed(seed)) for _ in prompts]
-        await call.read_all(Plan([list(prompt) for prompt in prompts], each))
+        await call.read_all(Plan(Request([list(prompt) for prompt in prompts], each)))
         return generation_result([stream.sequence for stream in call.streams], params.logprobs is not None, echo)
 
     @cached_property  # Serve owns the constructor

@@ -14,7 +14,7 @@ from deployments.http.plan import Plan
 from deployments.http.request_log import RequestRecord
 from deployments.http.single_answer import SingleAnswer
 from llama_core.errors import CallersDeadlineExceeded, QueueFull, RequestCancelled
-from llama_core.scheduling.request import FinishReason
+from llama_core.scheduling.request import FinishReason, Request
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 
@@ -29,35 +29,27 @@ class Call:
         self._deadline: asyncio.TimerHandle | None = None
 
     def planned(self, plan: Plan) -> None:
-        if plan.prompts:
+        if plan.request.prompts:
             self.record.planned(plan)
         if self._service.args.log_prompts:
-            self.record.prompts_are([self._service.tokenizer.decode(prompt) for prompt in plan.prompts])
+            self.record.prompts_are([self._service.tokenizer.decode(prompt) for prompt in plan.request.prompts])
 
     def submit(self, plan: Plan, limit_s: float | None = None) -> None:
-        """Queue all of the plan's choices. limit_s: as of `ends_within`. Raises what `LlamaService.submit_all` raises."""
+        """Queue all of the plan's choices. limit_s: as of `ends_within`. Raises what `LlamaService.submit` raises."""
         self.planned(plan)
-        if not plan.prompts:
+        if not plan.request.prompts:
             return
-        self.streams += self._service.submit_all(
-            list(plan.choices()),
-            stop=plan.stop,
-            owner=plan.owner,
-            priority=plan.priority,
-            skip_special_tokens=plan.skip_special_tokens,
-            shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
-            is_timed=self.record.is_traced,
-        )
+        self.streams += self._service.submit(plan.request, is_timed=self.record.is_traced)
         self.ends_within(limit_s)
 
     async def read_all(self, plan: Plan) -> None:
         """Queue the plan's choices, as many at once as the queue takes, and read them all. Raises RequestAborted."""
         self.planned(plan)
         num_read = 0
-        for choice in plan.choices():
+        for prompt, params in plan.request.choices():
             while True:
                 try:
-                    self.streams += self._service.submit_all([choice], is_timed=self.record.is_traced)
+                    self.streams += self._service.submit(Request([prompt], [params]), is_timed=self.record.is_traced)
                     break
                 except QueueFull:  # until some of this call's own have ended
                     if num_read == len(self.streams):
@@ -124,8 +116,8 @@ class ChatReader:
         self._answer = SingleAnswer(engine, plan, [stream])
         self._ending = AnswerEnding(plan.answer_ending) if plan.answer_ending else None
         self._stream = stream
-        self._id_seed = call_id_seed(plan.params[0].seed, 0, plan.prompts[0])
-        self._has_prompt_logprobs = plan.params[0].prompt_logprobs  # which no part has had
+        self._id_seed = call_id_seed(plan.request.params[0].seed, 0, plan.request.prompts[0])
+        self._has_prompt_logprobs = plan.request.params[0].prompt_logprobs  # which no part has had
 
     def part(self, delta: Delta) -> ChatPart:
         answer, num_calls = self._answer, self._answer.num_calls

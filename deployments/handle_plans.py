@@ -14,6 +14,7 @@ from deployments.http.prompt_encoder import PromptEncoder, TextLimits
 from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import callers_grammar
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 from llama_core.text.spellings import spellings
 
@@ -31,11 +32,10 @@ class HandlePlans:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams],
-        n: int,
         bad_words: object,
-        owner: str,
-    ) -> Plan:
-        """params: for all prompts, or one for each."""
+        options: Request,
+    ) -> Request:
+        """params: for all prompts, or one for each. options: the request without prompts and parameters."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
@@ -43,14 +43,14 @@ class HandlePlans:
             words = bad_words_of(list(bad_words) if isinstance(bad_words, tuple) else bad_words)
         except InvalidParameter as error:
             raise InvalidParameter(f"bad_words: {error.message}", param="bad_words") from None
-        spelled, encoder = spellings(words, self._service.tokenizer), self._encoder.of(owner)
+        spelled, encoder = spellings(words, self._service.tokenizer), self._encoder.of(options.owner)
         made: dict[int, SamplingParams] = {}  # prompts may share one object
         for own in each:
             if id(own) not in made:
                 grammar = await encoder.grammar(callers_grammar(own.grammar), "grammar") if own.grammar else ""
                 made[id(own)] = replace(own, grammar=grammar, bad_words=(*own.bad_words, *spelled))
         ids = [await self.prompt_ids(prompt) for prompt in prompts]
-        return Plan(ids, [made[id(own)] for own in each], n=n, owner=owner)
+        return replace(options, prompts=ids, params=[made[id(own)] for own in each])
 
     async def score(self, prompt: Any, continuations: Any) -> tuple[list[list[int]], Plan]:
         """Where what is scored begins, for each continuation of each prompt, and the plan of all of them."""
@@ -63,7 +63,7 @@ class HandlePlans:
         ]
         ids = [ids for own in pairs for ids, _ in own]
         params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
-        return [[begin for _, begin in own] for own in pairs], Plan(ids, [params] * len(ids))
+        return [[begin for _, begin in own] for own in pairs], Plan(Request(ids, [params] * len(ids)))
 
     async def _pairs(self, prompt: Prompt, continuations: Sequence[Continuation] | None) -> list[tuple[list[int], int]]:
         """The ids of the prompt with each continuation, and where what is scored begins."""
@@ -99,13 +99,18 @@ class HandlePlans:
             grammar, param = callers_grammar(params.grammar), "grammar"
         parsing = answer_parsing(body, self._service, use, prompt, has_grammar=bool(grammar))
         bad_words = (*params.bad_words, *spellings(body.bad_words, self._service.tokenizer))
-        return Plan(
+        grammar = await chat_grammar(grammar, param, encoder, parsing)
+        wanted = Request(
             [prompt],
-            [replace(params, grammar=await chat_grammar(grammar, param, encoder, parsing), bad_words=bad_words)],
+            [replace(params, grammar=grammar, bad_words=bad_words)],
             stop=tuple(body.stop),
             owner=request.owner,
             priority=request.priority,
             skip_special_tokens=request.skip_special_tokens,
+            shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
+        )
+        return Plan(
+            wanted,
             answer_ending=self._service.chat_format.answer_ending,
             continues_prompt=body.chat_options.continue_final_message,
             parsing=parsing,

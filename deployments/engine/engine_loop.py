@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 
 from deployments.engine.live_streams import LiveStreams
@@ -22,8 +23,7 @@ from deployments.engine.step_report import StepReports, StepStats
 from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Sequence, check_prompt
-from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.request import Request, Sequence, check_prompt
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
@@ -80,32 +80,7 @@ class EngineLoop:
             error.retry_after_s = self._retry.seconds(self.scheduler.num_waiting)
             raise
 
-    def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        *,
-        stop: Seq[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        cache_scope: str = "",
-    ) -> SequenceStream:
-        """`submit_all` of one choice."""
-        choices = [(prompt, params)]
-        return self.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)[0]
-
-    def submit_all(
-        self,
-        choices: Seq[tuple[list[int], SamplingParams]],
-        *,
-        stop: Seq[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        cache_scope: str = "",
-        skip_special_tokens: bool = True,
-        shown_tokens: frozenset[int] = frozenset(),
-        is_timed: bool = False,
-    ) -> list[SequenceStream]:
+    def submit(self, request: Request, *, is_timed: bool = False) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
         is_timed: measure the time of their texts too.
@@ -113,50 +88,27 @@ class EngineLoop:
         """
         self._check_takes_requests()
         vocab_size, max_seq_len = self._tokenizer.n_words, self.max_seq_len
-        given = {id(prompt): prompt for prompt, _ in choices}  # the choices of a prompt share one list
-        checked = {key: check_prompt(prompt, vocab_size, max_seq_len) for key, prompt in given.items()}
-        prompts = [checked[id(prompt)] for prompt, _ in choices]
-        for params in {id(params): params for _, params in choices}.values():
+        request = replace(
+            request, prompts=[check_prompt(prompt, vocab_size, max_seq_len) for prompt in request.prompts]
+        )
+        for params in {id(params): params for params in request.params}.values():
             params.check_tokens(vocab_size)
-        self.check_capacity(owner, [len(prompt) for prompt in prompts])
+        self.check_capacity(request.owner, [len(prompt) for prompt in request.prompts for _ in range(request.n)])
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
         sequences = []  # all of them are valid before the first is queued
-        for prompt, (_, params) in zip(prompts, choices, strict=True):
+        for prompt, params in request.choices():
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
             if params.min_tokens > (room := max_length - len(prompt)):
                 raise InvalidParameter(
                     f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens"
                 )
-            seq = Sequence(
-                prompt,
-                params,
-                max_length,
-                owner=owner,
-                priority=priority,
-                cache_scope=cache_scope,
-                request_id=request_id,
-            )
-            sequences.append(seq)
-        return [self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed) for seq in sequences]
+            owner, priority, scope = request.owner, request.priority, request.cache_scope
+            sequences.append(Sequence(prompt, params, max_length, owner, priority, scope, request_id))
+        return [self._add(seq, request, is_timed) for seq in sequences]
 
-    def _add(
-        self,
-        seq: Sequence,
-        stop: Seq[str],
-        skip_special_tokens: bool,
-        shown_tokens: frozenset[int],
-        is_timed: bool,
-    ) -> SequenceStream:
-        stream = SequenceStream(
-            seq,
-            self._tokenizer,
-            stop,
-            self._streams.cancel,
-            skip_special_tokens=skip_special_tokens,
-            shown_tokens=shown_tokens,
-            is_timed=is_timed,
-        )
+    def _add(self, seq: Sequence, request: Request, is_timed: bool) -> SequenceStream:
+        stream = SequenceStream(seq, self._tokenizer, request, self._streams.cancel, is_timed=is_timed)
         self._enter(stream)
         return stream
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, NotReady
-from llama_core.scheduling.request import FinishReason, TokenLogprob
+from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
@@ -187,22 +187,8 @@ class Engine(Protocol):
     def cache_scope(self, owner: str) -> str:
         """Which requests may share what the server computes and keeps: those of equal scopes, of at most 32 characters."""
 
-    def submit_all(
-        self,
-        choices: Sequence[tuple[list[int], SamplingParams]],
-        *,
-        stop: Sequence[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        skip_special_tokens: bool = True,
-        shown_tokens: frozenset[int] = frozenset(),
-        is_timed: bool = False,
-    ) -> Sequence[TokenStream]:
-        """Queue every choice of a request or none. A choice is a prompt and how to continue it. Owners share the capacity; the
-        lowest priority number is served first.
-
-        Without `skip_special_tokens` the text has the names of control tokens; with it, only the names of `shown_tokens`.
-        is_timed: measure the times of a trace.
+    def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
+        """Queue every choice of the request or none. is_timed: measure the times of a trace.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """

@@ -6,12 +6,11 @@ Knows nothing of steps or of HTTP. A slow reader gets more tokens at a time.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from collections.abc import Sequence as Seq
 
 from deployments.engine.interface import Delta
 from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, RequestCancelled
-from llama_core.scheduling.request import FinishReason, Sequence, TokenLogprob
+from llama_core.scheduling.request import FinishReason, Request, Sequence, TokenLogprob
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizer import Tokenizer
 
@@ -26,22 +25,20 @@ class SequenceStream:
         self,
         seq: Sequence,
         tokenizer: Tokenizer,
-        stop: Seq[str],
+        request: Request,
         on_cancel: Callable[[Sequence], None],
         *,
-        skip_special_tokens: bool = True,
-        shown_tokens: frozenset[int] = frozenset(),
         is_timed: bool = False,
     ) -> None:
-        """is_timed: measure the time of turning tokens into text too."""
+        """request: that the sequence is a choice of. is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
         self.timeline = Timeline(time.monotonic())
         self.is_timed = is_timed
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
+            tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
         )
-        self._stop = StopChecker(stop, includes_stop=seq.params.include_stop_str_in_output)
-        self._has_stops = bool(stop)
+        self._stop = StopChecker(request.stop, includes_stop=seq.params.include_stop_str_in_output)
+        self._has_stops = bool(request.stop)
         self._on_cancel = on_cancel
         self._wake: Callable[[], None] | None = None
         self._has_news = False  # the reader has been woken and has not called `take` yet

@@ -25,7 +25,8 @@ from llama_core.checkpoint.registry import format_name, open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
+from llama_core.scheduling.request import Request
+from llama_core.scheduling.sampling_params import mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.text.answer_format import open_answer_format
@@ -232,44 +233,12 @@ class LlamaService:
             raise self.readiness().not_ready()
         return self._loop  # while ranks recover, requests wait for them
 
-    def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        *,
-        stop: Sequence[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        is_timed: bool = False,
-    ) -> SequenceStream:
-        """`submit_all` of one choice."""
-        return self.submit_all([(prompt, params)], stop=stop, owner=owner, priority=priority, is_timed=is_timed)[0]
-
-    def submit_all(
-        self,
-        choices: Sequence[tuple[list[int], SamplingParams]],
-        *,
-        stop: Sequence[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        skip_special_tokens: bool = True,
-        shown_tokens: frozenset[int] = frozenset(),
-        is_timed: bool = False,
-    ) -> Sequence[SequenceStream]:
+    def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
-        loop = self._taking_loop()
-        return loop.submit_all(
-            choices,
-            stop=stop,
-            owner=owner,
-            priority=priority,
-            cache_scope=self.cache_scope(owner),
-            skip_special_tokens=skip_special_tokens,
-            shown_tokens=shown_tokens,
-            is_timed=is_timed,
-        )
+        scoped = replace(request, cache_scope=self.cache_scope(request.owner))
+        return self._taking_loop().submit(scoped, is_timed=is_timed)
 
     def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Queue suspended streams of one request again, all or none. Raises NotReady, QueueFull or RankFailure."""

@@ -20,7 +20,9 @@ def _followers(plan: Plan) -> dict[int, range]:
     """By choice, the choices that reuse its prompt logprobs; they are read after its first delta."""
     if not plan.shares_prompt_logprobs:
         return {}
-    return {first: range(first + 1, first + plan.n) for first in range(0, plan.num_choices, plan.n)}
+    return {
+        first: range(first + 1, first + plan.request.n) for first in range(0, plan.request.num_choices, plan.request.n)
+    }
 
 
 class Choices:
@@ -31,18 +33,10 @@ class Choices:
     """
 
     def __init__(self, engine: Engine, plan: Plan, *, is_timed: bool = False) -> None:
-        """Submits every choice, or none: raises what `Engine.submit_all` raises. is_timed: for a trace."""
-        streams = engine.submit_all(
-            list(plan.choices()),
-            stop=plan.stop,
-            owner=plan.owner,
-            priority=plan.priority,
-            skip_special_tokens=plan.skip_special_tokens,
-            shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
-            is_timed=is_timed,
-        )
+        """Submits every choice, or none: raises what `Engine.submit` raises. is_timed: for a trace."""
+        streams = engine.submit(plan.request, is_timed=is_timed)
         endings = [AnswerEnding(plan.answer_ending) for _ in streams] if plan.answer_ending else []
-        self._begin(streams, plan.num_choices, _followers(plan), endings)
+        self._begin(streams, plan.request.num_choices, _followers(plan), endings)
 
     def _begin(
         self,

@@ -141,7 +141,7 @@ class _GenerationRequest:
         self._record.planned(plan)
         if self._endpoint.log_prompts:
             tokenizer = self._endpoint.engine.tokenizer
-            self._record.prompts_are([tokenizer.decode(prompt) for prompt in plan.prompts])
+            self._record.prompts_are([tokenizer.decode(prompt) for prompt in plan.request.prompts])
         return plan
 
     async def _plan(self) -> Plan:
@@ -154,7 +154,7 @@ class _GenerationRequest:
                 return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder.of(self._owner_of(body)))
-        return replace(plan, owner=self._owner) if self._owner else plan
+        return replace(plan, request=replace(plan.request, owner=self._owner)) if self._owner else plan
 
     def _owner_of(self, body: Any) -> str:
         """As of the plan, which does not exist yet."""

@@ -50,4 +50,4 @@ class CompletionSerializer(ResponseSerializer):
         fields = b'"text":' + encode(part.text)
         if not self._prompt_logprobs:
             return fields
-        return fields + b',"prompt_logprobs":' + self._prompt_logprobs[index // self._plan.n].written
+        return fields + b',"prompt_logprobs":' + self._prompt_logprobs[index // self._plan.request.n].written

@@ -30,7 +30,7 @@ class ParsedChatSerializer(ChatSerializer):
         super().__init__(engine, plan, streams)
         self._choices = [
             _ParsedChoice(parsing, engine.tokenizer, call_id_seed(params.seed, index, prompt))
-            for index, (prompt, params) in enumerate(plan.choices())
+            for index, (prompt, params) in enumerate(plan.request.choices())
         ]
 
     def chunk(self, index: int, delta: Delta) -> bytes:

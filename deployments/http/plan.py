@@ -1,9 +1,9 @@
-"""Turns a validated body into a plan: token ids, sampling parameters, and the form of the answer.
+"""Turns a validated body into a plan: the request for the engine, and the form of the answer.
 
 Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from deployments.http.unsupported import (
     refuse_unsupported,
 )
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, params_of_choices
+from llama_core.scheduling.request import Request
+from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
 from llama_core.text.spellings import spellings
 from llama_core.text.tools.tool import ToolUse
@@ -57,24 +58,18 @@ class AnswerParsing:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One request. Choice i of prompt p has index p * n + i; choice 0 has the request's own seed, as with n = 1."""
+    """What the engine computes, and the form of the answer."""
 
-    prompts: list[list[int]]
-    params: list[SamplingParams]  # one for each prompt, because the default max_tokens depends on the prompt's length
-    n: int = 1
+    request: Request
     num_returned: int = 0  # of each prompt's choices, those with the highest mean log-probability; 0: all
     num_top: int | None = None  # the answer has log-probabilities, with so many alternatives
     names_ids: bool = False  # the log-probabilities name tokens by their ids
     returns_ids: bool = False  # the answer has the token ids of the prompts and of the choices
     num_prompt_top: int | None = None  # the answer has the field `prompt_logprobs`, with so many alternatives
-    stop: tuple[str, ...] = ()
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    owner: str = ""  # the scheduler shares capacity fairly among owners
-    priority: int = 0
-    skip_special_tokens: bool = True
     names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
     only_prompt: bool = False  # the answer is the echoed prompt alone
     answer_ending: str = ""  # which the chat format writes behind each answer, and the answer leaves out
@@ -85,17 +80,8 @@ class Plan:
     parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
 
     @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.n
-
-    @property
     def shares_prompt_logprobs(self) -> bool:
-        return self.n > 1 and self.params[0].prompt_logprobs
-
-    def choices(self) -> Iterator[tuple[list[int], SamplingParams]]:
-        for prompt, params in zip(self.prompts, self.params, strict=True):
-            for own in params_of_choices(params, self.n):
-                yield prompt, own
+        return self.request.n > 1 and self.request.params[0].prompt_logprobs
 
 
 async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:
@@ -122,9 +108,10 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
     )
     if not ranks_choices:
         return plan
+    request = replace(plan.request, n=body.num_sampled)
     if body.logprobs is None and body.prompt_logprobs is None:
-        plan = replace(plan, params=[replace(each, prompt_logprobs=False) for each in plan.params])
-    return replace(plan, n=body.num_sampled, num_returned=num_returned, num_top=body.logprobs)
+        request = replace(request, params=[replace(each, prompt_logprobs=False) for each in request.params])
+    return replace(plan, request=request, num_returned=num_returned, num_top=body.logprobs)
 
 
 async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:
@@ -265,26 +252,29 @@ def _plan(
         allowed_token_ids=tuple(body.allowed_token_ids),
         grammar=grammar,
     )
-    first.check_tokens(engine.tokenizer.n_words)
     options = body.stream_options
-    return Plan(
-        prompts=prompts,
-        params=[first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
+    request = Request(
+        prompts,
+        [first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
+        stop=tuple(body.stop),
+        owner=(body.user or "")[:MAX_OWNER_CHARS],
+        priority=body.priority or 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
+    )
+    return Plan(
+        request,
         num_top=logprobs,
         names_ids=bool(body.return_tokens_as_token_ids),
         returns_ids=bool(body.return_token_ids),
         num_prompt_top=body.prompt_logprobs,
-        stop=tuple(body.stop),
         echo=echo,
         names_service_tier=body.service_tier is not None,
         only_prompt=token_limit == 0,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
-        owner=(body.user or "")[:MAX_OWNER_CHARS],
-        priority=body.priority or 0,
-        skip_special_tokens=body.skip_special_tokens is not False,
         answer_ending=answer_ending,
         continues_prompt=continues_prompt,
         parsing=parsing,

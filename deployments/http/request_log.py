@@ -107,11 +107,11 @@ class RequestRecord:
         self._plan = plan
         if self._trace is not None:
             asked: dict[str, Value] = {"gen_ai.request.stream": plan.stream}
-            if plan.n > 1:
-                asked["gen_ai.request.choice.count"] = plan.n
-            self._trace.encoded(plan.prompts, sampling_attributes(plan.params[0]) | asked)
-        if plan.owner and not self._owner:
-            self._owner = hashlib.sha256(plan.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
+            if plan.request.n > 1:
+                asked["gen_ai.request.choice.count"] = plan.request.n
+            self._trace.encoded(plan.request.prompts, sampling_attributes(plan.request.params[0]) | asked)
+        if plan.request.owner and not self._owner:
+            self._owner = hashlib.sha256(plan.request.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
 
     def submitted(self, streams: Sequence[TokenStream]) -> None:
         if self._trace is not None:
@@ -166,12 +166,12 @@ class RequestRecord:
                 fields["error"] = error.message
         if (plan := self._plan) is not None:
             fields |= {
-                "batch_size": len(plan.prompts),
-                "n": plan.n,
-                "prompt_length": max(len(prompt) for prompt in plan.prompts),
-                "max_gen_len": max(params.max_tokens for params in plan.params),
-                "temperature": plan.params[0].temperature,
-                "top_p": plan.params[0].top_p,
+                "batch_size": len(plan.request.prompts),
+                "n": plan.request.n,
+                "prompt_length": max(len(prompt) for prompt in plan.request.prompts),
+                "max_gen_len": max(params.max_tokens for params in plan.request.params),
+                "temperature": plan.request.params[0].temperature,
+                "top_p": plan.request.params[0].top_p,
                 "stream": plan.stream,
                 "generated": self._num_tokens,
                 "finish_reasons": dict(self._finish_reasons),

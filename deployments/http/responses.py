@@ -52,8 +52,8 @@ def event(content: object) -> bytes:
 
 def usage_of(plan: Plan, streams: Sequence[TokenStream], num_generated: int) -> Json:
     """Tokens so far. A prompt counts once, however many choices it has."""
-    num_prompt = sum(len(prompt) for prompt in plan.prompts)
-    num_cached = sum(stream.num_cached_tokens for stream in streams[:: plan.n])
+    num_prompt = sum(len(prompt) for prompt in plan.request.prompts)
+    num_cached = sum(stream.num_cached_tokens for stream in streams[:: plan.request.n])
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_generated,
@@ -75,7 +75,7 @@ class ResponseSerializer(ABC):
         self._plan = plan
         self._streams = streams
         self._tokenizer = engine.tokenizer
-        self._begun = [False] * plan.num_choices
+        self._begun = [False] * plan.request.num_choices
         self._num_generated = 0
         self._head: Json = {
             "id": self.id_prefix + uuid.uuid4().hex,
@@ -90,21 +90,21 @@ class ResponseSerializer(ABC):
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
         self.has_logprobs = plan.num_top is not None
         self._prompts = [
-            PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.skip_special_tokens)
-            for prompt in plan.prompts
+            PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.request.skip_special_tokens)
+            for prompt in plan.request.prompts
         ]
         self._prompt_logprobs: list[PromptLogprobs] = []
         if plan.num_prompt_top is not None:
             self._prompt_logprobs = [
-                PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top) for prompt in plan.prompts
+                PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top) for prompt in plan.request.prompts
             ]
         self._spaces = [
             LeadingSpace(engine.tokenizer, prompt, continues_prompt=plan.continues_prompt)
-            for prompt, _ in plan.choices()
+            for prompt, _ in plan.request.choices()
         ]
-        self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
+        self._writers: list[LogprobsWriter | None] = [None] * plan.request.num_choices  # by choice, once it has begun
         # By choice, once it has begun: the bytes before and after the text in every chunk but the last. The hot path.
-        self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
+        self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.request.num_choices
         self._only_text_varies = not self.has_logprobs and not plan.continuous_usage and not plan.returns_ids
         # Fields of the answer that its first event has, as JSON with a comma before each.
         self._first_fields = self._first_event_fields()
@@ -176,7 +176,7 @@ class ResponseSerializer(ABC):
         written: list[bytes] = []
         returned = self._returned(choices)
         for number, prompt_logprobs in enumerate(self._prompt_logprobs):
-            yield from prompt_logprobs.slices(self._streams[number * self._plan.n].prompt_logprobs)
+            yield from prompt_logprobs.slices(self._streams[number * self._plan.request.n].prompt_logprobs)
         for number, index in enumerate(returned):
             if number:
                 yield
@@ -214,7 +214,7 @@ class ResponseSerializer(ABC):
 
     def _prompt_ids(self, index: int) -> bytes:
         """The ids of a choice's prompt as a field with a comma before it."""
-        return b',"prompt_token_ids":' + encode(self._plan.prompts[index // self._plan.n])
+        return b',"prompt_token_ids":' + encode(self._plan.request.prompts[index // self._plan.request.n])
 
     def _ids(self, index: int, delta: Delta, is_first: bool) -> bytes:
         """The choice's fields with token ids that a delta adds, each with a comma before it."""
@@ -234,8 +234,8 @@ class ResponseSerializer(ABC):
         if not plan.num_returned:
             return list(range(len(choices)))
         returned: list[int] = []
-        for first in range(0, len(choices), plan.n):
-            ranked = sorted(range(first, first + plan.n), key=lambda index: -choices[index].mean_logprob())
+        for first in range(0, len(choices), plan.request.n):
+            ranked = sorted(range(first, first + plan.request.n), key=lambda index: -choices[index].mean_logprob())
             returned += ranked[: plan.num_returned]
         return returned
 
@@ -262,7 +262,7 @@ class ResponseSerializer(ABC):
         prompt = self._prompt(index)
         if is_first:
             if self._plan.echo:
-                first = index - index % self._plan.n  # the choice that computed the prompt's logprobs for all
+                first = index - index % self._plan.request.n  # the choice that computed the prompt's logprobs for all
                 yield from prompt.echo_logprobs(self._streams[first].prompt_logprobs)
             self._writers[index] = prompt.writer()
         writer = self._writers[index]
@@ -272,7 +272,7 @@ class ResponseSerializer(ABC):
 
     def _prompt(self, index: int) -> PromptShare:
         """The `PromptShare` of this choice's prompt."""
-        return self._prompts[index // self._plan.n]
+        return self._prompts[index // self._plan.request.n]
 
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
         text = self._spaces[index].spaced(delta)

@@ -23,6 +23,7 @@ from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.responses import usage_of
 from deployments.http.slices import Sliced
 from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import ChatOptions
 
@@ -104,11 +105,9 @@ def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Pla
             param="continuations",
         )
     params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
+    owner, priority = (body.user or "")[:MAX_OWNER_CHARS], body.priority or 0
     return Plan(
-        prompts=prompts,
-        params=[params] * len(prompts),
-        owner=(body.user or "")[:MAX_OWNER_CHARS],
-        priority=body.priority or 0,
+        Request(prompts, [params] * len(prompts), owner=owner, priority=priority),
         scored_from=tuple(begins),
     )
 
@@ -143,7 +142,7 @@ class ScoreSerializer:
 
     def _scored(self, index: int) -> dict[str, Any]:
         begin = self._plan.scored_from[index]
-        tokens = self._plan.prompts[index][begin:]
+        tokens = self._plan.request.prompts[index][begin:]
         entries = self._streams[index].prompt_logprobs[begin - 1 :]
         logprobs = [entry.logprob for entry in entries]
         greedy = all(entry.logprob == entry.top[0][1] for entry in entries)

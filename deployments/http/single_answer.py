@@ -20,13 +20,13 @@ class SingleAnswer:
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
         (self._stream,) = streams
-        self._space = LeadingSpace(engine.tokenizer, plan.prompts[0], continues_prompt=plan.continues_prompt)
+        self._space = LeadingSpace(engine.tokenizer, plan.request.prompts[0], continues_prompt=plan.continues_prompt)
         self._reader = self._counter = None
         if (parsing := plan.parsing) is not None:
             self._reader = parsing.reader()
             if (marks := parsing.answer_format.reasoning) is not None:
                 self._counter = ReasoningCounter(marks, engine.tokenizer, begun=parsing.begun)
-        self.num_prompt = len(plan.prompts[0])
+        self.num_prompt = len(plan.request.prompts[0])
         self.num_generated = 0
         self.num_calls = 0
         self.finish_reason: FinishReason | None = None

@@ -1,13 +1,14 @@
-"""One sequence of a request: its token ids and its state in the scheduler. Knows nothing of text, tensors, Ray or HTTP."""
+"""A request, and one sequence of it with its state in the scheduler. Knows nothing of text, tensors, Ray or HTTP."""
 
 import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
 from llama_core.scheduling.drafting import Drafting
-from llama_core.scheduling.sampling_params import SamplingParams, whole_number
+from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices, whole_number
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,33 @@ def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[in
     if not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
     return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks of the engine. HTTP bodies and calls by handle become one; its choices become sequences.
+
+    Choice i of prompt p has index p * n + i; choice 0 has the request's own seed, as with n = 1.
+    """
+
+    prompts: Seq[list[int]]
+    params: Seq[SamplingParams]  # one for each prompt, because the default max_tokens depends on the prompt's length
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    owner: str = ""  # owners share the capacity fairly
+    priority: int = 0  # the lowest number is served first
+    cache_scope: str = ""  # cached blocks are shared within one scope; the engine sets it by the owner
+    skip_special_tokens: bool = True  # the text has no names of control tokens
+    shown_tokens: frozenset[int] = frozenset()  # but of these
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    def choices(self) -> Iterator[tuple[list[int], SamplingParams]]:
+        for prompt, params in zip(self.prompts, self.params, strict=True):
+            for own in params_of_choices(params, self.n):
+                yield prompt, own
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class ResponsesSerializer:
 
 def _echo(body: ResponsesBody, plan: Plan) -> Fields:
     """The fields of a response that repeat the request, with the values that are in force."""
-    params, reasoning = plan.params[0], body.reasoning
+    params, reasoning = plan.request.params[0], body.reasoning
     given = None if body.text is None or body.text.format is None else body.text.format
     form = {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_none=True)
     return {

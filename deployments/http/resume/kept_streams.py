@@ -84,10 +84,10 @@ class KeptStream:
         store: "KeptStreams",
     ) -> None:
         self.key, self.asked, self.plan = key, asked, plan
-        num_prompt_tokens = sum(len(prompt) for prompt in plan.prompts)
+        num_prompt_tokens = sum(len(prompt) for prompt in plan.request.prompts)
         # A plan and its serializer hold parts of the body, such as schemas.
         self.num_bytes = BASE_BYTES + asked.num_bytes
-        self.num_bytes += num_prompt_tokens * (TOKEN_BYTES + PLACE_BYTES * (plan.n + 1))
+        self.num_bytes += num_prompt_tokens * (TOKEN_BYTES + PLACE_BYTES * (plan.request.n + 1))
         self.journal = Journal(self._grow)
         # None once all events have been written and the stream has been put back.
         self.continuation: Continuation | None = Continuation(choices, NumberedSerializer(serializer, self.journal))
