@@ -14,7 +14,7 @@ import deployments.app
 from cluster.wire.rank_runner import RendezvousSpec
 from deployments.args import ServerArgs
 from llama_core.config import EngineConfig
-from llama_core.execution.load_report import LoadReport
+from llama_core.execution.rank_report import RankReport
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 STEP_MS = "PACED_STEP_MS"
@@ -25,7 +25,7 @@ class PacedRunner:
     """Implements `cluster.wire.rank_runner.RankRunner`: samples tokens without repetition. A step begins when the previous one
     has ended, as on a device."""
 
-    report = LoadReport()
+    report = RankReport()
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -66,7 +66,7 @@ async def measure(num_ranks: int, num_rows: int, num_steps: int) -> dict[str, An
         "all_ranks_median_ms": statistics.median(trips),
         "all_ranks_p99_ms": percentile(trips, 99),
         "pipelined_ms_per_step": pipelined,
-        "pinned_ranks": sum(bool(report.load.cores) for report in info.ranks),
+        "pinned_ranks": sum(bool(report.cores) for report in info.ranks),
     }
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from cluster.wire.rank_status import RankIdentity, RankLoad
+from cluster.wire.rank_status import RankIdentity
+from llama_core.execution.rank_report import RankReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +19,6 @@ class GroupLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RankReport:
-    """One rank of a started group."""
-
-    identity: RankIdentity
-    load: RankLoad
-
-
-@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """A started group. num_blocks: the cache's size in blocks. max_seq_len: the context that the ranks have room for; None if
     they have no model. Both are the same on every rank. context_limit: the reason for a shorter context than
@@ -34,6 +27,7 @@ class GroupInfo:
     epoch: int
     num_blocks: int
     ranks: tuple[RankReport, ...]
+    identities: tuple[RankIdentity, ...] = ()
     max_seq_len: int | None = None
     context_limit: str | None = None
     loaded_s: float = 0.0

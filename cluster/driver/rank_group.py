@@ -17,15 +17,16 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.fan_out import FanOut
-from cluster.driver.group_info import GroupInfo, GroupLimits, RankReport
+from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.rank_actors import STATUS_TIMEOUT_S, RankActors
 from cluster.driver.ray_calls import first_line, result_of, results_of_all
 from cluster.wire.messages import MAX_FRAME_BYTES, largest_step_bytes, longest_sequence
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, RunnerFactory
-from cluster.wire.rank_status import RankLoad, RankStatus
+from cluster.wire.rank_status import RankStatus
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, RankFailure
+from llama_core.execution.rank_report import RankReport
 from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -159,10 +160,14 @@ class RankGroup:
         num_blocks = self._common_num_blocks(loads)
         await self.ranks.call(lambda actor: actor.prepare.remote(num_blocks), "warming up")
         self._serve(await self._listener.connections())
-        reports = tuple(RankReport(self.ranks.identities[rank], load) for rank, load in enumerate(loads))
+        identities = tuple(self.ranks.identities[rank] for rank in range(len(loads)))
+        reports = tuple(
+            replace(report, node=identity.node_ip, pid=identity.process.pid)
+            for report, identity in zip(loads, identities, strict=True)
+        )
         context = loads[0].max_seq_len
         limit = self._context_limit if context in (None, self._config.max_seq_len) else None
-        return GroupInfo(self.epoch, num_blocks, reports, context, limit, loaded_s)
+        return GroupInfo(self.epoch, num_blocks, reports, identities, context, limit, loaded_s)
 
     def _check_step_size(self) -> None:
         config = self._config
@@ -179,7 +184,7 @@ class RankGroup:
                 param="max_batch_size",
             )
 
-    def _common_num_blocks(self, loads: Sequence[RankLoad]) -> int:
+    def _common_num_blocks(self, loads: Sequence[RankReport]) -> int:
         """Cache blocks that every rank allocates: as many as all can hold, and at most as many as were asked for."""
         have = min(load.max_num_blocks for load in loads)
         return have if self._num_blocks is None else min(have, self._num_blocks)

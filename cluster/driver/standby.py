@@ -135,7 +135,7 @@ class StandbyPool:
         world_size = len(info.ranks)
         indices = self._bundle_indices if self._bundle_indices is not None else rank_bundle_indices(world_size)
         self._standby = [new_rank(self._placement_group, index, rank, world_size) for rank, index in enumerate(indices)]
-        shares = [report.identity.share for report in info.ranks]
+        shares = [identity.share for identity in info.identities]
         preloading = [actor.preload.remote(share) for actor, share in zip(self._standby, shares, strict=True)]
         return all(await asyncio.gather(*map(result_of, preloading)))
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NoReturn
 
 from cluster.rank import cpu_pinning
@@ -25,9 +26,10 @@ from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, WireError
 from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec, RunnerFactory
-from cluster.wire.rank_status import Phase, RankIdentity, RankLoad, RankStatus, Share
+from cluster.wire.rank_status import Phase, RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation, connect
 from llama_core.config import EngineConfig
+from llama_core.execution.rank_report import RankReport
 from llama_core.host_memory import available_host_bytes
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 
@@ -104,7 +106,7 @@ class RankProcess:
         runner_factory: RunnerFactory,
         former_blocks: int = 0,
         visible_gpus: Sequence[str] = (),
-    ) -> RankLoad:
+    ) -> RankReport:
         """Join the group and load the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
         assert self._share is not None
         began = time.monotonic()
@@ -132,21 +134,15 @@ class RankProcess:
         finally:
             bar.close()
         max_num_blocks = self._runner.max_num_blocks()
-        report = self._runner.report  # now final: max_num_blocks may lower the context
-        loaded = RankLoad(
-            max_num_blocks=max_num_blocks,
-            weight_bytes=report.weight_bytes,
-            load_seconds=report.seconds,
-            seconds=time.monotonic() - began,
-            device=str(report.device),
-            dtype=str(report.dtype),
-            files_id=report.files_id,
-            digest=report.digest,
+        report = replace(
+            self._runner.report,  # now final: max_num_blocks may lower the context
+            rank=self._rank,
+            start_seconds=time.monotonic() - began,
             cores=self._core_claim.cores if self._core_claim else (),
-            max_seq_len=report.max_seq_len,
+            max_num_blocks=max_num_blocks,
         )
-        logger.info("loaded bytes=%d seconds=%.2f device=%s", loaded.weight_bytes, loaded.seconds, loaded.device)
-        return loaded
+        logger.info("loaded bytes=%d seconds=%.2f device=%s", report.weight_bytes, report.start_seconds, report.device)
+        return report
 
     def prepare(self, num_blocks: int) -> None:
         """Allocate the cache and run a warm-up step, so that the first request does not wait for it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from llama_core.config import EngineConfig
-from llama_core.execution.load_report import LoadReport
+from llama_core.execution.rank_report import RankReport
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 
@@ -33,7 +33,7 @@ class RankRunner(Protocol):
     """The part of `llama_core.execution.runner.ModelRunner` that a rank uses."""
 
     @property
-    def report(self) -> LoadReport: ...
+    def report(self) -> RankReport: ...
     def max_num_blocks(self) -> int: ...
     def seconds_waited(self) -> float | None: ...
     def seconds_sampled(self) -> float | None: ...

@@ -1,10 +1,9 @@
-"""A rank's reports to the driver: its identity, its progress, and the result of loading."""
+"""A rank's identity and progress."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cluster.wire.process_end import ProcessIdentity
-from llama_core.checkpoint.digest import CheckpointDigest
 
 
 class Phase(StrEnum):
@@ -56,22 +55,3 @@ class RankStatus:
     step_s: float = 0.0
     waited_s: float | None = None
     sampled_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankLoad:
-    """The result of loading. `cores` is empty for a rank that is not pinned; `seconds` includes rendezvous and imports.
-
-    files_id identifies the files that were verified and loaded, `digest` their contents. max_seq_len: the same on every rank.
-    """
-
-    max_num_blocks: int
-    weight_bytes: int
-    load_seconds: float
-    seconds: float
-    device: str
-    dtype: str
-    files_id: int
-    digest: CheckpointDigest | None
-    cores: tuple[int, ...]
-    max_seq_len: int | None = None

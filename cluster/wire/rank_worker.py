@@ -10,9 +10,10 @@ from typing import Final, Protocol
 import ray
 
 from cluster.wire.rank_runner import RunnerFactory
-from cluster.wire.rank_status import RankIdentity, RankLoad, RankStatus, Share
+from cluster.wire.rank_status import RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation
 from llama_core.config import EngineConfig
+from llama_core.execution.rank_report import RankReport
 
 _RANK_PROCESS: Final = "cluster.rank.rank_process:RankProcess"
 
@@ -35,7 +36,7 @@ class RankControl(Protocol):
         runner_factory: RunnerFactory,
         former_blocks: int,
         visible_gpus: Sequence[str],
-    ) -> RankLoad:
+    ) -> RankReport:
         """former_blocks: cache blocks of the group that this one replaces, 0 for a first group. visible_gpus: ids of the GPUs
         that the process is to see, its own included, in the order of all ranks of its node."""
 
@@ -77,7 +78,7 @@ class RankWorker:
         runner_factory: RunnerFactory,
         former_blocks: int,
         visible_gpus: Sequence[str],
-    ) -> RankLoad:
+    ) -> RankReport:
         return self._process.load(
             config, store_host, store_port, timeout_s, runner_factory, former_blocks, visible_gpus
         )

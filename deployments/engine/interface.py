@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, NotReady
+from llama_core.execution.rank_report import RankReport
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.answer_format import AnswerFormat
@@ -44,20 +45,6 @@ class Delta(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankState:
-    """One rank, as GET /props shows it. dtype: of activations, and the formats of its weights. share: its part of the model."""
-
-    rank: int
-    node: str
-    pid: int
-    device: str
-    dtype: str
-    weight_bytes: int
-    load_seconds: float
-    share: str
-
-
-@dataclass(frozen=True, slots=True)
 class EngineState:
     """The fields of GET /props: the model, its ranks, the limits, and the load of cache and queues."""
 
@@ -65,7 +52,7 @@ class EngineState:
     phase: str
     world_size: int
     epoch: int
-    ranks: tuple[RankState, ...]
+    ranks: tuple[RankReport, ...]
     spare_ranks_ready: int
     max_seq_len: int
     max_seq_len_reason: str

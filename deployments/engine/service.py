@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from cluster.driver.group_info import GroupInfo, RankReport
+from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
 from deployments.args import ServerArgs
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.generation_config import read_recommended_sampling
-from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import format_name, open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
-from llama_core.model_config import ModelConfig
+from llama_core.execution.rank_report import RankReport
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import mix_seed
@@ -262,7 +261,7 @@ class LlamaService:
             phase=self.readiness().phase,
             world_size=self.num_ranks_now,
             epoch=supervisor.epoch if supervisor is not None else 0,
-            ranks=tuple(_rank_state(report, self._model, len(reports)) for report in reports),
+            ranks=reports,
             spare_ranks_ready=supervisor.num_standby if supervisor is not None else 0,
             max_seq_len=self.config.max_seq_len,
             max_seq_len_reason=self._context_reason,
@@ -328,18 +327,4 @@ def _sampling_defaults(args: ServerArgs) -> SamplingDefaults:
 
 def _digest(reports: Sequence[RankReport]) -> str:
     """The digest of the checkpoint, which is the same on every rank."""
-    return next((report.load.digest.value for report in reports if report.load.digest is not None), "")
-
-
-def _rank_state(report: RankReport, model: ModelConfig, world_size: int) -> RankState:
-    rank = report.identity.rank
-    return RankState(
-        rank=rank,
-        node=report.identity.node_ip,
-        pid=report.identity.process.pid,
-        device=report.load.device,
-        dtype=report.load.dtype,
-        weight_bytes=report.load.weight_bytes,
-        load_seconds=round(report.load.seconds, 3),
-        share=RankShare.of(model, rank, world_size).describe(model),
-    )
+    return next((report.digest.value for report in reports if report.digest is not None), "")

@@ -271,9 +271,8 @@ class Supervisor:
 
     def _remember_files(self, info: GroupInfo) -> None:
         """Later ranks must load the same contents, and need not read unchanged files again to verify them."""
-        loads = [report.load for report in info.ranks]
-        verified = {**self.config.verified, **{load.files_id: load.digest for load in loads}}
-        expected = self.config.expected or (loads[0].digest if loads else None)
+        verified = {**self.config.verified, **{report.files_id: report.digest for report in info.ranks}}
+        expected = self.config.expected or (info.ranks[0].digest if info.ranks else None)
         self.config = replace(self.config, verified=verified, expected=expected)
 
     def _remember_context(self, info: GroupInfo) -> None:

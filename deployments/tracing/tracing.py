@@ -13,10 +13,11 @@ from typing import Final, Protocol
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
-from deployments.engine.interface import EngineState, RankState
+from deployments.engine.interface import EngineState
 from deployments.engine.supervisor import Replacement
 from deployments.tracing.request_trace import RankFacts, RequestTrace
 from deployments.tracing.span import Attributes, Span, SpanSink, Value
+from llama_core.execution.rank_report import RankReport
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def is_asked_for(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in ENDPOINTS)
 
 
-def _share(state: RankState, window: StepWindow) -> Attributes:
+def _share(state: RankReport, window: StepWindow) -> Attributes:
     """A rank's part of the model, and of a step's time where that is measured."""
     share: dict[str, Value] = {"llama.rank": state.rank, "llama.rank.share": state.share}
     if (step_ms := window.compute_ms.get(state.rank)) is not None:
@@ -147,12 +148,12 @@ def _loads(info: GroupInfo) -> list[Span]:
     return [
         Span(
             "load_checkpoints",
-            info.loaded_s - report.load.load_seconds,
+            info.loaded_s - report.load_seconds,
             info.loaded_s,
             {
-                "llama.rank": report.identity.rank,
-                "llama.rank.weight_bytes": report.load.weight_bytes,
-                "llama.rank.device": report.load.device,
+                "llama.rank": report.rank,
+                "llama.rank.weight_bytes": report.weight_bytes,
+                "llama.rank.device": report.device,
             },
         )
         for report in info.ranks

@@ -27,7 +27,6 @@ from llama_core.execution.fused.buffers import DeviceSlots
 from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
-from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
     DEVICE_WAIT_S,
     check_weights_fit,
@@ -39,6 +38,7 @@ from llama_core.execution.memory_budget import (
 )
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, device_name, smallest
+from llama_core.execution.rank_report import RankReport
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
 from llama_core.execution.weight_plan import WeightPlan
@@ -69,7 +69,7 @@ class LoadedRank:
     parallel: Parallel
     slots: SlotTable
     backend: Backend
-    report: LoadReport
+    report: RankReport
     former: FormerCache = FormerCache()
 
 
@@ -108,11 +108,13 @@ def load_rank(
         slots = DeviceSlots(loading.config, parallel.device, spare=1)
         backend, former = loading.fused_backend(kind, slots, former)
     checks.verify_unchanged()
-    report = LoadReport(
-        seconds=time.perf_counter() - begin,
-        weight_bytes=backend.weight_bytes,
+    report = RankReport(
+        rank=parallel.rank,
         device=f"{device_name(parallel.device)}, {backend.name}",
         dtype=dtype_text(config, plan, reader.dtype),
+        weight_bytes=backend.weight_bytes,
+        load_seconds=time.perf_counter() - begin,
+        share=RankShare.of(model, parallel.rank, parallel.world_size).describe(model),
         files_id=checks.files_id,
         digest=checks.digest,
         max_seq_len=loading.config.max_seq_len,
@@ -122,7 +124,7 @@ def load_rank(
         parallel.rank,
         parallel.world_size,
         report.weight_bytes / 1e6,
-        report.seconds,
+        report.load_seconds,
         report.device,
         report.dtype,
         report.max_seq_len,

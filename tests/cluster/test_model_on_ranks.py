@@ -62,7 +62,7 @@ class Run:
                 pending.append(group.submit(batch))
             if count == kill_after:
                 assert group.info is not None
-                os.kill(group.info.ranks[1].identity.process.pid, signal.SIGKILL)
+                os.kill(group.info.identities[1].process.pid, signal.SIGKILL)
             self.scheduler.commit(await pending.popleft())
             if not pending and (batch := self.scheduler.schedule()) is not None:
                 pending.append(group.submit(batch))
@@ -77,7 +77,7 @@ async def test_two_ranks_give_the_references_tokens_also_after_a_death_midway(
     config = engine_config(golden)
     group = RankGroup(config, two_rank_placement, epoch=0, limits=LIMITS)
     info = await group.start()
-    assert {report.load.dtype for report in info.ranks} == {"float32"}
+    assert {report.dtype for report in info.ranks} == {"float32"}
     undisturbed = Run(golden, info.num_blocks, config)
     await undisturbed.steps(group)
     assert [sequence.output for sequence in undisturbed.sequences] == undisturbed.expected

@@ -16,6 +16,7 @@ from deployments.http.field_types import NOT_TEXT
 from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.grammar.build import choice_grammar, json_schema_grammar
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool
@@ -53,14 +54,14 @@ class Replica:
         self.api.service = self.service = LlamaService(args, lambda: FakeGroupPool(lambda: group))
         self.prompt: list[int] = []
         self.grammar = ""
-        submit_all = self.service.submit_all
+        submit = self.service.submit
 
-        def noted(choices: Any, **options: Any) -> Any:
-            [(self.prompt, params)] = choices
+        def noted(request: Request, **options: Any) -> Any:
+            [(self.prompt, params)] = request.choices()
             self.script.prompt_len, self.grammar = len(self.prompt), params.grammar
-            return submit_all(choices, **options)
+            return submit(request, **options)
 
-        self.service.submit_all = noted  # type: ignore[method-assign]
+        self.service.submit = noted  # type: ignore[method-assign]
 
     def writes(self, text: str) -> None:
         self.script.answer = self.service.tokenizer.encode(text, bos=False, eos=False)

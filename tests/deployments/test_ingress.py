@@ -162,7 +162,7 @@ async def test_an_internal_error_by_handle_is_logged_with_its_place_and_without_
     def broken(prompt: list[int], *_: object, **__: object) -> None:
         raise RuntimeError(f"bad prompt {prompt}")
 
-    monkeypatch.setattr(ingress.service, "submit_all", broken)
+    monkeypatch.setattr(ingress.service, "submit", broken)
     await call_as_serve_does(ingress.generate([[1, 5]], 4))
     (logged,) = [record for record in replica_log if "Request failed" in record.getMessage()]
     text = logging.Formatter().format(logged)

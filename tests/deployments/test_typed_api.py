@@ -18,12 +18,11 @@ from deployments.engine.service import LlamaService
 from deployments.handle_call import Call
 from deployments.handle_types import ChatRequest, Sampled, Score
 from deployments.http.field_types import MAX_CHOICES
-from deployments.http.plan import Plan
 from deployments.http.request_log import RequestRecord
 from deployments.ingress import LlamaIngress
 from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.grammar.build import json_schema_grammar, lark_grammar
-from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.request import Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.spellings import spellings
@@ -75,8 +74,7 @@ async def test_n_continuations_stand_beside_each_other_with_the_seeds_of_http(in
     submitted = watched(ingress)
     found = await ingress.sample([[1, 5], [1, 9, 4]], params, n=3)
     assert [one.num_prompt_tokens for one in found] == [2, 2, 2, 3, 3, 3]
-    plans = [Plan([ids], [own], n=3) for ids, own in zip([[1, 5], [1, 9, 4]], params, strict=True)]
-    assert submitted == [choice for plan in plans for choice in plan.choices()]
+    assert submitted == list(Request([[1, 5], [1, 9, 4]], params, n=3).choices())
     assert len({own.seed for _, own in submitted}) == 6
 
 
@@ -258,13 +256,13 @@ async def test_a_grammar_that_comes_again_is_checked_once(ingress: Any, monkeypa
 def watched(ingress: Any) -> list[tuple[list[int], SamplingParams]]:
     """Every prompt that is submitted from now on, with its parameters."""
     submitted: list[tuple[list[int], SamplingParams]] = []
-    submit_all = ingress.service.submit_all
+    submit = ingress.service.submit
 
-    def submit(choices: Any, **options: Any) -> Any:
-        submitted.extend(choices)
-        return submit_all(choices, **options)
+    def noted(request: Request, **options: Any) -> Any:
+        submitted.extend(request.choices())
+        return submit(request, **options)
 
-    ingress.service.submit_all = submit
+    ingress.service.submit = noted
     return submitted
 
 

@@ -33,6 +33,7 @@ from llama_core.scheduling.step import SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
 from tests.support.ray_nodes import few_processes
+from tests.support.requests import submit
 from tests.support.waiting import until, until_true
 
 LIMITS = GroupLimits(start_timeout_s=180, step_timeout_s=5)
@@ -51,7 +52,7 @@ def one_row(step: int, epoch: int) -> StepInput:
 
 
 def gone(info: GroupInfo) -> bool:
-    return not any(is_running(report.identity.process) for report in info.ranks)
+    return not any(is_running(identity.process) for identity in info.identities)
 
 
 async def main(cluster: Cluster, second_node: Any, *, is_full: bool) -> dict[str, object]:
@@ -62,7 +63,7 @@ async def main(cluster: Cluster, second_node: Any, *, is_full: bool) -> dict[str
 
     group = RankGroup(CONFIG, placement, epoch=1, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
-    seen["nodes"] = len({report.identity.node_id for report in info.ranks})
+    seen["nodes"] = len({identity.node_id for identity in info.identities})
     assert group._listener is not None
     seen["host"] = group._listener._host
     outputs = await asyncio.gather(*(group.step(one_row(step, 1)) for step in range(50)))
@@ -73,7 +74,7 @@ async def main(cluster: Cluster, second_node: Any, *, is_full: bool) -> dict[str
     seen["tls_ms_per_step"] = (time.perf_counter() - began) * 1e3 / 200
 
     driver_node = ray.get_runtime_context().get_node_id()
-    (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
+    (far,) = (identity for identity in info.identities if identity.node_id != driver_node)
     os.kill(far.process.pid, signal.SIGSTOP)
     group.submit(one_row(250, 1)).add_done_callback(lambda result: result.exception())
     failure = await group.wait_failed()
@@ -92,7 +93,7 @@ async def lost(cluster: Cluster, second_node: Any, placement: PlacementGroup) ->
     group = RankGroup(CONFIG, placement, epoch=2, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
     await group.step(one_row(0, 2))
-    (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
+    (far,) = (identity for identity in info.identities if identity.node_id != driver_node)
     began = time.monotonic()
     removing = asyncio.get_running_loop().run_in_executor(
         None, lambda: cluster.remove_node(second_node, allow_graceful=False)
@@ -122,7 +123,7 @@ async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGrou
     try:
         assert service.info is not None
         first = service.info
-        seen["golden_nodes"] = len({report.identity.node_id for report in first.ranks})
+        seen["golden_nodes"] = len({identity.node_id for identity in first.identities})
         seen["golden"] = await golden_tokens(service)
         undisturbed = await asyncio.gather(*(read(service, number) for number in range(4)))
         stopping, answers = asyncio.Event(), []
@@ -174,7 +175,7 @@ async def golden_tokens(service: LlamaService) -> bool:
 
 async def tokens_after(service: LlamaService, prompt: list[int], max_tokens: int) -> list[int]:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return [token async for delta in service.submit(prompt, params) for token in delta.tokens]
+    return [token async for delta in submit(service, prompt, params) for token in delta.tokens]
 
 
 async def read(service: LlamaService, number: int) -> list[int]:

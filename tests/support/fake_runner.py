@@ -9,7 +9,7 @@ from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import RankIdentity, Share
 from cluster.wire.rank_worker import RankWorker
 from llama_core.config import EngineConfig
-from llama_core.execution.load_report import LoadReport
+from llama_core.execution.rank_report import RankReport
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOutput
 from tests.support.fake_ranks import FakeRanks, arbitrary
@@ -60,7 +60,7 @@ class FakeRunner:
     """Computes with FakeRanks. With `is_async`, a token is the number of steps started before it was read."""
 
     def __init__(self, options: FakeFactory, rendezvous: RendezvousSpec) -> None:
-        self.report = LoadReport(0.25, 1000, "cpu", "float32")
+        self.report = RankReport(device="cpu", dtype="float32", weight_bytes=1000, load_seconds=0.25)
         self._options = options
         self._rendezvous = rendezvous
         self._ranks = FakeRanks(CONFIG.block_size)

@@ -9,7 +9,7 @@ from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import TokenStream
 from deployments.engine.sequence_stream import SequenceStream
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
@@ -17,6 +17,23 @@ from tests.support.fake_ranks import EOS, FakeRanks
 from tests.support.scripted_engine import FakeEngine
 
 BLOCK_SIZE = 16
+
+
+class _Runner:
+    def __init__(self) -> None:
+        self.ranks = FakeRanks(BLOCK_SIZE)
+        self.epoch = 0
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+        answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+        output = self.ranks.step(batch)
+
+        def complete() -> None:
+            if not answer.done():
+                answer.set_result(output)
+
+        asyncio.get_running_loop().call_soon(complete)
+        return answer
 
 
 class LoopEngine(FakeEngine):
@@ -29,8 +46,11 @@ class LoopEngine(FakeEngine):
         self.loop = EngineLoop(
             Scheduler(config, BlockPool(num_blocks, BLOCK_SIZE)), self.tokenizer, max_seq_len=self.max_seq_len
         )
-        self.ranks = FakeRanks(BLOCK_SIZE)
-        self.epoch = 0
+        self.runner = _Runner()
+
+    @property
+    def ranks(self) -> FakeRanks:
+        return self.runner.ranks
 
     @property
     def num_live(self) -> int:
@@ -40,20 +60,9 @@ class LoopEngine(FakeEngine):
     def num_blocks_used(self) -> int:
         return self.loop.scheduler.pool.num_used
 
-    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:  # type: ignore[override]  # as the loop's runner
-        answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
-        output = self.ranks.step(batch)
-
-        def complete() -> None:
-            if not answer.done():
-                answer.set_result(output)
-
-        asyncio.get_running_loop().call_soon(complete)
-        return answer
-
     @asynccontextmanager
     async def running(self) -> AsyncIterator["LoopEngine"]:
-        task = asyncio.create_task(self.loop.run(self))
+        task = asyncio.create_task(self.loop.run(self.runner))
         try:
             yield self
         finally:
@@ -66,26 +75,10 @@ class LoopEngine(FakeEngine):
     def check_capacity(self, owner: str = "") -> None:
         self.loop.check_capacity(owner)
 
-    def submit_all(  # type: ignore[override]  # streams of another class
-        self,
-        choices: Sequence[tuple[list[int], SamplingParams]],
-        *,
-        stop: Sequence[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        skip_special_tokens: bool = True,
-        shown_tokens: frozenset[int] = frozenset(),
-        is_timed: bool = False,
+    def submit(  # type: ignore[override]  # streams of another class
+        self, request: Request, *, is_timed: bool = False
     ) -> Sequence[TokenStream]:
-        return self.loop.submit_all(
-            choices,
-            stop=stop,
-            owner=owner,
-            priority=priority,
-            skip_special_tokens=skip_special_tokens,
-            shown_tokens=shown_tokens,
-            is_timed=is_timed,
-        )
+        return self.loop.submit(request, is_timed=is_timed)
 
     def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         self.loop.readmit(cast(Sequence[SequenceStream], streams), is_timed=is_timed)

@@ -12,6 +12,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.requests import submit
 
 
 class Crash(Exception):
@@ -56,7 +57,8 @@ class RecoveringService:
         await self.service.stop()
 
     def ask(self, prompt: list[int], max_tokens: int = 30) -> SequenceStream:
-        return self.service.submit(prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+        stream: SequenceStream = submit(self.service, prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+        return stream
 
 
 def gated(group: FakeGroup, gate: asyncio.Event) -> FakeGroup:

@@ -17,7 +17,7 @@ BASE = (
 )
 LOG_LINES = "llama_core.log_lines"
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
-REPORT = "llama_core.execution.load_report"
+REPORT = "llama_core.execution.rank_report"
 GRAMMAR = "llama_core.grammar"
 PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling", GRAMMAR)
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")

@@ -22,7 +22,7 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.timeline import Timeline
 from deployments.http.app import HttpLimits, build_http_app
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
-from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
+from llama_core.scheduling.request import FinishReason, Request, TokenLogprob, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.answer_format import AnswerFormat, open_answer_format
 from llama_core.text.chat_format import ChatFormat
@@ -200,40 +200,21 @@ class FakeEngine:
         if self.num_open >= self.max_streams:
             raise QueueFull("too many requests wait", retry_after_s=1.5)
 
-    def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        *,
-        stop: Sequence[str] = (),
-        owner: str = "",
-        priority: int = 0,
-    ) -> FakeStream:
-        self.owners.append((owner, priority))
-        check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
-        self.check_capacity()
-        answer = self.tokenizer.encode(self.answer, bos=False, eos=False)
-        stream = FakeStream(self, prompt, params, stop, answer)
-        self.streams.append(stream)
-        return stream
+    def _answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        return self.tokenizer.encode(self.answer, bos=False, eos=False)
 
-    def submit_all(
-        self,
-        choices: Sequence[tuple[list[int], SamplingParams]],
-        *,
-        stop: Sequence[str] = (),
-        owner: str = "",
-        priority: int = 0,
-        skip_special_tokens: bool = True,
-        shown_tokens: frozenset[int] = frozenset(),
-        is_timed: bool = False,
-    ) -> list[FakeStream]:
+    def submit(self, request: Request, *, is_timed: bool = False) -> list[FakeStream]:
         streams: list[FakeStream] = []
         try:
-            for prompt, params in choices:
-                streams.append(self.submit(prompt, params, stop=stop, owner=owner, priority=priority))
-                streams[-1].skip_special_tokens = skip_special_tokens
-                streams[-1].shown_tokens = shown_tokens
+            for prompt, params in request.choices():
+                self.owners.append((request.owner, request.priority))
+                check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
+                params.check_tokens(self.tokenizer.n_words)
+                self.check_capacity()
+                stream = FakeStream(self, prompt, params, request.stop, self._answer(prompt, params))
+                stream.skip_special_tokens, stream.shown_tokens = request.skip_special_tokens, request.shown_tokens
+                streams.append(stream)
+                self.streams.append(stream)
         except LlamaError:
             for stream in streams:
                 stream.cancel()

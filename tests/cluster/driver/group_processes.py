@@ -10,7 +10,7 @@ from cluster.wire.socket_dir import PREFIX, parent_dir
 
 
 def processes(info: GroupInfo) -> list[ProcessIdentity]:
-    return [report.identity.process for report in info.ranks]
+    return [identity.process for identity in info.identities]
 
 
 def socket_directories() -> set[Path]:

@@ -17,6 +17,7 @@ from llama_core.errors import EngineError
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.cluster.conftest import LIMITS
 from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.requests import submit
 from tests.support.waiting import until_true
 
 
@@ -35,11 +36,11 @@ async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_
     try:
         await service.start()
         await until_true("a process is on standby", lambda: pool.num_standby or not with_standbys)
-        stream = service.submit([1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
+        stream = submit(service, [1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
         await anext(stream)
         write(tmp_path, split(random_weights(WIDE, seed=1), 2))
         assert service.info is not None
-        os.kill(service.info.ranks[1].identity.process.pid, signal.SIGKILL)
+        os.kill(service.info.identities[1].process.pid, signal.SIGKILL)
         with pytest.raises(EngineError) as caught:
             await asyncio.wait_for(_read(stream), 60)
         assert caught.value.code == "checkpoint_changed", caught.value

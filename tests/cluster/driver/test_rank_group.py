@@ -29,8 +29,8 @@ async def test_steps_reach_every_rank_and_come_back_in_order_and_stop_leaves_no_
 ) -> None:
     group, info = await start()
     assert info.num_blocks == 49  # the smaller of the two ranks'
-    assert [report.identity.rank for report in info.ranks] == [0, 1]
-    assert [report.load.weight_bytes for report in info.ranks] == [1000, 1000]
+    assert [identity.rank for identity in info.identities] == [0, 1]
+    assert [report.weight_bytes for report in info.ranks] == [1000, 1000]
     for step in range(20):
         output = await group.step(step_input(step))
         assert (output.epoch, output.step, output.tokens) == (1, step, tokens_of(step))
@@ -161,13 +161,13 @@ async def test_each_rank_has_its_own_cores(start: Start) -> None:
     probe.release()
     for epoch in range(1, 1 + examples(1, 2)):
         group, info = await start(epoch=epoch)
-        cores = [report.load.cores for report in info.ranks]
+        cores = [report.cores for report in info.ranks]
         if not all(cores) and claim_cores(1, os.sched_getaffinity(0)) is None:  # none is left that the rank could have
             pytest.skip("another server's ranks on this host took its cores")
         assert all(len(owned) == 1 for owned in cores)
         assert cores[0] != cores[1]
         for report in info.ranks:
-            assert os.sched_getaffinity(report.identity.process.pid) == set(report.load.cores)
+            assert os.sched_getaffinity(report.pid) == set(report.cores)
         await group.stop()
 
 

@@ -44,7 +44,7 @@ async def ready(pool: StandbyPool, info: GroupInfo) -> list[int]:
 
 
 def pids(info: GroupInfo) -> list[int]:
-    return [report.identity.process.pid for report in info.ranks]
+    return [report.pid for report in info.ranks]
 
 
 async def fail(group: RankGroup, info: GroupInfo) -> None:
@@ -64,8 +64,8 @@ async def test_standby_processes_are_replaced_when_they_become_ranks_or_die_and_
     second = pool.open_group(CONFIG, 1, info.num_blocks)
     info_of_second = await second.start()
     assert pids(info_of_second) == processes and pool.num_standby == 0
-    assert [report.identity.share for report in info_of_second.ranks] == [
-        report.identity.share for report in info.ranks
+    assert [identity.share for identity in info_of_second.identities] == [
+        identity.share for identity in info.identities
     ], "a standby process has the share of the rank that it replaces"
     assert (await second.step(step_input(5, slots=(3,)))).tokens == tokens_of(5, (3,))
     others = await ready(pool, info_of_second)
@@ -78,7 +78,7 @@ async def test_standby_processes_are_replaced_when_they_become_ranks_or_die_and_
     await pool.stop()
     await second.stop()
     await until_true("the processes have ended", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in last))
-    assert not any(is_running(report.identity.process) for report in info_of_second.ranks)
+    assert not any(is_running(identity.process) for identity in info_of_second.identities)
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import RankIdentity, Share
 from llama_core.config import EngineConfig
-from llama_core.execution.load_report import LoadReport
+from llama_core.execution.rank_report import RankReport
 from tests.cluster.conftest import LIMITS
 from tests.support.fake_runner import CONFIG, FakeFactory, FakeRunner, StandbyWithoutTorch
 from tests.support.waiting import until_true
@@ -33,7 +33,7 @@ class ReportsGpus:
     ) -> RankRunner:
         runner = FakeRunner(FakeFactory(), rendezvous)
         seen = f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {rendezvous.device_index}"
-        runner.report = LoadReport(0.25, 1000, seen, "float32")
+        runner.report = RankReport(device=seen, dtype="float32", weight_bytes=1000, load_seconds=0.25)
         return runner
 
 
@@ -54,18 +54,18 @@ async def test_ranks_see_all_gpus_of_their_group_in_one_order_and_use_their_own(
     pool = StandbyPool(gpu_placement, LIMITS, enabled=True, runner_factory=ReportsGpus())
     first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
-    own = [report.identity.share.gpu_ids for report in info.ranks]
+    own = [identity.share.gpu_ids for identity in info.identities]
     seen = ",".join(gpu for (gpu,) in own)
     assert sorted(own) == [("0",), ("1",)]
     expected = [f"{seen} 0", f"{seen} 1"]
-    assert [report.load.device for report in info.ranks] == expected
+    assert [report.device for report in info.ranks] == expected
     pool.prepare_standby(info)
     await until_true("the standby processes are ready", lambda: pool.num_standby == 2)
     await first.stop()
     second = pool.open_group(CONFIG, 1, info.num_blocks)
     info_of_second = await second.start()
-    assert [report.identity.share.gpu_ids for report in info_of_second.ranks] == own
-    assert [report.load.device for report in info_of_second.ranks] == expected
+    assert [identity.share.gpu_ids for identity in info_of_second.identities] == own
+    assert [report.device for report in info_of_second.ranks] == expected
     await second.stop()
     await pool.stop()
 
@@ -73,8 +73,8 @@ async def test_ranks_see_all_gpus_of_their_group_in_one_order_and_use_their_own(
 async def test_one_rank_sees_its_own_gpu_alone(gpu_placement: PlacementGroup) -> None:
     group = RankGroup(CONFIG, gpu_placement, epoch=1, limits=LIMITS, runner_factory=ReportsGpus(), bundle_indices=[2])
     info = await group.start()
-    (gpu,) = info.ranks[0].identity.share.gpu_ids
-    assert [report.load.device for report in info.ranks] == [f"{gpu} 0"]
+    (gpu,) = info.identities[0].share.gpu_ids
+    assert [report.device for report in info.ranks] == [f"{gpu} 0"]
     await group.stop()
 
 

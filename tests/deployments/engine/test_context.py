@@ -52,7 +52,9 @@ async def test_the_context_that_the_first_ranks_choose_is_required_of_later_rank
 class ShortSteps(FakeGroup):
     async def start(self) -> GroupInfo:
         info = await super().start()
-        return GroupInfo(info.epoch, info.num_blocks, info.ranks, 1008, context_limit="what one step can send")
+        return GroupInfo(
+            info.epoch, info.num_blocks, info.ranks, max_seq_len=1008, context_limit="what one step can send"
+        )
 
 
 async def test_a_context_that_the_length_of_steps_limits_is_not_ascribed_to_memory() -> None:

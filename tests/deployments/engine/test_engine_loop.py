@@ -12,6 +12,7 @@ from llama_core.errors import RequestCancelled
 from llama_core.scheduling.request import FinishReason
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
+from tests.support.requests import submit
 from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
@@ -21,7 +22,7 @@ async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
     stats: list[StepStats] = []
     async with running(group, depth=depth, stats=stats) as loop:
         prompts = [[1, *range(3, 4 + n)] for n in range(20)]
-        streams = [loop.submit(prompt, greedy()) for prompt in prompts]
+        streams = [submit(loop, prompt, greedy()) for prompt in prompts]
         results = await asyncio.gather(*(read(stream) for stream in streams))
         assert loop.scheduler.pool.num_used == 0
     assert group.max_in_flight <= depth
@@ -36,14 +37,14 @@ async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
 async def test_the_next_step_is_sent_before_the_last_one_is_answered() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
     async with running(group) as loop:
-        await read(loop.submit([1, 3], greedy(30)))
+        await read(submit(loop, [1, 3], greedy(30)))
     assert group.max_in_flight == 2
 
 
 async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_together() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
     async with running(group) as loop:
-        stream = loop.submit([1, 3], greedy(40))
+        stream = submit(loop, [1, 3], greedy(40))
         first = await anext(stream)
         assert len(first.tokens) == 1
         await until(lambda: len(stream.sequence.output) > 10)
@@ -54,7 +55,7 @@ async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_
 async def test_a_reader_is_woken_once_until_it_takes() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:
-        stream = loop.submit([1, 3], greedy(40))
+        stream = submit(loop, [1, 3], greedy(40))
         calls: list[int] = []
         stream.listen(lambda: calls.append(len(group.steps)))
         await until(lambda: len(stream.sequence.output) > 10)
@@ -71,7 +72,7 @@ async def test_a_reader_is_woken_once_until_it_takes() -> None:
 async def test_a_reader_is_woken_once_more_when_the_stream_ends() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))
     async with running(group) as loop:
-        stream = loop.submit([1, 3], greedy(20))
+        stream = submit(loop, [1, 3], greedy(20))
         ended: list[bool] = []
         stream.listen(lambda: ended.append(stream.ended))
         await until(lambda: stream.sequence.finish_reason is not None)
@@ -84,7 +85,7 @@ async def test_a_reader_is_woken_once_more_when_the_stream_ends() -> None:
 async def test_the_next_step_is_sent_before_the_readers_get_the_last_steps_tokens() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:
-        stream = loop.submit([1, 3], greedy(20))
+        stream = submit(loop, [1, 3], greedy(20))
         sent: list[tuple[int, int]] = []
         ended = asyncio.Event()
 
@@ -105,8 +106,8 @@ async def test_the_next_step_is_sent_before_the_readers_get_the_last_steps_token
 async def test_a_cancelled_request_frees_its_blocks_at_once_and_is_never_scheduled_again(when: str) -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
     async with running(group, slots=1) as loop:
-        other = loop.submit([1, 4], greedy(30)) if when == "queued" else None
-        stream = loop.submit(list(range(1, 60)) if when == "in prefill" else [1, 3], greedy(35))
+        other = submit(loop, [1, 4], greedy(30)) if when == "queued" else None
+        stream = submit(loop, list(range(1, 60)) if when == "in prefill" else [1, 3], greedy(35))
         await asyncio.sleep(0.005)
         if when == "in decode":
             await anext(stream)
@@ -133,7 +134,7 @@ async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int
     group = FakeGroup(token=lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
     async with running(group, depth=depth, stats=stats, max_drafts=MAX_DRAFTS) as loop:
         prompts = [[1, 3 + i] for i in range(3)]
-        streams = [loop.submit(prompt, greedy(80)) for prompt in prompts]
+        streams = [submit(loop, prompt, greedy(80)) for prompt in prompts]
         results = await asyncio.gather(*(read(stream) for stream in streams))
         drafts, accepted = loop.scheduler.num_drafts, loop.scheduler.num_drafts_accepted
     for prompt, (_, tokens, _) in zip(prompts, results, strict=True):
@@ -151,9 +152,9 @@ async def test_a_second_request_reuses_cached_blocks_and_the_hits_are_counted() 
     stats: list[StepStats] = []
     async with running(FakeGroup(), stats=stats) as loop:
         prompt = [1, *range(10, 60)]
-        first = loop.submit(prompt, greedy(4))
+        first = submit(loop, prompt, greedy(4))
         expected = await read(first)
-        again = loop.submit(prompt, greedy(4))
+        again = submit(loop, prompt, greedy(4))
         assert await read(again) == expected
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 48)
     assert sum(step.num_prompt_hits for step in stats) == 48
@@ -167,7 +168,7 @@ async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled(monkeypatch: 
         now.s += 10
         assert loop.stalled_s() == 0.0
         group.go.clear()
-        stream = loop.submit([1, 3], greedy(20))
+        stream = submit(loop, [1, 3], greedy(20))
         assert loop.stalled_s() == 0.0, "idle time is no stall"
         now.s += 3
         assert loop.stalled_s() == 3.0

@@ -13,13 +13,14 @@ from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import EOS, continuation
+from tests.support.requests import submit
 from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
 async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
     async with running(group, slots=2) as loop:
-        streams = [loop.submit([1, 3 + i], greedy(60)) for i in range(5)]
+        streams = [submit(loop, [1, 3 + i], greedy(60)) for i in range(5)]
         before = await anext(streams[0])
         group.fail("rank 1 (pid 7) died")
         for stream in streams:
@@ -29,14 +30,14 @@ async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None
                 await anext(stream)
         assert before.tokens and loop.scheduler.pool.num_used == 0 and not loop.scheduler.num_waiting
         with pytest.raises(RankFailure):
-            loop.submit([1, 3], greedy())
+            submit(loop, [1, 3], greedy())
         assert loop.num_live == 0 and await loop.drain(10.0)
 
 
 async def test_tokens_from_before_a_failure_can_still_be_read() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
     async with running(group) as loop:
-        stream = loop.submit([1, 3], greedy(90))
+        stream = submit(loop, [1, 3], greedy(90))
         await until(lambda: len(stream.sequence.output) > 1)
         group.fail()
         for _ in range(20):
@@ -51,7 +52,7 @@ async def test_non_finite_values_end_only_their_request() -> None:
     group.ranks.non_finite_at = (1, 6)
     stats: list[StepStats] = []
     async with running(group, stats=stats) as loop:
-        streams = [loop.submit([1, 3], greedy(10)) for _ in range(3)]
+        streams = [submit(loop, [1, 3], greedy(10)) for _ in range(3)]
         results = await asyncio.gather(*(read(stream) for stream in streams), return_exceptions=True)
         assert isinstance(results[1], NonFiniteLogits)
         assert [result[1] for result in (results[0], results[2])] == [[5] * 10] * 2  # type: ignore[index]
@@ -65,7 +66,7 @@ async def test_an_exception_while_decoding_one_requests_text_fails_only_that_req
 ) -> None:
     group = FakeGroup(token=lambda tokens: 5)
     async with running(group, slots=8) as loop:
-        streams = [loop.submit([1, 3], greedy(10), stop=["never"]) for _ in range(8)]
+        streams = [submit(loop, [1, 3], greedy(10), stop=["never"]) for _ in range(8)]
 
         def broken(given: object) -> str:
             raise RuntimeError("injected")
@@ -88,7 +89,7 @@ async def test_tokens_of_the_last_step_are_delivered_when_the_next_step_cannot_b
     scheduler = Scheduler(SchedulerConfig(4, 16, frozenset({EOS})), BlockPool(64, 16))
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth)
     prompts = [[1, *range(3, 4 + n)] for n in range(4)]
-    streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
+    streams = [submit(loop, prompt, greedy(30)) for prompt in prompts]
     reading = asyncio.gather(*(read(stream) for stream in streams))
     failure = RankFailure("")
     try:
@@ -110,7 +111,7 @@ async def test_the_replacement_of_ranks_loses_and_repeats_no_token() -> None:
         Scheduler(SchedulerConfig(4, 16, frozenset({EOS})), BlockPool(64, 16)), TOKENIZER, max_seq_len=100
     )
     prompts = [[1, *range(3, 4 + n)] for n in range(9)]
-    streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
+    streams = [submit(loop, prompt, greedy(30)) for prompt in prompts]
     reading = asyncio.gather(*(read(stream) for stream in streams))
     running_first = asyncio.create_task(loop.run(first))
     await until(lambda: any(stream.sequence.output for stream in streams))
@@ -129,7 +130,7 @@ async def test_the_replacement_of_ranks_loses_and_repeats_no_token() -> None:
 async def test_new_ranks_first_compute_a_canary_in_the_name_of_the_quarantined_requests_owner() -> None:
     scheduler = Scheduler(SchedulerConfig(2, 16, frozenset({EOS})), BlockPool(64, 16))
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
-    loop.submit([1, 3, 4], greedy(20), owner="a")
+    submit(loop, [1, 3, 4], greedy(20), owner="a")
     for epoch in (1, 2):
         assert scheduler.quarantine.canary is None and scheduler.schedule() is not None
         loop.restart(epoch, RankFailure("rank 1 died", rank=1))

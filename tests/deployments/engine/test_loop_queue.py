@@ -10,10 +10,12 @@ from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.retry_after import SHORTEST_RETRY_S
 from llama_core.errors import InvalidParameter, NotReady, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS
+from tests.support.requests import submit
 from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
@@ -26,29 +28,29 @@ async def test_a_prompt_is_checked_once_for_all_its_choices(monkeypatch: pytest.
 
     monkeypatch.setattr("deployments.engine.engine_loop.check_prompt", check)
     async with running(FakeGroup()) as loop:
-        first, second = [1, 3], [1, 4]
-        choices = [(prompt, greedy(2)) for prompt in (first, first, second, second, [1, 3])]
-        streams = loop.submit_all(choices)
-        assert [stream.prompt_tokens for stream in streams] == [prompt for prompt, _ in choices]
+        prompts = [[1, 3], [1, 4], [1, 3]]
+        request = Request(prompts, [greedy(2)] * 3, n=2)
+        streams = loop.submit(request)
+        assert [stream.prompt_tokens for stream in streams] == [prompt for prompt, _ in request.choices()]
         for stream in streams:
             await read(stream)
-    assert checked == [first, second, [1, 3]]
+    assert checked == prompts
 
 
 async def test_min_tokens_that_the_context_has_no_room_for_are_refused() -> None:
     async with running(FakeGroup()) as loop:
         for min_tokens, room in ((6, 5), (8, 7)):
             with pytest.raises(InvalidParameter, match=f"at most {room}") as refused:
-                loop.submit([1] * (100 - room), greedy(20, min_tokens=min_tokens))
+                submit(loop, [1] * (100 - room), greedy(20, min_tokens=min_tokens))
             assert refused.value.param == "min_tokens"
-        _, tokens, _ = await read(loop.submit([1] * 95, greedy(20, min_tokens=5)))
+        _, tokens, _ = await read(submit(loop, [1] * 95, greedy(20, min_tokens=5)))
         assert len(tokens) == 5
 
 
 async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
     async with running(FakeGroup()) as loop:
         with pytest.raises(InvalidParameter) as refused:
-            loop.submit_all([([1] * length, greedy(20, min_tokens=6)) for length in (10, 95)])
+            loop.submit(Request([[1] * 10, [1] * 95], [greedy(20, min_tokens=6)] * 2))
         assert refused.value.param == "min_tokens"
         assert (loop.num_live, loop.scheduler.num_waiting) == (0, 0)
 
@@ -56,22 +58,22 @@ async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
 async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:
     group = FakeGroup(token=lambda tokens: 5)
     async with running(group, slots=2, max_waiting=3) as loop:
-        streams = [loop.submit([1, 3], greedy(4)) for _ in range(5)]
+        streams = [submit(loop, [1, 3], greedy(4)) for _ in range(5)]
         with pytest.raises(QueueFull):
-            loop.submit([1, 3], greedy(4))
+            submit(loop, [1, 3], greedy(4))
         for stream in streams:
             assert len((await read(stream))[1]) == 4
-        assert len((await read(loop.submit([1, 3], greedy(4))))[1]) == 4
+        assert len((await read(submit(loop, [1, 3], greedy(4))))[1]) == 4
 
 
 async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
     async with running(group) as loop:
-        stream = loop.submit([1, 3], greedy(20))
+        stream = submit(loop, [1, 3], greedy(20))
         draining = asyncio.create_task(loop.drain(60.0))
         await asyncio.sleep(0.005)
         with pytest.raises(NotReady):
-            loop.submit([1, 3], greedy())
+            submit(loop, [1, 3], greedy())
         assert len((await read(stream))[1]) == 20
         assert await draining
         assert await loop.drain(0.01), "nothing is left"
@@ -87,31 +89,31 @@ async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_serve
     )
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
     for _ in range(2):
-        loop.submit([1, 3], greedy(20))
+        submit(loop, [1, 3], greedy(20))
     assert scheduler.schedule() is not None and scheduler.num_running == 2
     for _ in range(14):  # all of them wait, for two slots
-        loop.submit([1, 3, 4, 5], greedy(20))
+        submit(loop, [1, 3, 4, 5], greedy(20))
     with pytest.raises(QueueFull, match="sequences of 56 tokens wait already, the limit is 60") as refused:
-        loop.submit([1, 3, 4, 5, 6], greedy(20))
+        submit(loop, [1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == SHORTEST_RETRY_S, "nothing has ended yet"
     loop._retry._ends.extend([now - 20, now - 15, now - 10, now - 5])
     with pytest.raises(QueueFull) as refused:
-        loop.submit([1, 3, 4, 5, 6], greedy(20))
+        submit(loop, [1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=1e-6)
     loop._retry._ends.clear()
     loop._retry._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
     with pytest.raises(QueueFull) as refused:
-        loop.submit([1, 3, 4, 5, 6], greedy(20))
+        submit(loop, [1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=1e-6), (
         "the quiet hour before does not count"
     )
-    loop.submit([1, 3, 4], greedy(20))
+    submit(loop, [1, 3, 4], greedy(20))
 
 
 async def test_an_owner_with_many_requests_does_not_keep_another_waiting() -> None:
     async with running(FakeGroup(step_s=0.0005), slots=2) as loop:
-        greedy_ones = [loop.submit([1, 3 + n], greedy(10), owner="a") for n in range(20)]
-        modest = loop.submit([1, 99], greedy(10), owner="b")
+        greedy_ones = [submit(loop, [1, 3 + n], greedy(10), owner="a") for n in range(20)]
+        modest = submit(loop, [1, 99], greedy(10), owner="b")
         await read(modest)
         assert sum(stream.finish_reason is None for stream in greedy_ones) >= 14
         for stream in greedy_ones:
@@ -122,5 +124,5 @@ async def test_draining_gives_up_after_its_limit() -> None:
     group = FakeGroup()
     group.go.clear()
     async with running(group) as loop:
-        loop.submit([1, 3], greedy(20))
+        submit(loop, [1, 3], greedy(20))
         assert not await loop.drain(0.02)

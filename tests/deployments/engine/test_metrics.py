@@ -21,6 +21,7 @@ from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
 from tests.support.metric_samples import samples
+from tests.support.requests import submit
 from tests.support.scripted_engine import FakeEngine
 
 REFERENCE = {
@@ -150,7 +151,7 @@ async def test_the_gauges_and_totals_show_the_state_of_a_watched_engine(
 ) -> None:
     engine = FakeEngine()
     metrics.watch(engine)
-    engine.submit([5], SamplingParams())
+    submit(engine, [5], SamplingParams())
     seen = samples(metrics.render())
     assert (seen["llama_num_requests_running"], seen["llama_kv_cache_usage_perc"]) == (1, 0.01)
     for preemptions, epoch in ((3, 1), (5, 2)):

@@ -11,6 +11,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
 from tests.support.fake_ranks import continuation
 from tests.support.loop_engine import LoopEngine
+from tests.support.requests import submit
 
 PROMPT = [1, *range(3, 40)]
 
@@ -33,7 +34,8 @@ async def rest(stream: SequenceStream) -> list[int]:
 
 
 def submitted(engine: LoopEngine, max_tokens: int = 60) -> SequenceStream:
-    return engine.loop.submit(PROMPT, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0))
+    stream: SequenceStream = submit(engine.loop, PROMPT, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0))
+    return stream
 
 
 async def test_tokens_that_nobody_had_read_come_first(engine: LoopEngine) -> None:

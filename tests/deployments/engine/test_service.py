@@ -22,6 +22,7 @@ from llama_core.scheduling.scheduler_config import SchedulerConfig
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
+from tests.support.requests import submit
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -39,7 +40,7 @@ def service(
 
 
 async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:
-    return [token async for delta in engine.submit(prompt, GREEDY) for token in delta.tokens]
+    return [token async for delta in submit(engine, prompt, GREEDY) for token in delta.tokens]
 
 
 async def test_readiness_is_loading_then_ready_then_draining() -> None:
@@ -50,7 +51,7 @@ async def test_readiness_is_loading_then_ready_then_draining() -> None:
     await asyncio.sleep(0)
     assert engine.live() and engine.readiness().phase == "loading" and not engine.readiness().ready
     with pytest.raises(NotReady) as refused:
-        engine.submit([1, 5], GREEDY)
+        submit(engine, [1, 5], GREEDY)
     assert refused.value.retry_after_s >= 1
     group.go.set()
     await starting
@@ -59,7 +60,7 @@ async def test_readiness_is_loading_then_ready_then_draining() -> None:
     await engine.drain()
     assert engine.readiness().phase == "draining" and engine.live() and not engine.readiness().ready
     with pytest.raises(NotReady):
-        engine.submit([1, 5], GREEDY)
+        submit(engine, [1, 5], GREEDY)
     await engine.stop()
     assert group.stopped
 
@@ -73,7 +74,7 @@ async def test_a_failed_start_is_not_live_and_readiness_says_why() -> None:
     assert not engine.live()
     assert engine.readiness().phase == "failed" and "consolidated.01.pth" in engine.readiness().detail
     with pytest.raises(NotReady, match="damaged"):
-        engine.submit([1, 5], GREEDY)
+        submit(engine, [1, 5], GREEDY)
     await engine.stop()
 
 
@@ -93,7 +94,7 @@ async def test_stop_ends_live_streams_with_an_error() -> None:
     group = FakeGroup(step_s=0.01, token=lambda tokens: 5)
     engine = service(group, drain_timeout_s=0.02)
     await engine.start()
-    stream = engine.submit([1, 5], SamplingParams(max_tokens=50))
+    stream = submit(engine, [1, 5], SamplingParams(max_tokens=50))
     await anext(stream)
     await engine.drain()
     await engine.stop()
@@ -106,7 +107,7 @@ async def test_draining_aborts_what_has_not_ended_in_time() -> None:
     group = FakeGroup(step_s=0.01, token=lambda tokens: 5)
     engine = service(group, drain_timeout_s=0.02)
     await engine.start()
-    stream = engine.submit([1, 5], SamplingParams(max_tokens=50))
+    stream = submit(engine, [1, 5], SamplingParams(max_tokens=50))
     await anext(stream)
     await engine.drain()
     assert stream.ended and engine.describe().blocks_used == 0
@@ -121,7 +122,7 @@ async def test_the_engines_state_counts_requests_and_blocks_in_use() -> None:
     group = FakeGroup(token=lambda tokens: 5, step_s=0.005)
     engine = service(group)
     await engine.start()
-    streams = [engine.submit([1, 5], GREEDY) for _ in range(6)]
+    streams = [submit(engine, [1, 5], GREEDY) for _ in range(6)]
     await anext(streams[0])
     seen = engine.describe()
     assert (seen.requests_running, seen.requests_waiting, seen.blocks_total) == (4, 2, 64)
@@ -209,10 +210,10 @@ def test_the_demo_model_is_found_from_any_directory(tmp_path: Path, monkeypatch:
 
 async def cached_tokens(engine: LlamaService, owner: str, last: int) -> int:
     """Cached prompt tokens of a request of `owner` that begins as every other one does."""
-    stream = engine.submit([1, *range(3, 39), last], GREEDY, owner=owner)
+    stream = submit(engine, [1, *range(3, 39), last], GREEDY, owner=owner)
     async for _ in stream:
         pass
-    return stream.num_cached_tokens
+    return int(stream.num_cached_tokens)
 
 
 KEYS = {"api_key_digests": ("0" * 64, "1" * 64)}
@@ -246,7 +247,7 @@ async def test_the_ranks_share_compiled_grammars_within_one_scope(settings: dict
     await engine.start()
     for owner in ("key a", "key a", "key b" * 1000, ""):
         params = replace(GREEDY, grammar=json_object_grammar())
-        async for _ in engine.submit([1, 5], params, owner=owner):
+        async for _ in submit(engine, [1, 5], params, owner=owner):
             pass
     scopes = [init.cache_scope for step in group.steps for init in step.admit]
     await engine.stop()

@@ -37,6 +37,7 @@ from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS, continuation
+from tests.support.requests import submit
 from tests.support.virtual_loop import VirtualLoop
 
 TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
@@ -239,7 +240,7 @@ async def held(depth: int = 2, step_s: float = 0.2) -> AsyncIterator[Held]:
     group = Timed(step_s=step_s)
     loop = EngineLoop(make(), TOKENIZER, max_seq_len=100, pipeline_depth=depth)
     task = asyncio.create_task(loop.run(group))
-    stream = loop.submit([1, 3], GREEDY)
+    stream = submit(loop, [1, 3], GREEDY)
     await until(lambda: len(stream.sequence.output) >= 3)
     try:
         yield Held(group, loop, stream, task)
@@ -252,7 +253,7 @@ async def test_a_request_that_arrives_while_a_step_runs_joins_the_next_one() -> 
     """Without the hold it would join the one after that: the next one would have been made when the running one began."""
     async with held() as (group, loop, _, _):
         running = len(group.steps)
-        second = loop.submit([1, 4], GREEDY)
+        second = submit(loop, [1, 4], GREEDY)
         await until(lambda: second.sequence.output)
         joined = next(i for i, step in enumerate(group.steps) if len(step.rows) == 2)
         assert joined == running, "the step that runs was the last one made when the request arrived"

@@ -8,6 +8,7 @@ from llama_core.config import MAX_DRAFTS
 from llama_core.scheduling.request import FinishReason
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS, continuation
+from tests.support.requests import submit
 from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
@@ -15,10 +16,10 @@ async def test_a_stop_string_across_tokens_ends_the_stream_and_is_left_out() -> 
     words = TOKENIZER.encode("one two three four", bos=False, eos=False)
     group = FakeGroup(token=lambda tokens: words[(len(tokens) - 2) % len(words)])
     async with running(group) as loop:
-        text, _, reason = await read(loop.submit([1, 3], greedy(40), stop=["o thr"]))
+        text, _, reason = await read(submit(loop, [1, 3], greedy(40), stop=["o thr"]))
         assert text == "one tw" and reason is FinishReason.STOP
         assert loop.scheduler.pool.num_used == 0
-        text, _, reason = await read(loop.submit([1, 3], greedy(len(words)), stop=["four"]))
+        text, _, reason = await read(submit(loop, [1, 3], greedy(len(words)), stop=["four"]))
         assert text == "one two three " and reason is FinishReason.STOP, (
             "a stop string at the token limit counts as a stop"
         )
@@ -36,7 +37,7 @@ async def test_tokens_of_one_step_behind_a_stop_string_are_removed(max_drafts: i
 
     group = FakeGroup(token=rounds)
     async with running(group, max_drafts=max_drafts) as loop:
-        stream = loop.submit([1, 3], greedy(90, logprobs=0), stop=["four e"])
+        stream = submit(loop, [1, 3], greedy(90, logprobs=0), stop=["four e"])
         deltas = [delta async for delta in stream]
         tokens = [token for delta in deltas for token in delta.tokens]
         logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
@@ -56,17 +57,17 @@ async def test_an_included_stop_token_has_its_text_and_logprob(max_drafts: int) 
     for included in (False, True):
         async with running(group, max_drafts=max_drafts) as loop:
             params = greedy(90, logprobs=0, stop_token_ids=(3,), include_stop_str_in_output=included)
-            stream = loop.submit([1, 3], params)
+            stream = submit(loop, [1, 3], params)
             deltas = [delta async for delta in stream]
             tokens = [token for delta in deltas for token in delta.tokens]
             assert tokens == words + [3] * included
             assert "".join(delta.text for delta in deltas) == TOKENIZER.decode(tokens)
             assert len([logprob for delta in deltas for logprob in delta.logprobs]) == len(tokens)
             assert deltas[-1].finish_reason is FinishReason.STOP and stream.stop_reason == 3
-            stopped = loop.submit([1, 3], replace(params, stop_token_ids=()), stop=["o thr"])
+            stopped = submit(loop, [1, 3], replace(params, stop_token_ids=()), stop=["o thr"])
             assert (await read(stopped))[0] == ("one two thr" if included else "one tw")
             assert stopped.stop_reason == "o thr"
-            ended = loop.submit([1, 3], replace(params, stop_token_ids=()))
+            ended = submit(loop, [1, 3], replace(params, stop_token_ids=()))
             await read(ended)
             assert ended.finish_reason is FinishReason.STOP and ended.stop_reason is None
             assert loop.scheduler.pool.num_used == 0
@@ -79,7 +80,7 @@ async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_
     for non_finite_at in (None, (0, 21)):
         group.ranks.non_finite_at = non_finite_at
         async with running(group, max_drafts=MAX_DRAFTS) as loop:
-            stream = loop.submit([1, 3], greedy(60), stop=[piece * 16])
+            stream = submit(loop, [1, 3], greedy(60), stop=[piece * 16])
             _, tokens, reason = await read(stream)
             assert reason is FinishReason.STOP and stream.sequence.error is None
             assert len(tokens) == 16 and loop.scheduler.num_drafts_accepted > 0

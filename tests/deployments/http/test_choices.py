@@ -13,6 +13,7 @@ from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -47,19 +48,21 @@ async def test_forty_prompts_of_three_thousand_tokens_are_taken_by_an_idle_serve
     """32 of them find a free slot; only the 8 that wait count against max_queue_tokens."""
     params = SamplingParams(max_tokens=2)
     loop = make_loop(max_waiting=256, max_waiting_tokens=65_536)
-    choices = submitted(loop, Plan([[1] * 3000] * 40, [params] * 40))
+    choices = submitted(loop, Plan(Request([[1] * 3000] * 40, [params] * 40)))
     assert len(choices.streams) == 40
     with pytest.raises(QueueFull):
-        submitted(loop, Plan([[1] * 3000] * 15, [params] * 15))
+        submitted(loop, Plan(Request([[1] * 3000] * 15, [params] * 15)))
 
 
 async def test_one_prompt_may_wait_alone_however_long_it_is() -> None:
-    choices = submitted(make_loop(max_waiting_tokens=400), Plan([[1] * 500] * 33, [SamplingParams(max_tokens=2)] * 33))
+    choices = submitted(
+        make_loop(max_waiting_tokens=400), Plan(Request([[1] * 500] * 33, [SamplingParams(max_tokens=2)] * 33))
+    )
     assert len(choices.streams) == 33
 
 
 async def test_choices_that_find_a_free_slot_do_not_wait() -> None:
-    choices = submitted(make_loop(max_waiting=2), Plan([[1, 5]], [SamplingParams(max_tokens=2)], n=34))
+    choices = submitted(make_loop(max_waiting=2), Plan(Request([[1, 5]], [SamplingParams(max_tokens=2)], n=34)))
     assert len(choices.streams) == 34
 
 
@@ -75,7 +78,7 @@ async def test_a_request_that_no_idle_server_could_take_is_an_invalid_parameter_
 ) -> None:
     loop = make_loop(**limits)
     with pytest.raises(InvalidParameter, match=message):
-        submitted(loop, Plan([PROMPT] * num_prompts, [SamplingParams(max_tokens=2)] * num_prompts, n=n))
+        submitted(loop, Plan(Request([PROMPT] * num_prompts, [SamplingParams(max_tokens=2)] * num_prompts, n=n)))
     assert loop.num_live == 0, "none of its choices was taken"
 
 
@@ -98,7 +101,7 @@ async def test_prompt_logprobs_of_four_choices_are_computed_once_and_known_to_al
     params = SamplingParams(max_tokens=max_tokens, logprobs=0, prompt_logprobs=True, ignore_eos=True)
     loop = make_loop(slots=4)
     async with running(loop) as group:
-        results = await read_all(submitted(loop, Plan([PROMPT], [params], n=4, echo=True)))
+        results = await read_all(submitted(loop, Plan(Request([PROMPT], [params], n=4), echo=True)))
     assert [len(tokens) for tokens, _ in results] == [max_tokens] * 4
     assert all([p.logprob for p in seen] == list(range(1, len(PROMPT))) for _, seen in results)
     admitted = [init for step in group.steps for init in step.admit]
@@ -110,7 +113,7 @@ async def test_prompt_logprobs_of_four_choices_are_computed_once_and_known_to_al
 async def test_a_timer_that_ends_between_two_waits_is_set_again() -> None:
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-    choices = submitted(make_loop(), Plan([PROMPT], [SamplingParams(max_tokens=2)]))
+    choices = submitted(make_loop(), Plan(Request([PROMPT], [SamplingParams(max_tokens=2)])))
     waiting = asyncio.create_task(choices.wait(0.01))
     await asyncio.sleep(0)
     choices._on_ready(0)

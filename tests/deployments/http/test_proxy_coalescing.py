@@ -13,7 +13,7 @@ from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.sse import SLICE_BYTES, EventStream
-from llama_core.scheduling.request import FinishReason
+from llama_core.scheduling.request import FinishReason, Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import http
 from tests.support.scripted_engine import FakeEngine, eventually, serve
@@ -193,8 +193,8 @@ class SilentStream:
 
 async def test_a_wait_for_the_next_message_is_cut_short_by_the_end_of_a_choice() -> None:
     stream = SilentStream()
-    engine: Any = SimpleNamespace(submit_all=lambda *_, **__: [stream])
-    choices = Choices(engine, Plan([[1, 3]], [SamplingParams(max_tokens=3)]))
+    engine: Any = SimpleNamespace(submit=lambda *_, **__: [stream])
+    choices = Choices(engine, Plan(Request([[1, 3]], [SamplingParams(max_tokens=3)])))
     stream.wake()
     waiting = asyncio.create_task(choices.wait_for_end(600))
     for _ in range(10):

@@ -15,6 +15,7 @@ from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from llama_core.errors import NonFiniteLogits
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import http
 from tests.support.asgi_client import AsgiCall
@@ -255,7 +256,7 @@ def test_a_disconnect_before_a_whole_answer_frees_every_sequence(served: Served)
 async def test_unread_deltas_of_a_slow_reader_stay_in_the_engine() -> None:
     engine = FakeEngine("word " * 40)
     prompt, params = [5], SamplingParams(max_tokens=100)
-    choices = Choices(engine, Plan([prompt], [params], n=2))
+    choices = Choices(engine, Plan(Request([prompt], [params], n=2)))
     await asyncio.sleep(0.05)
     assert all(stream.num_asked <= 4 for stream in engine.streams)
     seen = 0

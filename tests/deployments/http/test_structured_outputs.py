@@ -38,8 +38,8 @@ async def planned(**fields: Any) -> str:
     encoder = PromptEncoder(engine, HttpLimits().text)
     chat = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9} | fields)
     completion = CompletionBody.model_validate({"prompt": "x", "max_tokens": 9} | fields)
-    grammar = (await plan_chat(chat, engine, encoder)).params[0].grammar
-    assert (await plan_completion(completion, engine, encoder)).params[0].grammar == grammar
+    grammar = (await plan_chat(chat, engine, encoder)).request.params[0].grammar
+    assert (await plan_completion(completion, engine, encoder)).request.params[0].grammar == grammar
     return grammar
 
 

@@ -329,7 +329,7 @@ def test_the_agent_of_the_examples_offers_both_tools_twice_and_answers(
     engine = engine_with("")
     submit = engine.submit
 
-    def next_answer(*args: Any, **options: Any) -> FakeStream:
+    def next_answer(*args: Any, **options: Any) -> list[FakeStream]:
         engine.answer = answers.pop(0)
         return submit(*args, **options)
 

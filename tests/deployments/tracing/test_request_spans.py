@@ -25,6 +25,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
 from tests.support.otlp_collector import Collector, SeenSpan, collecting
+from tests.support.requests import submit
 
 STAGES = {"queue", "tokenize_encode", "prefill_forward", "decode_step_forward", "sample_top_p", "decode_decode"}
 CHOICE = STAGES - {"tokenize_encode"}
@@ -209,7 +210,7 @@ async def test_the_lines_of_a_traced_request_have_its_trace(
     subjects = SubjectFilter()
     caplog.handler.addFilter(subjects)
     async with running() as server:
-        monkeypatch.setattr(server.service, "submit_all", None)
+        monkeypatch.setattr(server.service, "submit", None)
         sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         assert await server.post("/v1/completions", "broken", sampled, prompt="once") == 500
     caplog.handler.removeFilter(subjects)
@@ -275,7 +276,7 @@ async def test_without_the_exporters_package_there_are_no_traces_and_a_warning(
 async def test_without_an_endpoint_no_text_is_timed() -> None:
     async with running() as server:
         assert server.tracing is None
-        stream = server.service.submit([1, 5], SamplingParams(max_tokens=2))
+        stream = submit(server.service, [1, 5], SamplingParams(max_tokens=2))
         assert [token async for delta in stream for token in delta.tokens]
         assert stream.timeline.detokenize_s == 0
 

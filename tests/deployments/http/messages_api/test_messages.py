@@ -140,9 +140,9 @@ async def test_usage_counts_cached_tokens_apart() -> None:
     submit = engine.submit
 
     def submit_cached(*args: Any, **kwargs: Any) -> Any:
-        stream = submit(*args, **kwargs)
+        (stream,) = streams = submit(*args, **kwargs)
         stream.num_cached_tokens = 5
-        return stream
+        return streams
 
     engine.submit = submit_cached  # type: ignore[method-assign]
     usage = (await message(engine))["usage"]

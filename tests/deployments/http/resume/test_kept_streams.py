@@ -23,6 +23,7 @@ from deployments.http.resume.kept_streams import (
     Reader,
     StreamKey,
 )
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
 from tests.support.joined_events import id_of, joined
@@ -50,7 +51,7 @@ class FakeSerializer:
 def kept(store: KeptStreams, name: str, owner: str = "") -> tuple[KeptStream, Reader]:
     """A new stream that is being read."""
     key, reader = StreamKey(owner, "/v1/completions", name), Reader()
-    plan = Plan([[1]], [SamplingParams(max_tokens=4)])
+    plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
     store.keep(key, Asked(b"", 0), plan, cast(Choices, FakeChoices()), cast(AnswerSerializer, FakeSerializer()))
     return store.take(key, reader), reader
 
