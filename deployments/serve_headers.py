@@ -9,10 +9,7 @@ Serve also repeats a request's id without checking it. The setting RAY_SERVE_HTT
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.http.request_id import clean_request_id
-
-TIMEOUT_HEADER = "x-request-timeout-seconds"
-MOVED_TIMEOUT_HEADER = "x-llama-timeout-seconds"  # the same value under a name that Serve ignores
+from deployments.http.request_id import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER, clean_request_id
 
 _TIMEOUT, _MOVED = TIMEOUT_HEADER.encode(), MOVED_TIMEOUT_HEADER.encode()
 _REQUEST_ID = b"x-request-id"

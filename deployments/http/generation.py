@@ -20,14 +20,13 @@ from deployments.http.limits import HttpLimits
 from deployments.http.plan import MAX_OWNER_CHARS, Plan
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
-from deployments.http.request_headers import headers_of
+from deployments.http.request_id import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER, headers_of
 from deployments.http.request_log import RequestRecord
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.resume.resumption import Resumption, resumption
 from deployments.http.slices import run_in_slices
 from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
 from deployments.http.whole_answer import send_whole
-from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.tracing.tracing import Tracing
 from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject

@@ -8,12 +8,11 @@ import asyncio
 import re
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.types import Receive
 
@@ -22,37 +21,15 @@ from deployments.http.disconnect import DisconnectScope
 from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
-from deployments.http.request_headers import headers_of
-from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
+from deployments.http.request_id import headers_of
+from deployments.http.validation import BodyT, validate
+from llama_core.errors import QueueFull, RequestCancelled
 
-KIND_MARK = "#"  # begins the names of the kinds of a union, which are no part of a field's place
 MAX_FIELDS = 1000  # of the body itself: the schema checks each of them
 INLINE_BYTES = (
     128 * 2**10
 )  # larger bodies are parsed in a thread; this many bytes take 3 ms at most, whatever they hold
 
-BodyT = TypeVar("BodyT", bound=BaseModel)
-
-REASONS = {
-    # Own messages for pydantic's error types, because its messages may quote the input.
-    "missing": "is required",
-    "string_type": "must be a string",
-    "int_type": "must be an integer",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_too_long": "must have at most {max_length} characters",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "finite_number": "must be finite",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "too_short": "must have at least {min_length} items",
-    "too_long": "must have at most {max_length} items",
-    "literal_error": "must be one of {expected}",
-    "union": "must be {types}",
-}
 
 # By the beginning of jiter's message: what is wrong with a body whose syntax is right.
 JSON_FAULTS = {
@@ -60,16 +37,6 @@ JSON_FAULTS = {
     "number out of range": "has a number with too many digits",
     "lone leading surrogate": "has a lone surrogate",
     "unexpected end of hex escape": "has a lone surrogate",
-}
-
-# pydantic's names of the types of a union, which end the place of each of its errors.
-OBJECT = "dict[str,any]"  # a part of each of our unions
-UNION_TYPES = {"str": "a string", "bool": "true or false", OBJECT: "an object"}
-# By the field that makes a prompt, the route that takes it.
-ROUTES = {
-    "messages": "messages go to /v1/chat/completions",
-    "prompt": "a prompt goes to /v1/completions",
-    "input": "input goes to /v1/responses",
 }
 
 
@@ -218,67 +185,6 @@ def _json_fault(problem: str) -> str:
     at = re.search(r" at line \d+ column \d+$", problem)
     reason = next((words for beginning, words in JSON_FAULTS.items() if problem.startswith(beginning)), "")
     return f"{reason or 'is not valid JSON'}{at[0] if at else ''}"
-
-
-def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
-    """`raw` as a `kind`. Raises InvalidParameter for its first bad field, InvalidDialog where that is a message's."""
-    present = {name: value for name, value in raw.items() if value is not None}
-    try:
-        return kind.model_validate(present)
-    except ValidationError as error:
-        details = _first(error.errors(include_url=False))  # answers quote nothing of the inputs
-    raise _explain(details, _other_route(kind, details, present))
-
-
-def _first(errors: Sequence[ErrorDetails]) -> ErrorDetails:
-    """The first error. Those of a union are one, which names every type."""
-    first, place = errors[0], errors[0]["loc"][:-1]
-    same = [str(error["loc"][-1]) for error in errors if error["loc"] and error["loc"][:-1] == place]
-    if len(same) < 2 or OBJECT not in same or not UNION_TYPES.keys() >= set(same):
-        return first
-    *others, last = (UNION_TYPES[name] for name in same)
-    return {**first, "loc": place, "type": "union", "ctx": {"types": f"{', '.join(others)} or {last}"}}
-
-
-def _other_route(kind: type[BaseModel], details: ErrorDetails, given: Mapping[str, Any]) -> str:
-    """Where a body belongs that has another route's prompt instead of its own; "" for other errors."""
-    if details["type"] != "missing" or details["loc"][0] not in ROUTES:
-        return ""
-    sent = next((name for name in ROUTES if name in given and name not in kind.model_fields), None)
-    return f"; {ROUTES[sent]}" if sent is not None else ""
-
-
-def _explain(details: ErrorDetails, hint: str) -> InvalidRequest:
-    """hint: ends the message."""
-    context = details.get("ctx", {})
-    cause = context.get("error")
-    if isinstance(cause, InvalidRequest) and not details["loc"]:
-        # A contradiction between fields, or a field that the schema does not have: the message names it.
-        return type(cause)(cause.message.removeprefix("."), param=cause.param and cause.param.removeprefix("."))
-    param = ""
-    for part in details["loc"]:
-        if isinstance(part, str) and part.startswith(KIND_MARK):
-            continue
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
-    if isinstance(cause, InvalidRequest):  # one of our own validators
-        place, _, rest = cause.message.partition(": ")
-        in_field = place.startswith(("[", ".")) and bool(rest)  # a place within the field
-        param, reason = (param + place, rest) if in_field else (param, cause.message)
-    elif details["type"] == "float_type" and type(details["input"]) is int:
-        reason = "must be a number of at most 308 digits"
-    else:
-        reason = (
-            REASONS.get(details["type"], "is not valid")
-            .format(**context)
-            .replace("at least 1 items", "at least 1 item")
-        )
-    message = f"{param}: {reason}{hint}"
-    if isinstance(cause, InvalidRequest) and not isinstance(cause, InvalidParameter):
-        return type(cause)(message, param=param)
-    if param.startswith("messages"):
-        index = next((part for part in details["loc"] if isinstance(part, int)), None)
-        return InvalidDialog(message, index=index, param=param)
-    return InvalidParameter(message, param=param)
 
 
 def _check_content_type(content_type: str) -> None:

@@ -12,14 +12,33 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import exception_response, is_anthropic
-from deployments.http.request_headers import headers_of
 from llama_core.errors import LlamaError
 from llama_core.log_lines import LogSubject, log_subject, where
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_HEADER = "x-request-timeout-seconds"
+MOVED_TIMEOUT_HEADER = "x-llama-timeout-seconds"  # the same value under a name that Serve ignores
 MAX_REQUEST_ID_CHARS = 128
 LINGER_S, LINGER_BYTES = 5.0, 16 * 2**20
+
+
+_KEY = "llama.headers"
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """The headers of a request by names in lower case, decoded once: Starlette decodes them again at every look.
+
+    Of several with one name the first counts, as in Starlette's `Headers`.
+    """
+    state: dict[str, object] = scope.setdefault("state", {})
+    found = state.get(_KEY)
+    if found is None:
+        found = state[_KEY] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))
+        }
+    assert isinstance(found, dict)
+    return found
 
 
 def clean_request_id(given: str | None) -> str:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from deployments.http.request_body import KIND_MARK, validate
 from deployments.http.schemas import ChatBody
+from deployments.http.validation import KIND_MARK, validate
 from llama_core.errors import InvalidDialog, InvalidRequest
 
 _PLACE = re.compile(r"messages\[(\d+)\](\.[\w.\[\]]*)?")

@@ -5,8 +5,9 @@ from ray._common.utils import import_attr
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
 
+from deployments.http.request_id import MOVED_TIMEOUT_HEADER
 from deployments.local.serve_run import SAFE_HEADERS
-from deployments.serve_headers import MOVED_TIMEOUT_HEADER, SafeForServe
+from deployments.serve_headers import SafeForServe
 
 
 async def passed_on(*headers: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:

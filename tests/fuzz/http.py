@@ -12,7 +12,7 @@ import httpx
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from deployments.http.errors import is_anthropic
-from deployments.serve_headers import TIMEOUT_HEADER
+from deployments.http.request_id import TIMEOUT_HEADER
 from tests.fuzz.from_schema import covering, negative
 from tests.fuzz.messages import GENERATION, MARK, Message, cheap, made
 from tests.fuzz.outcome import Outcome

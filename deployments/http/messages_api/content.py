@@ -19,10 +19,10 @@ from deployments.http.field_types import (
     Stop,
     only_text,
 )
-from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
 from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
+from deployments.http.validation import KIND_MARK
 from llama_core.errors import InvalidParameter
 
 

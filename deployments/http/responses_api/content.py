@@ -9,10 +9,10 @@ from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model
 
 from deployments.http.errors import Unsupported
 from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag, only_text
-from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
 from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
+from deployments.http.validation import KIND_MARK
 from llama_core.errors import InvalidParameter
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")

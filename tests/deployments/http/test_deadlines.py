@@ -8,7 +8,7 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
-from deployments.serve_headers import TIMEOUT_HEADER
+from deployments.http.request_id import TIMEOUT_HEADER
 from tests.support.scripted_engine import MODEL_ID, FakeEngine
 
 BODY = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 200, "ignore_eos": True}

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from deployments.http.field_types import Body
 from deployments.http.messages_api import content as of_messages
 from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
-from deployments.http.request_body import validate
 from deployments.http.responses_api import content as of_responses
 from deployments.http.responses_api.schemas import ResponsesBody
+from deployments.http.validation import validate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 # What an object comes in, and an object with the fields that are required.

@@ -12,12 +12,13 @@ from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.plan import plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.request_body import parse_json, validate
+from deployments.http.request_body import parse_json
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.schemas import ChatBody, CompletionBody
 from deployments.http.score import ClassifyBody, ScoreBody
 from deployments.http.tokenizer_schemas import DetokenizeBody
 from deployments.http.unsupported import CHAT_NEUTRAL, NEUTRAL, refuse_unsupported
+from deployments.http.validation import validate
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest
 from llama_core.scheduling.sampling_params import SLOT_FIELDS
 from tests.support.processor_time import processor_s

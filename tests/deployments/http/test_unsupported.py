@@ -11,10 +11,10 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from deployments.http.errors import Unsupported
 from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
-from deployments.http.request_body import validate
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.schemas import ChatBody
 from deployments.http.unsupported import CHAT_NEUTRAL, CheckedBody
+from deployments.http.validation import validate
 from llama_core.errors import InvalidParameter
 from tests.support.engine_fields import HARMLESS
 from tests.support.scripted_engine import FakeEngine

@@ -8,9 +8,9 @@ import pytest
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from deployments.http.dialog_fields import TemplateOptions
-from deployments.http.request_body import validate
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.sampling_fields import SamplingFields
+from deployments.http.validation import validate
 from llama_core.errors import InvalidParameter
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.scripted_engine import FakeEngine, FakeStream
