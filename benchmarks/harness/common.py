@@ -97,15 +97,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table: the first column left-aligned, the others right-aligned."""
     texts = [[cell if isinstance(cell, str) else shown(cell) for cell in row] for row in rows]
     widths = [max(3, *(len(line[i]) for line in [list(columns), *texts])) for i in range(len(columns))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
-    for line in (list(columns), rule, *texts):
+    for line in (list(columns), *texts):
         cells = [
             line[0].ljust(widths[0]),
             *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rule = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
 
 
 def shown(figure: object) -> str:

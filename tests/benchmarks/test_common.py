@@ -1,4 +1,4 @@
-"""Statistics, tables and lines of JSON."""
+"""Intervals, commands and lines of JSON."""
 
 import argparse
 import json
@@ -10,7 +10,6 @@ import pytest
 from benchmarks.harness.common import (
     REPOSITORY,
     Spread,
-    busy_cores,
     command_line,
     emit,
     interval,
@@ -21,7 +20,6 @@ from benchmarks.harness.common import (
     public,
     shown,
 )
-from benchmarks.harness.workload import mixed_batch, repetitive_prompt, shared_prefix_batch, uniform_batch
 
 
 def test_a_percentile_is_interpolated_between_neighbouring_ranks() -> None:
@@ -47,7 +45,7 @@ def test_numbers_in_tables_have_three_significant_digits() -> None:
 def test_a_table_is_markdown_as_wide_as_its_widest_cell(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("Title", ["who", "figure"], [("a long name", 1.5), ("b", None)])
     assert capsys.readouterr().out.splitlines() == [
-        *("", "Title", "", "| who         | figure |", "| ----------- | -----: |"),
+        *("", "Title", "", "| who         | figure |", "|-------------|-------:|"),
         *("| a long name |    1.5 |", "| b           |      - |"),
     ]
     spread = {"median": 2.0, "low": 1.9, "high": 2.1, "least": 1.5, "most": 2.5, "count": 5}
@@ -83,22 +81,3 @@ def test_a_result_has_the_command_that_repeats_it_without_local_paths(monkeypatc
     assert command_line() == "python -m benchmarks decode --repeats 1"
     assert public(str(REPOSITORY / "demo")) == "demo"
     assert public("/usr/lib/a/libx.so:/opt/b/c/liby.so") == ".../a/libx.so:.../c/liby.so"
-
-
-def test_busy_cores_are_between_zero_and_the_number_of_cores() -> None:
-    assert 0 <= busy_cores(0.05) <= 1024
-
-
-def test_loads_are_reproducible_and_have_the_stated_lengths() -> None:
-    batch = mixed_batch(32, vocab_size=500)
-    assert batch == mixed_batch(32, vocab_size=500)
-    assert sum(len(request.prompt) for request in batch) == 4160
-    assert sum(request.num_output for request in batch) == 2304
-    assert all(3 <= token < 500 for request in batch for token in request.prompt)
-    assert len({tuple(request.prompt) for request in uniform_batch(50, 8, 1, 500)}) == 50
-    shared = shared_prefix_batch(4, 20, 5, 1, 500)
-    assert len({tuple(request.prompt[:20]) for request in shared}) == 1
-    assert len({tuple(request.prompt) for request in shared}) == 4
-    repeated = repetitive_prompt(50, 500, seed=1)
-    assert len(repeated) == 50
-    assert repeated[:24] == repeated[24:48]

@@ -1,7 +1,5 @@
 """The load client: reading received bytes, and requests to a real server."""
 
-import asyncio
-import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.load import Answer, HttpSession, Load, drive, read_answer
-from benchmarks.harness.workload import Request, uniform_batch
+from benchmarks.harness.workload import uniform_batch
 from llama_core.errors import NonFiniteLogits
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, serve
 
@@ -46,17 +44,6 @@ def test_a_tokens_time_is_when_its_event_was_complete() -> None:
     assert answer == Answer(0.0, 9.0, [2.0, 3.0, 4.0], 3)
 
 
-def test_a_token_without_text_counts_and_a_final_event_without_a_token_does_not() -> None:
-    body = chunk(token("")) + chunk(token("é")) + chunk(token("", "stop")) + chunk(b"data: [DONE]\n\n")
-    assert read([(1.0, HEAD + body)]).token_times == [1.0, 1.0]
-
-
-def test_a_body_without_chunked_encoding_is_read() -> None:
-    head = HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
-    answer = read([(1.0, head + token("a")), (2.0, token("b") + b"data: [DONE]\n\n")])
-    assert answer.token_times == [1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("raw", "error"),
     [
@@ -84,39 +71,6 @@ def test_figures_are_of_successful_requests_and_count_the_failed() -> None:
         Load([Answer(0, 1, error="no")], 1.0, 0.0).figures()
 
 
-class CountingSession(HttpSession):
-    """Answers after a moment, and counts the sessions with a request in flight."""
-
-    open = most = 0
-
-    def __init__(self) -> None:
-        super().__init__("http://127.0.0.1", MODEL_ID)
-        self.asked: list[Request] = []
-
-    async def ask(self, request: Request) -> None:
-        CountingSession.open += 1
-        CountingSession.most = max(CountingSession.most, CountingSession.open)
-        await asyncio.sleep(0.001)
-        CountingSession.open -= 1
-        self.asked.append(request)
-
-    def answers(self) -> list[Answer]:
-        return [Answer(0.0, 1.0, [0.5], 1) for _ in self.asked]
-
-    async def close(self) -> None:
-        pass
-
-
-async def test_a_closed_loop_sends_each_request_once_with_one_in_flight_per_client() -> None:
-    requests = uniform_batch(11, 4, 1, 100)
-    sessions = [CountingSession() for _ in range(3)]
-    load = await drive(sessions, requests)
-    asked = [request for session in sessions for request in session.asked]
-    assert sorted(asked, key=lambda request: request.prompt) == sorted(requests, key=lambda request: request.prompt)
-    assert CountingSession.most == 3
-    assert len(load.answers) == 11
-
-
 @pytest.mark.parametrize("new_connections", [False, True])
 async def test_every_token_arrives_over_kept_and_over_new_connections(new_connections: bool) -> None:
     with serve(FakeEngine("One two three four five.")) as served:
@@ -142,49 +96,3 @@ async def test_refusals_failures_and_a_missing_server_are_counted() -> None:
         await session.close()
     load = await drive([HttpSession(served.url, MODEL_ID)], uniform_batch(1, 8, 10, 200))
     assert (load.answers[0].error or "").startswith("HTTP 000")
-
-
-async def test_the_end_of_a_body_is_found_however_its_bytes_are_split() -> None:
-    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nkeep-alive: timeout=5, max=100\r\n\r\n"
-    body = chunk(token("a")) + chunk(b"data: [DONE]\n\n")
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(len(json.dumps(await asked)))
-                for piece in (head, body, b"0\r", b"\n\r\n"):
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(0.01)
-
-    asked: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    request = Request([3, 4], 1)
-    session = HttpSession("http://127.0.0.1:1", "m")
-    asked.set_result(json.loads(session._message(request).partition(b"\r\n\r\n")[2]))
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        session = HttpSession(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m")
-        load = await drive([session], [request, request])
-        await session.close()
-    assert [(one.error, len(one.token_times)) for one in load.answers] == [(None, 1), (None, 1)]
-
-
-async def test_a_connection_that_the_server_closed_between_requests_is_reopened() -> None:
-    event = b'data: {"choices": [{"index": 0, "text": "a"}], "usage": {"completion_tokens": 1}}\n\ndata: [DONE]\n\n'
-    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
-
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
-        writer.write(answer)
-        await reader.read(1)  # the next request's first byte
-        writer.close()
-
-    server = await asyncio.start_server(once, "127.0.0.1", 0)
-    async with server:
-        session = HttpSession(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "any")
-        for _ in range(3):
-            await session.ask(Request([5], 1))
-        await session.close()
-    assert [answer.error for answer in session.answers()] == [None] * 3
