@@ -36,7 +36,7 @@ lint: setup
 # Tests that compute run in the background, with a lower priority because Ray and Ray Serve allow a process only seconds to start;
 # the linters follow them. Meanwhile the tests of ranks run, and after them those of servers, whose ranks would claim the same
 # cores: at most two servers at a time, and tests/conftest.py says which tests share one. test-full adds the full matrices, every
-# combination of instruction sets, ranks, proxies, damaged files and faults that `make test` takes one or two of, and a soak.
+# combination of instruction sets, ranks, proxies, damaged files and faults that `make test` takes one or two of.
 # They start hundreds of Python processes, in which importing torch takes twice as long without compiled modules on the disk.
 test test-full: export PYTHONDONTWRITEBYTECODE :=
 test test-full: export OMP_WAIT_POLICY := passive
@@ -51,22 +51,21 @@ test test-full:
 	nice -n 5 $(MAKE) --no-print-directory lint || status=1; exit $$status) >$$log 2>&1 & \
 	$(PYTEST) -m ranks tests/cluster || status=1; \
 	$(PYTEST) -n 2 -m servers --no-loadscope-reorder || status=1; \
-	$(if $(FULL),$(BIN)/python -m tests.chaos.soak --seconds 15 --every 7 --streams 2 --pause 1 || status=1;) \
 	wait $$! || status=1; cat $$log; rm $$log; exit $$status
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup
 	$(BIN)/python -m tests.chaos --faults 200 --streams 50
 
-# Two hours under load with a rank killed every minute.
+# Two hours under load with a rank killed about every minute.
 soak: setup
-	$(BIN)/python -m tests.chaos.soak --seconds 7200 --every 60
+	$(BIN)/python -m tests.chaos --kinds kill --faults 120 --pause 120 --streams 8
 
 # Published vulnerabilities in the versions of constraints.txt. Needs the network, so it is no part of the tests.
 audit:
 	$(PYTHON) scripts/audit.py
 
-# Made-up requests, operations, messages, files and texts, 1.5 million: an hour on two cores that others use too.
+# Made-up requests, operations, messages and files, 1.4 million: an hour on two cores that others use too.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
 

@@ -39,9 +39,9 @@ def test_the_configuration_page_names_every_argument_with_its_default() -> None:
 
 
 def test_every_argument_of_build_and_every_metric_is_documented() -> None:
-    differences = (ROOT / "docs" / "differences.md").read_text()
+    comparison = (ROOT / "docs" / "comparison.md").read_text()
     keyword_only = [p.name for p in inspect.signature(Llama.build).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert [name for name in keyword_only if f"`{name}`" not in differences] == []
+    assert [name for name in keyword_only if f"`{name}`" not in comparison] == []
 
     operations = (ROOT / "docs" / "operations.md").read_text()
     metrics = [each.name for each in vars(Metrics(in_ray=False)).values() if isinstance(each, Gauge | Histogram)]

@@ -70,7 +70,7 @@ def test_libraries_are_newer_than_their_published_vulnerabilities(name: str) -> 
         assert tuple(map(int, version.split("."))) >= floor, version
 
 
-def test_every_ray_that_a_shipped_file_starts_asks_for_a_token_and_keeps_its_dashboard_on_loopback() -> None:
+def test_shipped_files_start_ray_with_a_token_and_its_dashboard_on_loopback() -> None:
     deploy = ROOT / "cluster" / "deploy"
     assert re.search(r'^export RAY_AUTH_MODE="\$\{RAY_AUTH_MODE:-token\}"$', (deploy / "cluster.env").read_text(), re.M)
     assert re.search(r'^\. ".*/cluster\.env"$', (deploy / "start_node.sh").read_text(), re.M)

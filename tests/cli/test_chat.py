@@ -14,22 +14,8 @@ from tests.support.programs import REPOSITORY, environment
 
 
 def test_one_question_prints_the_answer_alone(scripted: ScriptedServer) -> None:
-    done = llama_ray(
-        *(
-            "chat",
-            "--url",
-            scripted.url,
-            "-q",
-            "Hi",
-            "--system",
-            "Be brief.",
-            "--temperature",
-            "0",
-            "--max-tokens",
-            "1k",
-        ),
-        env={"LLAMA_RAY_API_KEY": "secret-key"},
-    )
+    words = ("chat", "-q", "Hi", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "1k")
+    done = llama_ray(*words, "--url", scripted.url, env={"LLAMA_RAY_API_KEY": "secret-key"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello there.\n", "")
     seen = scripted.next_request()
     assert seen["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -71,21 +57,8 @@ def test_a_failed_request_has_status_one_and_the_servers_words(scripted: Scripte
 
 
 def test_a_conversation_keeps_its_messages_until_reset(scripted: ScriptedServer) -> None:
-    lines = [
-        "one",
-        "two",
-        "/reset",
-        "three",
-        "/system Speak Danish.",
-        '"""',
-        "four",
-        "lines",
-        '"""',
-        "/restart",
-        "/exit",
-        "never sent",
-    ]
-    done = llama_ray("chat", "--url", scripted.url, stdin="\n".join(lines))
+    text = 'one\ntwo\n/reset\nthree\n/system Speak Danish.\n"""\nfour\nlines\n"""\n/restart\n/exit\nnever sent'
+    done = llama_ray("chat", "--url", scripted.url, stdin=text)
     assert done.returncode == 0 and done.stdout.count("Hello there.\n") == 4
     assert "/restart: no such command\n/reset " in done.stdout
     said = [[message["content"] for message in scripted.next_request()["messages"]] for _ in range(4)]

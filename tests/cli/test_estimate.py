@@ -29,16 +29,8 @@ def test_ranks_and_contexts_are_shown_as_a_table_and_as_json() -> None:
     words = ("estimate", "demo", "--ranks", "2", "--max-seq-len", "1Ki", "--batch", "4", "--dtype", "float32")
     done = llama_ray(*words)
     assert done.returncode == 0, done.stderr
-    for text in (
-        "weights",
-        "cache",
-        "working",
-        "total",
-        "max_seq_len 1,024",
-        "max_batch_size 4",
-        "Free on this machine",
-    ):
-        assert text in done.stdout, text
+    texts = ("weights", "cache", "working", "total", "max_seq_len 1,024", "max_batch_size 4", "Free on this machine")
+    assert [text for text in texts if text not in done.stdout] == []
     found = json.loads(llama_ray(*words, "--json").stdout)
     ranks = found["ranks"]
     assert len(ranks) == 2 and (found["max_seq_len"], found["max_batch_size"]) == (1024, 4)
@@ -58,12 +50,6 @@ def test_weights_follow_the_number_of_ranks_the_dtype_and_the_format() -> None:
     assert weights("--ranks", "2", "--dtype", "float32") == pytest.approx(whole / 2, rel=0.02)
     assert weights("--ranks", "1", "--dtype", "bfloat16") == pytest.approx(whole / 2, rel=0.02)
     assert weights("--ranks", "1", "--dtype", "bfloat16", "--quantization", "int4") < 0.25 * whole
-
-
-def test_settings_come_from_the_servers_own_variables() -> None:
-    env = {"LLAMA_MAX_SEQ_LEN": "1Ki", "LLAMA_MAX_BATCH_SIZE": "3", "LLAMA_MODEL_PARALLEL_SIZE": "1"}
-    found = json.loads(llama_ray("estimate", "demo", "--json", env=env).stdout)
-    assert (found["max_seq_len"], found["max_batch_size"], len(found["ranks"])) == (1024, 3, 1)
 
 
 def test_a_configuration_files_arguments_count_where_no_option_is_given(tmp_path: Path) -> None:
@@ -136,19 +122,3 @@ def test_the_cache_that_a_gpu_holds_grows_with_fewer_weight_bytes() -> None:
     assert plain["cache_tokens"] < packed["cache_tokens"] and plain["cache_bytes"] < 0.9 * 23_034 * 2**20
     shown = llama_ray("estimate", "demo", "--ranks", "2", "--gpu", "l4", "--quantization", "none").stdout
     assert "Each rank on l4: a cache of" in shown and f"{plain['cache_tokens']:,} tokens" in shown
-
-
-def test_ranks_on_gpus_are_planned_on_a_machine_without_one() -> None:
-    done = llama_ray("estimate", "demo", "--device", "cuda", "--json")
-    found = json.loads(done.stdout)
-    assert (found["device"], found["backend"]) == ("cuda", "fused") and "gpu" not in found
-
-
-def test_a_file_of_no_known_format_is_refused_as_such() -> None:
-    done = llama_ray("estimate", "README.md")
-    assert done.returncode == 1 and "no known format" in done.stderr
-
-
-def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
-    done = llama_ray("estimate", "demo", "--gpu", "h9")
-    assert done.returncode == 2 and "h100" in done.stderr and "Traceback" not in done.stderr

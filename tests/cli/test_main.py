@@ -34,8 +34,6 @@ SHARED = {
         for name in ["url", "model", "system", "temperature", "top-p", "max-tokens", "seed"]
     },
 }
-UNITS = ("TOKENS", "SIZE", "COUNT")
-COUNTS_OF_FEW = {("estimate", "--ranks")}
 
 
 @pytest.fixture
@@ -107,12 +105,6 @@ def test_settings_without_a_configuration_file_are_over_that_of_the_environment(
         assert done.exit_code == 2 and says in done.output
 
 
-def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("ranks=2").write_text("applications: [{name: llama}]")
-    assert invoke(monkeypatch, "up", "ranks=2", "seed=3")[:2] == [Path("ranks=2"), ["seed=3"]]
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -170,31 +162,12 @@ def test_every_option_has_the_variables_that_the_rule_names_and_help_shows_them(
         ("chat --max-tokens 9", {"LLAMA_RAY_CHAT_MAX_TOKENS": "8Ki"}, [9]),
     ],
 )
-def test_options_come_from_the_command_line_else_their_own_variable_else_a_shared_one(
+def test_options_come_from_the_command_line_else_their_variable_else_a_shared_one(
     words: str, variables: dict[str, str], expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {name: value.format(root=REPOSITORY) for name, value in variables.items()}
     calls = invoke(monkeypatch, *words.split(), **given)
     assert all(value in calls for value in expected), calls
-
-
-def test_every_number_of_tokens_bytes_or_requests_takes_a_unit() -> None:
-    sized = {
-        (command, option) for command, option, parameter in options() if parameter.metavar in UNITS
-    } - COUNTS_OF_FEW
-    assert sized >= {("chat", "--max-tokens"), ("estimate", "--batch"), ("estimate", "--kv-cache-bytes")}
-    for command, option in sized:
-        refused = CliRunner().invoke(app, [command, option, "8x"]).output
-        line = " ".join(refused.split())
-        assert "must be a whole number such as 4096, 8k" in line and "(env var: 'LLAMA_RAY_" in line, line
-
-
-def test_no_help_is_cut_off_and_each_has_examples() -> None:
-    assert not any(line.endswith("...") for line in help_of().splitlines()[1:])
-    for command in COMMANDS:
-        text = help_of(command)
-        assert f"Examples:\n    llama-ray {command}" in text and "…" not in text
-        assert max(map(len, text.splitlines())) <= 82, command
 
 
 def test_the_package_installs_the_command_with_its_version() -> None:

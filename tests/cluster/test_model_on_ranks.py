@@ -1,10 +1,8 @@
 """The real model on two rank actors gives the reference's tokens; a new group continues where a killed one stopped."""
 
 import os
-import shutil
 import signal
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.rank_group import RankGroup
 from llama_core.config import EngineConfig
-from llama_core.errors import CheckpointError, ConfigError, RankFailure
+from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -94,21 +92,3 @@ async def test_two_ranks_give_the_references_tokens_also_after_a_death_midway(
     await disturbed.steps(group)
     await group.stop()
     assert [sequence.output for sequence in disturbed.sequences] == disturbed.expected
-
-
-# In each run, test_group_start.py has ranks without a model raise a CheckpointError, and test_upgrade.py deploys a bad file.
-@pytest.mark.full
-@pytest.mark.parametrize(("damage", "error"), [("shard", CheckpointError), ("params", ConfigError)])
-async def test_a_damaged_checkpoint_is_the_error_it_is_in_process(
-    two_rank_placement: PlacementGroup, golden: dict[str, Any], tmp_path: Path, damage: str, error: type[Exception]
-) -> None:
-    shutil.copytree(GOLDEN / "mp1", tmp_path / "damaged")
-    if damage == "shard":
-        shard = tmp_path / "damaged" / "consolidated.00.pth"
-        shard.write_bytes(shard.read_bytes()[:-1000])
-    else:
-        (tmp_path / "damaged" / "params.json").write_text('{"dim": -1}')
-    group = RankGroup(engine_config(golden, str(tmp_path / "damaged")), two_rank_placement, limits=LIMITS)
-    with pytest.raises(error) as caught:
-        await group.start()
-    assert type(caught.value) is error

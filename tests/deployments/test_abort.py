@@ -8,16 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.args import ServerArgs
-from deployments.engine.metrics import Metrics
-from deployments.engine.service import LlamaService
 from deployments.handle_types import ChatRequest
 from deployments.http.app import build_http_app
-from deployments.ingress import LlamaIngress
 from llama_core.errors import RequestAborted
 from llama_core.scheduling.sampling_params import SamplingParams
-from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.fake_rank_group import FakeGroup
+from tests.support.handles import ingress_over
 from tests.support.waiting import until_true
 
 PARAMS = SamplingParams(0.0, max_tokens=60, ignore_eos=True)
@@ -31,17 +27,14 @@ class Replica:
     def __init__(self) -> None:
         self.group = FakeGroup()
         self.group.go.clear()
-        self.api: Any = object.__new__(LlamaIngress)  # without the constructor, which calls Serve
-        self.api.metrics = Metrics(in_ray=False)
-        args = ServerArgs(ckpt_dir=str(GOLDEN / "mp1"), max_seq_len=256, max_batch_size=2)
-        self.api.service = self.service = LlamaService(args, lambda: FakeGroupPool(lambda: self.group))
+        self.api = ingress_over(self.group, max_seq_len=256, max_batch_size=2)
+        self.service = self.api.service
         self.app = build_http_app(self.service, self.api.metrics)
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         headers = {"x-request-id": NAME, **body.pop("headers", {})}
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1", headers=headers
-        ) as client:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
             return await client.post(path, json=body)
 
     async def aborted(self, call: Awaitable[Any]) -> Any:

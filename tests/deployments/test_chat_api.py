@@ -1,6 +1,5 @@
 """Chats by handle: tool calls, structured output and later turns, on the deployment's class over scripted ranks."""
 
-import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
@@ -8,23 +7,17 @@ from typing import Any
 
 import pytest
 
-from deployments.args import ServerArgs
-from deployments.engine.metrics import Metrics
-from deployments.engine.service import LlamaService
 from deployments.handle_types import ChatAnswer, ChatRequest, whole
-from deployments.http.field_types import NOT_TEXT
-from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.grammar.build import choice_grammar, json_schema_grammar
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool
-from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS
+from tests.support.handles import ingress_over
 from tests.support.tool_calls import TOOLS, random_answer
-from tests.support.waiting import until_true
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PARAMS = SamplingParams(0.0, max_tokens=1000)
@@ -46,12 +39,10 @@ class Replica:
     """`api`: the deployment's methods. Its ranks write `script.answer`."""
 
     def __init__(self) -> None:
-        args = ServerArgs(ckpt_dir=str(GOLDEN / "mp1"), max_seq_len=2048, max_batch_size=2, speculation=False)
         self.script = Script()
         group = FakeGroup(num_blocks=256, token=self.script)
-        self.api: Any = object.__new__(LlamaIngress)  # without the constructor, which calls Serve
-        self.api.metrics = Metrics(in_ray=False)
-        self.api.service = self.service = LlamaService(args, lambda: FakeGroupPool(lambda: group))
+        self.api = ingress_over(group, max_seq_len=2048, max_batch_size=2, speculation=False)
+        self.service = self.api.service
         self.prompt: list[int] = []
         self.grammar = ""
         submit = self.service.submit
@@ -61,7 +52,7 @@ class Replica:
             self.script.prompt_len, self.grammar = len(self.prompt), params.grammar
             return submit(request, **options)
 
-        self.service.submit = noted  # type: ignore[method-assign]
+        self.service.submit_all = noted
 
     def writes(self, text: str) -> None:
         self.script.answer = self.service.tokenizer.encode(text, bos=False, eos=False)
@@ -135,45 +126,11 @@ async def test_the_grammar_is_that_of_the_tools_or_of_the_answer(replica: Replic
     assert replica.grammar == beside_tools != by_field
 
 
-async def test_a_chat_can_be_aborted_by_its_request_id(replica: Replica) -> None:
-    replica.script.answer = [5] * 1500
-    request = ChatRequest(HELLO, TOOLS, request_id="mine")
-    running = asyncio.create_task(replica.api.chat(request, SamplingParams(0.0, max_tokens=1500)))
-    await until_true("it runs", lambda: replica.service.describe().requests_running == 1, pause_s=0)
-    assert await replica.api.abort("mine") is True
-    assert (await running).finish_reason == "abort"
-    assert replica.service.describe().blocks_used == 0
-
-
 async def test_the_ending_of_the_template_is_left_out_and_the_limit_is_told(replica: Replica) -> None:
     replica.writes("Rome. ")
     assert (await replica.chat()).content == "Rome."
     cut = await replica.api.chat(ChatRequest(HELLO), SamplingParams(0.0, max_tokens=1, logprobs=0))
     assert cut.finish_reason == "length" and len(cut.tokens) == len(cut.logprobs) == 1
-
-
-async def test_a_limit_over_the_rest_of_the_context_ends_with_length(replica: Replica) -> None:
-    replica.script.answer = [5] * 3000
-    far = SamplingParams(0.0, max_tokens=32_000)
-    answer = await replica.api.chat(ChatRequest(HELLO), far)
-    assert (answer.finish_reason, len(answer.tokens)) == ("length", 2048 - len(replica.prompt))
-    (sampled,) = await replica.api.sample(["Hello"], far)
-    assert (sampled.finish_reason, len(sampled.tokens)) == ("length", 2048 - sampled.num_prompt_tokens)
-
-
-async def test_conversations_may_have_a_models_mistakes(replica: Replica) -> None:
-    replica.writes("So.")
-    calls = [
-        {"id": str(at), "type": "function", "function": {"name": "f", "arguments": arguments}}
-        for at, arguments in enumerate(("null", "[1]"))
-    ]
-    image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": image} for call in calls]
-    await replica.chat(
-        messages=[*HELLO, {"role": "assistant", "tool_calls": calls}, *results, {"role": "assistant"}, *HELLO]
-    )
-    prompt = replica.service.tokenizer.decode(replica.prompt)
-    assert '"arguments": {}' in prompt and '"arguments": "[1]"' in prompt and prompt.count(NOT_TEXT) == 2
 
 
 @pytest.mark.parametrize(

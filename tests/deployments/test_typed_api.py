@@ -1,45 +1,32 @@
 """The typed API by handle, on the deployment's class over a fake group, without Serve."""
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-import deployments.handle_plans
-from deployments.args import ServerArgs
-from deployments.engine.metrics import Metrics
-from deployments.engine.service import LlamaService
-from deployments.handle_call import Call
 from deployments.handle_types import ChatRequest, Sampled, Score
 from deployments.http.field_types import MAX_CHOICES
-from deployments.http.request_log import RequestRecord
-from deployments.ingress import LlamaIngress
 from llama_core.errors import DeadlineExceeded, InvalidParameter
-from llama_core.grammar.build import json_schema_grammar, lark_grammar
 from llama_core.scheduling.request import Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.spellings import spellings
-from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import FakeRanks, continuation
-from tests.support.metric_samples import samples
+from tests.support.handles import ingress_over
 from tests.support.waiting import until_true
 
 
 @pytest.fixture
 async def ingress() -> AsyncIterator[Any]:
-    args = ServerArgs(ckpt_dir=str(GOLDEN / "mp1"), max_seq_len=64, max_batch_size=4)
-    made: Any = object.__new__(LlamaIngress)  # without the constructor, which calls Serve
-    made.metrics = Metrics(in_ray=False)
-    made.group = group = FakeGroup()
-    made.service = LlamaService(args, lambda: FakeGroupPool(lambda: group))
+    group = FakeGroup()
+    made = ingress_over(group, max_seq_len=64, max_batch_size=4)
+    made.group = group
     await made.service.start()
     yield made
     await made.service.stop()
@@ -66,18 +53,6 @@ async def test_a_stream_gives_the_same_in_parts(ingress: Any) -> None:
     assert [part.finish_reason for part in parts][-1] == "length"
 
 
-async def test_n_continuations_stand_beside_each_other_with_the_seeds_of_http(ingress: Any) -> None:
-    params = [
-        SamplingParams(0.5, seed=7, max_tokens=3, prompt_logprobs=True),
-        SamplingParams(0.5, seed=8, max_tokens=2),
-    ]
-    submitted = watched(ingress)
-    found = await ingress.sample([[1, 5], [1, 9, 4]], params, n=3)
-    assert [one.num_prompt_tokens for one in found] == [2, 2, 2, 3, 3, 3]
-    assert submitted == list(Request([[1, 5], [1, 9, 4]], params, n=3).choices())
-    assert len({own.seed for _, own in submitted}) == 6
-
-
 @pytest.mark.parametrize(
     ("num_prompts", "n"), [(1, 0), (1, MAX_CHOICES + 1), (1, 300_000), (1, "3"), (1, 1.5), (1, True), (3, 87), (261, 1)]
 )
@@ -89,11 +64,6 @@ async def test_an_n_of_too_many_choices_is_refused_before_any_prompt_is_read(
     with pytest.raises(InvalidParameter) as refused:
         await ingress.sample([[1, 5]] * num_prompts, SamplingParams(0.0, max_tokens=3), n=n)  # 4 run and 256 wait
     assert refused.value.param == "n" and not read
-
-
-async def test_as_many_choices_as_run_and_wait_are_taken(ingress: Any) -> None:
-    found = await ingress.sample([[1, 5]] * 4, SamplingParams(0.0, max_tokens=1), n=np.int64(65))
-    assert len(found) == 4 + 256
 
 
 async def test_bad_words_are_texts_beside_the_parameters_own(ingress: Any) -> None:
@@ -109,45 +79,6 @@ async def test_bad_words_are_texts_beside_the_parameters_own(ingress: Any) -> No
     for call in calls:
         await call
     assert [own.bad_words for _, own in submitted] == [expected] * 3
-
-
-async def test_bad_words_beyond_the_limits_of_http_are_refused_before_they_are_spelled(
-    ingress: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = SamplingParams(0.0, max_tokens=3)
-    spelled: list[Any] = []
-
-    def noted(words: Any, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-        spelled.append(words)
-        return spellings(words, tokenizer)
-
-    monkeypatch.setattr(deployments.handle_plans, "spellings", noted)
-    refusals: list[Any] = [5, 0, "cat", b"cat", {"cat": 1}, [""], [3], ["cat"] * 33, ["c" * 65]]
-    for words in refusals:
-        for call in (
-            ingress.sample([[1, 5]], params, bad_words=words),
-            listed(ingress.stream_sample([1, 5], params, bad_words=words)),
-        ):
-            with pytest.raises(InvalidParameter) as refused:
-                await call
-            assert refused.value.param == "bad_words"
-    assert spelled == []
-    await ingress.sample([[1, 5]] * 9, params, bad_words=["cat"] * 32)
-    assert spelled == [["cat"] * 32]  # once, for all prompts
-
-
-@pytest.mark.parametrize("skips", [True, False])
-async def test_control_tokens_are_named_where_they_are_not_skipped(ingress: Any, skips: bool) -> None:
-    bos = ingress.service.tokenizer.bos_id
-    params = SamplingParams(0.0, max_tokens=2, ignore_eos=True)
-    ingress.group.ranks = FakeRanks(16, lambda tokens, seed: bos)
-    request = ChatRequest([{"role": "user", "content": "x"}], skip_special_tokens=skips)
-    texts = [
-        (await ingress.sample([[1, 5]], params, skip_special_tokens=skips))[0].text,
-        "".join(part.text for part in await listed(ingress.stream_sample([1, 5], params, skip_special_tokens=skips))),
-        (await ingress.chat(request, params)).content,
-    ]
-    assert ["<s>" in text for text in texts] == [not skips] * 3
 
 
 async def test_a_call_ends_at_its_time_limit(ingress: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +101,7 @@ async def test_a_call_ends_at_its_time_limit(ingress: Any, caplog: pytest.LogCap
     assert (await ingress.sample([[1, 5]], params, timeout_s=600))[0].finish_reason == "length"
 
 
-async def test_a_time_limit_that_is_no_positive_number_is_refused_before_anything_is_submitted(ingress: Any) -> None:
+async def test_a_time_limit_that_is_no_positive_number_is_refused_first(ingress: Any) -> None:
     submitted = watched(ingress)
     for limit in ("5", True, 0, -1, math.nan, math.inf, 10**400, [5]):
         for call in timed_calls(ingress, limit):
@@ -178,21 +109,6 @@ async def test_a_time_limit_that_is_no_positive_number_is_refused_before_anythin
                 await call
             assert refused.value.param == "timeout_s"
     assert submitted == []
-
-
-async def test_a_call_that_fails_after_it_was_submitted_leaves_no_sequence(
-    ingress: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(call: Call, limit_s: float | None) -> None:
-        assert call.streams
-        raise InvalidParameter("refused late")
-
-    monkeypatch.setattr(Call, "ends_within", fails)
-    for call in timed_calls(ingress, 600):
-        with pytest.raises(InvalidParameter, match="refused late"):
-            await call
-        state = ingress.service.describe()
-        assert (state.requests_running, state.requests_waiting, state.blocks_used) == (0, 0, 0)
 
 
 def timed_calls(ingress: Any, limit: Any) -> list[Awaitable[Any]]:
@@ -207,50 +123,18 @@ def timed_calls(ingress: Any, limit: Any) -> list[Awaitable[Any]]:
     ]
 
 
-async def test_abort_ends_every_sequence_of_a_request_id(ingress: Any) -> None:
-    params = SamplingParams(0.0, max_tokens=60, ignore_eos=True)
-    running = asyncio.create_task(ingress.sample([[1, 5], [1, 6]], params, request_id="mine"))
-    await until_true("both run", lambda: ingress.service.describe().requests_running == 2, pause_s=0)
-    assert await ingress.abort("mine") is True
-    assert [one.finish_reason for one in await running] == ["abort", "abort"]
-    assert ingress.service.describe().blocks_used == 0
-    assert await ingress.abort("mine") is False and await ingress.abort("other") is False
-
-
 async def test_invalid_parameters_are_named(ingress: Any) -> None:
-    with pytest.raises(InvalidParameter) as refused:
-        await ingress.sample([[1, 5]], [])
-    assert refused.value.param == "params"
-    with pytest.raises(InvalidParameter) as refused:
-        await ingress.sample([[1, 5]], SamplingParams(grammar="start: missing"))
-    assert refused.value.param == "grammar"
-    for grammar in ('{"json_schema": {}}', '{"grammars": {}}'):
+    broken = [SamplingParams(grammar=text) for text in ("start: missing", '{"json_schema": {}}', '{"grammars": {}}')]
+    hello = ChatRequest([{"role": "user", "content": "x"}])
+    calls: list[tuple[Awaitable[Any], str]] = [(ingress.sample([[1, 5]], []), "params")]
+    calls += [
+        (call, "grammar") for each in broken for call in (ingress.sample([[1, 5]], each), ingress.chat(hello, each))
+    ]
+    calls += [(ingress.score([1], [[]]), "continuations"), (ingress.score("hi", [""]), "continuations")]
+    for call, param in calls:
         with pytest.raises(InvalidParameter) as refused:
-            await ingress.sample([[1, 5]], SamplingParams(grammar=grammar))
-        assert refused.value.param == "grammar"
-        with pytest.raises(InvalidParameter) as refused:
-            await ingress.chat(ChatRequest([{"role": "user", "content": "x"}]), SamplingParams(grammar=grammar))
-        assert refused.value.param == "grammar"
-    with pytest.raises(InvalidParameter) as refused:
-        await ingress.score([1], [[]])
-    assert refused.value.param == "continuations"
-    with pytest.raises(InvalidParameter, match="continuations: each must have a token"):
-        await ingress.score("hi", [""])
-
-
-async def test_a_grammar_in_lark_needs_no_builder(ingress: Any) -> None:
-    (own,) = await ingress.sample([[1, 5]], SamplingParams(0.0, max_tokens=4, grammar='start: "a"'))
-    (built,) = await ingress.sample([[1, 5]], SamplingParams(0.0, max_tokens=4, grammar=lark_grammar('start: "a"')))
-    assert own.tokens == built.tokens
-
-
-async def test_a_grammar_that_comes_again_is_checked_once(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(
-        0.0, max_tokens=2, grammar=json_schema_grammar({"type": "integer", "title": "checked once"})
-    )
-    await ingress.sample([[1, 5]], params)
-    monkeypatch.setattr("llama_core.grammar.check._fault", lambda grammar: pytest.fail("checked again"))
-    await ingress.sample([[1, 6], [1, 7]], params)
+            await call
+        assert refused.value.param == param
 
 
 def watched(ingress: Any) -> list[tuple[list[int], SamplingParams]]:
@@ -304,48 +188,6 @@ async def test_prompts_without_continuations_are_scored_themselves(ingress: Any)
     dialog = [{"role": "user", "content": "hi"}]
     assert len((await ingress.score(dialog))[0].tokens) == len(ingress.service.chat_format.encode(dialog)) - 1
     assert await ingress.score([dialog, "hi"]) == [*await ingress.score(dialog), found[0]]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "continuations", "param"),
-    [
-        (["a", "b"], ["x", "y"], "continuations"),
-        (["a", "b"], [["x"]], "continuations"),
-        ([[1]], None, "prompt"),
-    ],
-)
-async def test_prompts_and_continuations_that_do_not_fit_are_named(
-    prompt: Any, continuations: Any, param: str, ingress: Any
-) -> None:
-    with pytest.raises(InvalidParameter) as refused:
-        await ingress.score(prompt, continuations)
-    assert refused.value.param == param
-
-
-async def test_the_line_of_a_call_has_what_it_asked_for_and_got(ingress: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "llama.requests")
-    params = SamplingParams(0.5, 0.8, max_tokens=3, ignore_eos=True)
-    await ingress.sample([[1, 5], [1, 9, 4]], params, request_id="mine")
-    (line,) = (json.loads(record.getMessage().removeprefix("request ")) for record in caplog.records)
-    sums = samples(ingress.metrics.render())
-    assert line == {
-        "outcome": "ok", "request_id": "mine", "path": "handle", "method": "sample", "batch_size": 2, "prompt_length": 3,
-        "n": 1, "stream": False, "without_eos": 2,
-        "max_gen_len": 3, "temperature": 0.5, "top_p": 0.8, "generated": 6, "finish_reasons": {"length": 2},
-        "ttft_ms": round(sums["prefill_time_ms_sum"], 1),
-        "total_ms": round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1),
-    }  # fmt: skip
-    await listed(ingress.stream_sample([1, 5], params))
-    streamed = json.loads(caplog.records[-1].getMessage().removeprefix("request "))
-    assert (streamed["method"], streamed["stream"], streamed["generated"]) == ("stream_sample", True, 3)
-    assert "ttft_ms" in streamed
-
-
-async def test_a_call_that_has_ended_keeps_no_timer(ingress: Any) -> None:
-    call = Call(ingress.service, RequestRecord(ingress.metrics, "handle", "mine", method="sample"))
-    call.ends_within(60.0)
-    call.close()
-    assert call._deadline is not None and call._deadline.cancelled()
 
 
 async def test_a_call_that_nobody_waits_for_leaves_no_sequence(ingress: Any) -> None:

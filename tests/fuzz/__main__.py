@@ -1,6 +1,6 @@
-"""Generates inputs for the server, the scheduler, a rank group, the files and the tokenizers, and reports every violated rule.
+"""Generates inputs for the server, the scheduler, a rank group, and the files, and reports every violated rule.
 
-python -m tests.fuzz --parts http scheduler group files templates chats texts --json report.json
+python -m tests.fuzz --parts http scheduler group files chats --json report.json
 """
 
 import argparse
@@ -8,26 +8,25 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import chats, files, group, http, scheduler, texts
+from tests.fuzz import chats, files, group, http, scheduler
 from tests.fuzz.outcome import Outcome
 
+FILES = {  # part -> kind of file
+    "safetensors": "safetensors", "configs": "config", "gguf": "gguf",
+    "tokenizers": "tokenizer_json", "gguf_vocabularies": "gguf_vocabulary",
+}  # fmt: skip
 PARTS: dict[str, tuple[Callable[[int, int], Outcome], int]] = {
     # part -> (the function that runs it, default number of cases)
     "http": (http.run, 100_000),
     "scheduler": (scheduler.run, 1_000_000),
     "group": (group.run, 300_000),
     "files": (files.run, 5_000),
-    "templates": (files.run_templates, 5_000),
-    "safetensors": (files.run_safetensors, 5_000),
-    "configs": (files.run_configs, 5_000),
-    "gguf": (files.run_gguf, 5_000),
-    "tokenizers": (files.run_tokenizers, 5_000),
-    "gguf_vocabularies": (files.run_gguf_vocabularies, 5_000),
+    **{part: (partial(files.run, shares={kind: 1}, part=part), 5_000) for part, kind in FILES.items()},
     "chats": (chats.run, 10_000),
-    "texts": (texts.run, 100_000),
 }
 
 

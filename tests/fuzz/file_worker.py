@@ -22,12 +22,10 @@ from llama_core.checkpoint.loader import rank_weights
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.errors import CheckpointError, ConfigError, InvalidDialog, LlamaError, SpecialTags, TokenizerError
+from llama_core.errors import CheckpointError, ConfigError, LlamaError, SpecialTags, TokenizerError
 from llama_core.execution.rotary import rotary_table
-from llama_core.text.chat_format import Dialog
 from llama_core.text.detokenizer import IncrementalDetokenizer
-from llama_core.text.registry import load_tokenizer, open_chat_format
-from llama_core.text.template.chat_template import TemplateChatFormat
+from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import TextPart
 from tests.support import gguf_models
 from tests.support.hugging_face import CONFIGS, in_hugging_faces_layout, random_weights, read
@@ -56,17 +54,7 @@ _EXPECTED: dict[str, tuple[type[LlamaError], ...]] = {
     "tokenizer": (TokenizerError,),
     "tokenizer_json": (TokenizerError, ConfigError),
     "gguf_vocabulary": (TokenizerError, ConfigError),
-    "template": (TokenizerError, ConfigError),
 }
-_DIALOGS: tuple[Dialog, ...] = (
-    [{"role": "user", "content": "Hello <|im_end|>"}],
-    [
-        {"role": "system", "content": "Be <b>brief</b>.\n"},
-        {"role": "user", "content": "x" * 3000},
-        {"role": "assistant", "content": "<think>a</think>b"},
-        {"role": "user", "content": ""},
-    ],
-)
 
 _deeds: list[str] = []
 _is_loading = False
@@ -167,15 +155,6 @@ def use_tokenizer_folder(folder: Path) -> str | None:
     return None
 
 
-def use_template(directory: Path) -> None:
-    """Load the chat template, then render dialogs with it. Either may refuse; both must end soon."""
-    tokenizer = load_tokenizer(directory / "tokenizer.model")
-    chat_format = open_chat_format("template", tokenizer, directory)
-    for dialog in _DIALOGS:
-        with contextlib.suppress(InvalidDialog):
-            tokenizer.decode(chat_format.encode(dialog))
-
-
 def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:
     """The outcome of loading, and the finding if there is one."""
     try:
@@ -189,8 +168,6 @@ def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undam
                 return "loaded", fault
         elif kind == "gguf":
             load_checkpoint(directory / "m.gguf", gguf_models.VOCABULARY)
-        elif kind == "template":
-            use_template(directory)
         elif load_checkpoint(directory, vocab_size) != undamaged and kind == "checkpoint" and not is_rewritten:
             return "loaded", "damaged weights were loaded"
     except LlamaError as error:
@@ -213,7 +190,6 @@ def main() -> None:
     vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
     undamaged = load_checkpoint(DEMO, vocab_size)
     _undamaged_folder()
-    TemplateChatFormat(load_tokenizer(DEMO / "tokenizer.model"), "{{ messages }}")  # so that nothing is imported later
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))
     sys.addaudithook(_audit)

@@ -108,27 +108,3 @@ def run(cases: int, seed: int, shares: Mapping[str, int] = _SHARES, part: str = 
             if (trap / "sprung").exists():
                 outcome.found(f"a pickle has left {trap / 'sprung'}")
     return outcome
-
-
-def run_templates(cases: int, seed: int) -> Outcome:
-    return run(cases, seed, {"template": 1}, "templates")
-
-
-def run_safetensors(cases: int, seed: int) -> Outcome:
-    return run(cases, seed, {"safetensors": 1}, "safetensors")
-
-
-def run_configs(cases: int, seed: int) -> Outcome:
-    return run(cases, seed, {"config": 1}, "configs")
-
-
-def run_gguf(cases: int, seed: int) -> Outcome:
-    return run(cases, seed, {"gguf": 1}, "gguf")
-
-
-def run_tokenizers(cases: int, seed: int) -> Outcome:
-    return run(cases, seed, {"tokenizer_json": 1}, "tokenizers")
-
-
-def run_gguf_vocabularies(cases: int, seed: int) -> Outcome:
-    return run(cases, seed, {"gguf_vocabulary": 1}, "gguf_vocabularies")

@@ -9,7 +9,8 @@ from random import Random
 import gguf
 
 from llama_core.checkpoint.gguf_file import GgufFile
-from tests.fuzz.damage import Damage, damaged
+from tests.fuzz.damage import Damage
+from tests.fuzz.json_damage import damaged
 from tests.support.gguf_models import write_model
 
 NAME = "m.gguf"

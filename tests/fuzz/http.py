@@ -1,10 +1,8 @@
 """Sends generated requests, many at once, and judges each answer. After each batch the server must be in its idle state."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from multiprocessing import get_context
-from multiprocessing.queues import Queue
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 import h11
 import httpx
@@ -13,7 +11,6 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from deployments.http.errors import is_anthropic
 from deployments.http.request_id import TIMEOUT_HEADER
-from tests.fuzz.from_schema import covering, negative
 from tests.fuzz.messages import GENERATION, MARK, Message, cheap, made
 from tests.fuzz.outcome import Outcome
 from tests.support.scripted_engine import FakeEngine, FakeStream
@@ -24,7 +21,6 @@ TIMEOUT_S = 120.0  # of one answer; the longest takes a fraction of a second on 
 MOST_ERROR_BYTES = 1000
 REFUSALS = {400, 403, 404, 405, 408, 413, 415, 429}
 LEAKS = (MARK, "Traceback", "pydantic", 'File "', "site-packages")
-SHARE_OF_SCHEMA = 0.03  # of all cases; schemathesis needs ten times as long for a case as the server for its answer
 # The answers of HAProxy and of uvicorn to what they cannot parse; such requests never reach the application.
 NOT_HTTP = ("<html><body><h1>400 Bad request</h1>", "Invalid HTTP request received.")
 _SETTLE_S = 60.0
@@ -35,7 +31,6 @@ class Watched(Protocol):
 
     client: httpx.AsyncClient
 
-    async def document(self) -> dict[str, Any]: ...
     async def state(self) -> dict[str, object]:
         """Processes, epoch, blocks in use, requests: the same whenever the server is idle."""
 
@@ -45,12 +40,8 @@ class InProcess:
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
-        self._app = build_http_app(self.engine, Metrics(in_ray=False))
-        transport = httpx.ASGITransport(self._app)
+        transport = httpx.ASGITransport(build_http_app(self.engine, Metrics(in_ray=False)))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
-
-    async def document(self) -> dict[str, Any]:
-        return self._app.openapi()
 
     async def state(self) -> dict[str, object]:
         open_streams: list[FakeStream] = [stream for stream in self.engine.streams if not stream.ended]
@@ -65,10 +56,6 @@ class OverHttp:
         self.server = server
         limits = httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY)
         self.client = httpx.AsyncClient(base_url=server.url, limits=limits, timeout=TIMEOUT_S, trust_env=False)
-
-    async def document(self) -> dict[str, Any]:
-        document: dict[str, Any] = (await self.client.get("/openapi.json")).json()
-        return document
 
     async def state(self) -> dict[str, object]:
         props = (await self.client.get("/props")).json()
@@ -128,12 +115,10 @@ def _judge_success(message: Message, answer: httpx.Response) -> str | None:
     return None if answer.json().get("choices") else "an answer without choices"
 
 
-async def fuzz(watched: Watched, next_batch: Callable[[], list[Message] | None], outcome: Outcome) -> None:
+async def fuzz(watched: Watched, cases: int, seed: int, outcome: Outcome) -> None:
     """Sends every message once. After every batch the canary request gets its first answer again, and the state is idle."""
     expected, idle = await canary(watched.client), await settled(watched, None)
-    while (batch := await asyncio.to_thread(next_batch)) is not None:
-        if not batch:
-            continue
+    for batch in made(cases, seed):
         waiting = iter(batch)
         await asyncio.gather(*(_send_each(watched.client, waiting, outcome) for _ in range(CONCURRENCY)))
         try:
@@ -194,45 +179,17 @@ async def settled(watched: Watched, wanted: dict[str, object] | None) -> dict[st
         await asyncio.sleep(0.05)
 
 
-def messages(document: dict[str, Any], cases: int, seed: int) -> Iterator[list[Message]]:
-    """About `cases` messages: the coverage of the schema, some that violate the schema, and generated messages for the rest."""
-    coverage = list(covering(document))[:cases]
-    yield coverage
-    left = cases - len(coverage)
-    for batch in negative(document, min(left, int(cases * SHARE_OF_SCHEMA)), seed):
-        left -= len(batch)
-        yield batch
-    yield from made(left, seed)
-
-
-def _put_messages(queue: "Queue[list[Message] | None]", document: dict[str, Any], cases: int, seed: int) -> None:
-    for batch in messages(document, cases, seed):
-        queue.put(batch)
-    queue.put(None)
-
-
 async def fuzz_in_process(cases: int, seed: int) -> Outcome:
-    outcome = Outcome("http")
-    watched = InProcess()
-    batches = messages(await watched.document(), cases, seed)
+    outcome, watched = Outcome("http"), InProcess()
     async with watched.client:
-        await fuzz(watched, lambda: next(batches, None), outcome)
+        await fuzz(watched, cases, seed, outcome)
     return outcome
 
 
 async def fuzz_server(server: Server, cases: int, seed: int, outcome: Outcome) -> None:
-    """Generates the messages in a second process, because that takes as long as sending them."""
     watched = OverHttp(server)
-    context = get_context("spawn")
-    queue: Queue[list[Message] | None] = context.Queue(maxsize=4)
     async with watched.client:
-        maker = context.Process(target=_put_messages, args=(queue, await watched.document(), cases, seed), daemon=True)
-        maker.start()
-        try:
-            await fuzz(watched, queue.get, outcome)
-        finally:
-            maker.terminate()
-            maker.join()
+        await fuzz(watched, cases, seed, outcome)
 
 
 def run(cases: int, seed: int) -> Outcome:

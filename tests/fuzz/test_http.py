@@ -1,6 +1,5 @@
 """The short form of the fuzz command's HTTP part: the application in this process, over an engine without a model."""
 
-import json
 from random import Random
 from typing import Any
 
@@ -11,7 +10,7 @@ from deployments.http import errors as http_errors
 from deployments.http import request_body
 from llama_core.errors import LlamaError
 from tests.fuzz.http import fuzz_in_process, judge
-from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap
+from tests.fuzz.messages import COMPLETIONS, MARK, Message
 
 ASKED = Message("test", "POST", COMPLETIONS, b"{}")
 
@@ -34,14 +33,10 @@ def _error(**changes: Any) -> dict[str, Any]:
     [
         (400, _error(), None),
         (500, _error(), "status 500"),
-        (504, _error(), "status 504"),
-        (503, _error(), "status 503"),
         (422, {"detail": []}, "is not documented"),
         (400, {"detail": "no"}, "without an error object"),
         (400, _error(message=""), "another shape"),
-        (400, _error(extra=1), "another shape"),
         (400, _error(message=f"{MARK} is wrong"), "in an error"),
-        (400, _error(message="Traceback (most recent call last)"), "in an error"),
         (400, _error(message="x" * 5000), "an error of"),
         (200, {"choices": []}, "without choices"),
         (200, {"choices": [{}]}, None),
@@ -54,12 +49,6 @@ def test_an_answer_is_checked_for_status_shape_and_repeated_input(
     assert found is None if fault is None else fault in (found or "")
 
 
-def test_a_stream_must_have_an_end() -> None:
-    headers = {"content-type": "text/event-stream"}
-    assert judge(ASKED, httpx.Response(200, text="data: {}\n\n", headers=headers)) == "a stream without an end"
-    assert judge(ASKED, httpx.Response(200, text="data: {}\n\ndata: [DONE]\n\n", headers=headers)) is None
-
-
 async def test_an_exception_in_the_server_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_body, "_explain", lambda details: http_errors.INTERNAL)
     outcome = await fuzz_in_process(300, seed=1)
@@ -70,17 +59,3 @@ async def test_an_error_that_repeats_its_input_is_a_finding(monkeypatch: pytest.
     monkeypatch.setattr(LlamaError, "message", property(lambda error: f"{error.args[0]} {MARK}"))
     outcome = await fuzz_in_process(300, seed=1)
     assert any(MARK in finding for finding in outcome.findings)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "sent"),
-    [
-        (CHAT, {"messages": []}, {"messages": [], "max_tokens": 2}),
-        (COMPLETIONS, {"max_tokens": 500, "n": 100}, {"max_tokens": 2, "n": 2}),
-        (COMPLETIONS, {"max_tokens": -1, "n": True}, {"max_tokens": -1, "n": True}),
-        (CHAT, {"max_completion_tokens": 400}, {"max_completion_tokens": 2}),
-        ("/tokenize", {"prompt": "x"}, {"prompt": "x"}),
-    ],
-)
-def test_valid_generated_requests_ask_for_few_tokens(path: str, body: dict[str, Any], sent: dict[str, Any]) -> None:
-    assert json.loads(cheap(path, json.dumps(body).encode())) == sent

@@ -1,6 +1,5 @@
 """The fields of params.json, the world sizes of a model, the settings of an engine."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,37 +19,17 @@ def config(**changes: Any) -> ModelConfig:
 
 
 @pytest.mark.parametrize(
-    ("params", "hidden", "kv_heads"),
+    ("changes", "hidden", "kv_heads"),
     [
-        (LLAMA2_7B, 11008, 32),
-        (
-            {
-                "dim": 8192,
-                "multiple_of": 4096,
-                "ffn_dim_multiplier": 1.3,
-                "n_heads": 64,
-                "n_kv_heads": 8,
-                "n_layers": 80,
-            },
-            28672,
-            8,
-        ),
-        ({"dim": 5120, "multiple_of": 256, "n_heads": 40, "n_layers": 40, "norm_eps": 1e-05}, 13824, 40),
+        ({}, 11008, 32),
+        ({"dim": 5120, "n_heads": 40, "n_layers": 40}, 13824, 40),
+        ({"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3, "n_heads": 64, "n_kv_heads": 8}, 28672, 8),
     ],
-    ids=["7B", "70B", "13B"],
+    ids=["7B", "13B", "70B"],
 )
-def test_published_models_have_their_published_widths(params: dict[str, Any], hidden: int, kv_heads: int) -> None:
-    model = config_from_params(params, vocab_size=32000)
-    assert (model.hidden_dim, model.n_kv_heads, model.vocab_size, model.rope.theta) == (
-        hidden,
-        kv_heads,
-        32000,
-        10000.0,
-    )
-
-
-def test_rope_theta_is_read_and_null_means_the_default() -> None:
-    assert config(rope_theta=1000000.0, n_kv_heads=None).rope.theta == 1e6
+def test_published_models_have_their_published_widths(changes: dict[str, Any], hidden: int, kv_heads: int) -> None:
+    model = config(**changes)
+    assert (model.hidden_dim, model.n_kv_heads, model.vocab_size, model.rope.theta) == (hidden, kv_heads, 32000, 1e4)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +46,6 @@ def test_rope_theta_is_read_and_null_means_the_default() -> None:
 def test_an_invalid_field_is_named(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         config(**{field: value})
-
-
-def test_a_long_invalid_value_is_shortened_in_the_error() -> None:
-    for changes in ({"dim": "x" * 5000}, {"norm_eps": "x" * 5000}, {"x" * 5000: 1}):
-        with pytest.raises(ConfigError) as raised:
-            config(**changes)
-        assert len(raised.value.message) < 300
 
 
 def test_a_missing_and_an_unknown_field_are_named() -> None:
@@ -100,12 +72,6 @@ def test_dimensions_that_do_not_divide_evenly_are_refused() -> None:
         config(dim=32 * 3, n_heads=32)
 
 
-def test_more_ranks_than_query_heads_are_refused() -> None:
-    config(n_kv_heads=8).check_world_size(32)
-    with pytest.raises(ConfigError, match="model_parallel_size 33 is more than the 32 query heads"):
-        config(n_kv_heads=8).check_world_size(33)
-
-
 def test_the_scaled_rope_of_metas_files_is_that_of_its_release() -> None:
     rope = config(use_scaled_rope=True, rope_theta=500000.0).rope
     assert (rope.kind, rope.theta, rope.factor, rope.original_context) == ("llama3", 500000.0, 8.0, 8192)
@@ -125,11 +91,6 @@ def test_a_params_file_without_a_json_object_is_named(tmp_path: Path, content: b
 def test_a_missing_params_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"params\.json: no such file"):
         read_params(tmp_path, vocab_size=640)
-
-
-def test_params_are_read_from_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "params.json").write_text(json.dumps(LLAMA2_7B))
-    assert read_params(tmp_path, vocab_size=32000).n_layers == 32
 
 
 @pytest.mark.parametrize(

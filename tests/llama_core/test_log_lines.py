@@ -33,20 +33,6 @@ def test_a_message_of_several_lines_is_one_line() -> None:
     assert "\n" not in text and text.isascii() and json.loads(text)["message"] == "a\nb\u2028c\x1b[0m"
 
 
-def test_the_fields_of_an_event_stand_beside_its_name() -> None:
-    fields = {"outcome": "ok", "value": object()}
-    line = json.loads(JsonFormatter().format(record("request %s", "{}", event="request", fields=fields)))
-    assert (line["message"], line["outcome"]) == ("request", "ok")
-
-
-def test_an_exception_is_in_the_line() -> None:
-    try:
-        raise ValueError("bad")
-    except ValueError as error:
-        made = record("failed", exc_info=(type(error), error, error.__traceback__))
-    assert "ValueError: bad" in json.loads(JsonFormatter().format(made))["exception"]
-
-
 def test_the_place_of_an_error_does_not_repeat_its_message() -> None:
     try:
         raise ValueError("a " + "secret")

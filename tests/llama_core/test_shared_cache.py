@@ -2,7 +2,7 @@
 
 import pytest
 
-from llama_core.shared_cache import SharedCache, heaviest_owner
+from llama_core.shared_cache import SharedCache
 
 
 def found(cache: SharedCache[str], owner: str, keys: str) -> str:
@@ -49,8 +49,3 @@ def test_what_fails_is_not_kept() -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         cache.find_or_make("a", "key", fail)
     assert cache.find_or_make("a", "key", lambda: "made") == "made"
-
-
-def test_of_equal_owners_the_first_is_the_heaviest() -> None:
-    assert heaviest_owner([("a", 1), ("b", 2), ("a", 1)]) == "a"
-    assert heaviest_owner([("a", 1), ("b", 2)]) == "b"

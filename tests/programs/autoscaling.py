@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -106,20 +105,14 @@ def running(processes: Processes) -> list[int]:
 
 
 class Observations:
-    """What this program prints, and how long each step took."""
+    """What this program prints."""
 
     def __init__(self, log: Path) -> None:
         self.seen: dict[str, Any] = {}
         self._log = log  # of the server
-        self._began = time.monotonic()
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.seen[name] = value
-
-    def stamp(self, name: str) -> None:
-        """Note the seconds since the last stamp."""
-        now = time.monotonic()
-        self.seen[f"{name}_s"], self._began = round(now - self._began, 2), now
 
     async def said(self, words: str) -> str | None:
         """The first line of the server's log with these words."""
@@ -134,7 +127,6 @@ async def no_node_has_room(client: CountingClient, seen: Observations) -> None:
         return "PENDING" in groups().values()
 
     await until("a placement group waits", is_pending, 160, LOOK_EACH_S)
-    seen.stamp("submitted")
     early: list[int] = []
 
     async def waits() -> str | None:
@@ -143,7 +135,6 @@ async def no_node_has_room(client: CountingClient, seen: Observations) -> None:
         return await seen.said("Waiting for room")
 
     seen["waiting"] = await until("the line", waits, pause_s=LOOK_EACH_S)
-    seen.stamp("waiting")
     seen["warning"] = await until("the warning", lambda: seen.said("it waits until there is room"))
     seen["ready_without_room"] = sorted(set(early))
 
@@ -175,7 +166,6 @@ async def the_first_replica_starts(client: CountingClient, seen: Observations) -
         return False
 
     await until("ready", is_ready, 240, LOOK_EACH_S)
-    seen.stamp("first_replica")
     seen["loading"] = loading
     await until("the banner", lambda: seen.said("is ready at"))
     seen["first"] = list(await until("the ranks of the first replica", client.props))
@@ -188,7 +178,6 @@ async def a_second_replica_waits(client: CountingClient, seen: Observations) -> 
         return sorted(groups().values()) == ["CREATED", "PENDING"]
 
     await until("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
-    seen.stamp("second_wanted")
     seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
     served = client.endings.total()
     await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 4))
@@ -214,7 +203,6 @@ async def the_second_replica_serves(client: CountingClient, seen: Observations) 
 
     what = "two replicas have rows to run and a placement group each"
     ranks = await until(what, both_work, 240, LOOK_EACH_S)
-    seen.stamp("second_replica")
     seen["ranks_under_load"] = len(running(ranks))
     return ranks
 
@@ -227,7 +215,6 @@ async def one_replica_ends(client: CountingClient, ranks: Processes, seen: Obser
         return left if len(left) == 2 and len(groups()) == 1 else None
 
     left = await until("one replica's ranks and placement group are gone", one_is_gone, 240, LOOK_EACH_S)
-    seen.stamp("gone")
     seen["left"] = left
     seen["left_is_one_replica"] = tuple(left) in client.ranks
     seen["groups_left"] = list(groups().values())
@@ -246,19 +233,14 @@ async def the_replicas_node_is_lost(
     await asyncio.wait_for(begun.wait(), 120)
     (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
     removing = asyncio.get_running_loop().run_in_executor(None, lambda: cluster.remove_node(lost, allow_graceful=False))
-    lost_at = time.monotonic()
     seen["stream_of_the_lost_node"] = await cut
-    seen["cut_s"] = time.monotonic() - lost_at
     # Requests now wait for the next replica, or get 503 with Retry-After.
     meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
     await until("the lost node's ranks are gone", lambda: asyncio.sleep(0, not running(ranks)))
-    seen["lost_ranks_gone_s"] = time.monotonic() - lost_at
     anew = await until("another replica serves", client.props, 360, LOOK_EACH_S)
-    seen["placed_anew_s"] = time.monotonic() - lost_at
     seen["meanwhile"] = await asyncio.gather(*meanwhile)
     seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
     await removing
-    seen.stamp("node_lost")
     return list(anew)
 
 
@@ -281,7 +263,6 @@ async def the_application_is_deleted(client: CountingClient, ranks: Processes, s
     await deleting
     what = "the application's ranks and placement groups are gone"
     await until(what, lambda: asyncio.sleep(0, not groups() and not running(ranks)))
-    seen.stamp("drained")
 
 
 async def the_server_ends(up: subprocess.Popen[bytes], ranks: Processes, seen: Observations) -> None:
@@ -290,7 +271,6 @@ async def the_server_ends(up: subprocess.Popen[bytes], ranks: Processes, seen: O
     seen["exit"] = await asyncio.to_thread(up.wait, 180)
     seen["groups_after"] = list(groups().values())
     seen["ranks_after"] = len(running(ranks))
-    seen.stamp("ended")
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,6 @@ from tests.support.programs import REPOSITORY, environment
 
 DEMO = ("demo", "2", "float32", "auto", "512")
 NUM_SEQUENCES = 32
-TIMEOUT_S = 240.0
 
 
 def pss_bytes(num_ranks: int) -> int:

@@ -3,7 +3,7 @@
 The shapes are those of the families on 1 to 8 ranks in bfloat16, and of some families in the other dtypes; each distinct
 compile key is compiled once. Exit status 1 if a kernel does not compile, needs more shared memory than a block may have, spills
 more than SPILL_LIMIT bytes a thread, or is launched before the kernel before has ended and does not wait for it first.
---json writes the worst variant of each kernel and GPU, with those of --compare, such a file; both are printed side by side.
+--json writes the worst variant of each kernel and GPU.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from os import environ
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -134,14 +134,11 @@ def worst(variants: Seq[Variant]) -> list[dict[str, object]]:
     ]
 
 
-def show(rows: Seq[dict[str, object]], before: Seq[dict[str, object]]) -> None:
-    earlier = {(row["kernel"], row["sm"]): row for row in before}
+def show(rows: Seq[dict[str, object]]) -> None:
     columns = ("variants", "registers", "spills", "shared", "occupancy")
-    print(f"{'kernel':20} {'sm':>4}" + "".join(f"{column:>22}" for column in columns))
+    print(f"{'kernel':20} {'sm':>4}" + "".join(f"{column:>11}" for column in columns))
     for row in rows:
-        old = earlier.get((row["kernel"], row["sm"]))
-        cells = (f"{row[column]}" + (f" (was {old[column]})" if old else "") for column in columns)
-        print(f"{row['kernel']!s:20} {row['sm']!s:>4}" + "".join(f"{cell:>22}" for cell in cells))
+        print(f"{row['kernel']!s:20} {row['sm']!s:>4}" + "".join(f"{row[column]!s:>11}" for column in columns))
 
 
 class Part(NamedTuple):
@@ -191,7 +188,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="of products")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--compare", type=Path)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -204,11 +200,10 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         variants = [each for found in pool.map(lambda part: run_child(part, options), parts) for each in found]
     rows = worst(variants)
-    before: dict[str, Any] = json.loads(options.compare.read_text()) if options.compare else {"rows": []}
-    show(rows, before["rows"])
+    show(rows)
     if options.json:
         about = {"commit": machine()["commit"], "triton": version("triton"), "rows": rows}
-        options.json.write_text(json.dumps({"benchmark": "gpu_check", **about, "before": before}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"benchmark": "gpu_check", **about}, indent=1) + "\n")
     faults = [each for each in variants if each.spills > SPILL_LIMIT or each.shared > TARGETS[each.sm].block_shared]
     for variant in faults:
         print(

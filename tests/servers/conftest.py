@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
@@ -20,6 +21,23 @@ API_KEYS = ("kq7-one", "kq7-two")
 RESUME_WINDOW_S = 5.0
 CPUS_PER_RANK = 0.5  # of `traced`, so that two cores have room for another replica
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s, because the machine may be busy
+
+
+class Malicious:
+    """An object whose pickle makes a directory when it is loaded."""
+
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trap),)
+
+
+def flip_a_bit(path: Path) -> None:
+    """Flip the lowest bit of a weight in the middle of the file, which only the checksum can detect."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 8 * 4] ^= 1
+    path.write_bytes(content)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

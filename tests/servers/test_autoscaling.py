@@ -27,7 +27,7 @@ def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins
     assert len(seen["first"]) == 2, "its two ranks answer"
 
 
-def test_while_the_ranks_load_the_server_is_alive_and_every_request_is_503_with_retry_after(
+def test_while_the_ranks_load_requests_are_answered_503_with_retry_after(
     seen: dict[str, Any],
 ) -> None:
     assert seen["loading"], "the server was ready before it answered while loading"

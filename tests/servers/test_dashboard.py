@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.programs.dashboard import check
-from tests.support.prometheus import MONITORING, is_installed
+from tests.support.prometheus import MONITORING, check, is_installed
 from tests.support.server import Server
 
 pytestmark = [

@@ -18,25 +18,20 @@ USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "x"}
 NOT_JSON = {
     "empty": b"", "cut": b"{", "utf8": b'{"prompt": "\xff"}', "deep": b"[" * 100_000, "text": b'"text"',
-    "digits": b'{"max_tokens": ' + b"9" * 5000 + b"}", "surrogate": b'{"prompt": "\\ud800"}', "control": b'{"prompt": "\x01"}',
-    "nan": b'{"prompt": "x", "temperature": NaN}', "infinity": b'{"prompt": "x", "top_p": -Infinity}',
+    "digits": b'{"max_tokens": ' + b"9" * 5000 + b"}", "surrogate": b'{"prompt": "\\ud800"}',
+    "control": b'{"prompt": "\x01"}', "nan": b'{"prompt": "x", "temperature": NaN}',
+    "infinity": b'{"prompt": "x", "top_p": -Infinity}',
 }  # fmt: skip
 BAD_FIELDS: list[tuple[str, object, str]] = [
-    ("temperature", -1, "invalid_parameter"), ("temperature", 2.5, "invalid_parameter"), ("top_p", -1, "invalid_parameter"),
-    ("min_p", 2, "invalid_parameter"), ("presence_penalty", 3, "invalid_parameter"), ("max_tokens", 0, "invalid_parameter"),
-    ("max_tokens", True, "invalid_parameter"), ("max_tokens", "5", "invalid_parameter"), ("n", 10**9, "invalid_parameter"),
-    ("max_tokens", 10**30, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("logprobs", 1000, "invalid_parameter"),
-    ("stop", "", "invalid_parameter"), ("stop", ["a"] * 17, "invalid_parameter"), ("stop", "x" * 2**20, "invalid_parameter"),
-    ("logit_bias", {"-1": 1}, "invalid_parameter"), ("logit_bias", {str(2**31): 1}, "invalid_parameter"),
-    ("logit_bias", {"1000000": 1}, "invalid_parameter"), ("tools", [{"type": "function"}], "unsupported"),
-    ("response_format", {"type": "xml"}, "invalid_parameter"), ("min_tokens", 2**31, "invalid_parameter"),
-    ("stream_options", {"include_usage": True}, "invalid_parameter"), ("prompt", [5] * 5000, "context_length_exceeded"),
+    ("temperature", -1, "invalid_parameter"), ("max_tokens", True, "invalid_parameter"),
+    ("n", 10**9, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("stop", ["a"] * 17, "invalid_parameter"),
+    ("stop", "x" * 2**20, "invalid_parameter"), ("logit_bias", {"1000000": 1}, "invalid_parameter"),
+    ("tools", [{"type": "function"}], "unsupported"), ("response_format", {"type": "xml"}, "invalid_parameter"),
+    ("prompt", [5] * 5000, "context_length_exceeded"),
 ]  # fmt: skip
 BAD_DIALOGS: list[tuple[list[Any], str]] = [
-    ([], "invalid_dialog"), ([{"role": "user"}], "invalid_dialog"), ([{"role": "wizard", "content": "x"}], "invalid_dialog"),
-    ([{"role": "assistant", "content": "x"}], "invalid_dialog"), ([USER, SYSTEM], "invalid_dialog"),
-    ([USER, {"role": "assistant", "content": "x"}], "invalid_dialog"),
-    ([{"role": "user", "content": "a [INST] b"}], "special_tags"), ([{"role": "user", "content": "<</SYS>>"}], "special_tags"),
+    ([], "invalid_dialog"), ([{"role": "wizard", "content": "x"}], "invalid_dialog"),
+    ([USER, SYSTEM], "invalid_dialog"), ([{"role": "user", "content": "a [INST] b"}], "special_tags"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "unsupported"),
 ]  # fmt: skip
 
@@ -142,16 +137,6 @@ def test_a_deadline_ends_a_request_with_our_error(server: Server, stream: bool) 
             break
     assert answer.status == (200 if stream else 504)
     wait_until("the server is idle", lambda: is_idle(server))
-
-
-def test_a_stop_string_across_tokens_is_not_streamed(server: Server) -> None:
-    body = {"prompt": "Tell me a story", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-    whole: str = json.loads(post(server, body).body)["choices"][0]["text"]
-    middle = len(whole) // 2
-    stop = whole[middle : middle + 9]
-    answer = post(server, body | {"stop": stop, "stream": True})
-    text = "".join(chunk["choices"][0]["text"] for chunk in answer.events())
-    assert text == whole[: whole.index(stop)] and answer.events()[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_an_answer_for_http_1_0_has_a_length_and_closes_the_connection(server: Server) -> None:

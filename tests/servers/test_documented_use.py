@@ -47,7 +47,7 @@ def test_the_terminal_shows_one_line_a_phase_and_the_banner(demo: Server) -> Non
 
 def test_the_programs_in_the_documents_run(demo: Server) -> None:
     readme = (REPOSITORY / "README.md").read_text()
-    pages = readme + (REPOSITORY / "docs" / "python.md").read_text()
+    pages = readme + (REPOSITORY / "docs" / "clients.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:

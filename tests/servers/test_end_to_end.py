@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,50 +69,6 @@ def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, req
         counts.append(num_generated_without_client())
 
 
-# In each run, test_chaos.py and test_logs_and_traces.py kill ranks under live streams.
-@pytest.mark.full
-@pytest.mark.parametrize("server", ["plain", "demo"], ids=["through Serve's proxy", "through HAProxy"])
-def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: pytest.FixtureRequest) -> None:
-    running: Server = request.getfixturevalue(server)
-    ranks = running.get("/props")[1]["ranks"]
-    model = running.get("/v1/models")[1]["data"][0]
-    assert len(ranks) == 2
-
-    async def stream(api: openai.AsyncOpenAI, number: int, began: asyncio.Event) -> tuple[str, str | None]:
-        body: dict[str, Any] = {"model": model["id"], "prompt": [1, 5 + number], "stream": True, "seed": number}
-        body |= {"temperature": 0.8 * (number % 2), "max_tokens": min(400, model["max_model_len"] - 8)}
-        text, reason = "", None
-        async for event in await api.completions.create(**body, extra_body={"ignore_eos": True}):
-            began.set()
-            for choice in event.choices:
-                text, reason = text + choice.text, choice.finish_reason or reason
-        return text, reason
-
-    async def all_streams(*, kill: bool) -> list[tuple[str, str | None]]:
-        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=180) as api:
-            began = [asyncio.Event() for _ in range(12)]
-            streams = [asyncio.create_task(stream(api, number, event)) for number, event in enumerate(began)]
-            if kill:
-                await asyncio.gather(*(event.wait() for event in began))
-                os.kill(ranks[1]["pid"], signal.SIGKILL)
-            return await asyncio.gather(*streams)
-
-    undisturbed = asyncio.run(all_streams(kill=False))
-    assert {reason for _, reason in undisturbed} == {"length"}
-    replica = _pids(running, "ServeReplica")
-    assert asyncio.run(all_streams(kill=True)) == undisturbed
-    wait_until("the next group of ranks serves", lambda: running.get("/props")[1].get("epoch") == 1)
-    running.wait_ready()
-    props = running.get("/props")[1]
-    assert props["epoch"] == 1 and props["phase"] == "ready"
-    assert _pids(running, "ServeReplica") == replica, "the replica keeps running"
-    assert not any(rank["pid"] in running.processes() for rank in ranks), "no rank of the dead group is left"
-
-
-def _pids(running: Server, name: str) -> set[int]:
-    return {pid for pid, command in running.processes().items() if name in command}
-
-
 # The last test of the first server ends it here, because an idle server takes an eighth of a core.
 
 
@@ -157,21 +112,6 @@ def test_another_user_cannot_put_a_socket_in_the_place_of_the_raylets(demo: Serv
         assert b"PermissionError" in done.stderr and socket.exists(), done.stderr
 
 
-def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "temperature": 1.5}
-    url, header = f"{demo.url}/v1/completions", "x-request-timeout-seconds"
-    answer = http.post(url, json=body, headers={header: "0.05"})
-    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded", answer.text
-    # The first token must come within this time, the last of 61,440 must not. A busy machine may need longer for the first.
-    for seconds in (2, 4, 8, 16, 32):
-        answer = http.post(url, json=body | {"n": 128, "stream": True}, headers={header: str(seconds)})
-        if answer.status_code == 200:
-            break
-    assert answer.status_code == 200, answer.text
-    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert "deadline_exceeded" in events[-1] and "[DONE]" not in answer.text
-
-
 @pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-id", b"x-request-disconnect-disabled"])
 def test_a_header_that_is_not_utf8_is_no_server_error(demo: Server, name: bytes) -> None:
     answer = http.post(
@@ -181,79 +121,6 @@ def test_a_header_that_is_not_utf8_is_no_server_error(demo: Server, name: bytes)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name.decode(), answer.text
     else:
         assert answer.status_code == 200, answer.text
-
-
-def test_thirty_two_simultaneous_streams_are_complete_and_correct(demo: Server) -> None:
-    prompts = [
-        f"Tell me a story about a {animal}." for animal in ("fox", "cat", "dog", "frog", "crow", "pig", "bear", "duck")
-    ]
-
-    async def chat(api: openai.AsyncOpenAI, i: int, stream: bool) -> tuple[str, str]:
-        request: dict[str, Any] = {
-            "model": "llama-demo",
-            "messages": [{"role": "user", "content": prompts[i % 8]}],
-            "temperature": 0.8,
-            "seed": i,
-            "max_tokens": 100,
-        }
-        if not stream:
-            answer = await api.chat.completions.create(**request)
-            return answer.choices[0].message.content or "", answer.choices[0].finish_reason
-        text, reason = "", ""
-        async for chunk in await api.chat.completions.create(**request, stream=True):
-            text += chunk.choices[0].delta.content or ""
-            reason = chunk.choices[0].finish_reason or reason
-        return text, reason
-
-    async def all_at_once() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120) as api:
-            streamed = await asyncio.gather(*(chat(api, i, True) for i in range(32)))
-            return streamed, await asyncio.gather(*(chat(api, i, False) for i in range(32)))
-
-    streamed, whole = asyncio.run(all_at_once())
-    assert all(text.strip() and "\ufffd" not in text for text, _ in streamed)
-    assert {reason for _, reason in streamed} <= {"stop", "length"}
-    assert len({text for text, _ in streamed}) >= 30
-    wait_until("no block is in use", partial(is_idle, demo))
-    # The model is bfloat16, where the batch may round differently; most texts must agree all the same.
-    assert sum(a == b for a, b in zip(streamed, whole, strict=True)) >= 16
-
-
-# In each run, `test_difficult_clients.py` disconnects streams and waiting requests beside others, which end whole.
-@pytest.mark.full
-def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_complete(demo: Server) -> None:
-    async def half() -> tuple[int, dict[str, Any], list[str]]:
-        """The requests that ran before 16 of 32 streams were closed, the state after that, and the texts of the others."""
-        api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
-        # Sampled, so that few drafts are accepted; else the engine would finish before half of the streams are closed.
-        request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 480, "temperature": 1.5, "stream": True}
-        ask = partial(api.completions.create, prompt="Once upon a time", extra_body={"ignore_eos": True}, **request)
-        streams: list[Any] = await asyncio.gather(*(ask(seed=seed) for seed in range(32)))
-        before = (await asyncio.to_thread(demo.get, "/props"))[1]
-        for stream in streams[::2]:
-            await stream.close()
-
-        async def with_half() -> dict[str, Any] | None:
-            now = (await asyncio.to_thread(demo.get, "/props"))[1]
-            return now if now["requests_running"] <= 16 else None
-
-        after = await until("half of the requests run", with_half, pause_s=0)
-
-        async def rest(stream: Any) -> str:
-            return "".join([chunk.choices[0].text async for chunk in stream])
-
-        texts = await asyncio.gather(*(rest(stream) for stream in streams[1::2]))
-        await api.close()
-        return before["requests_running"], after, texts
-
-    for _ in range(20):  # on a busy machine streams may end before this client has closed half of them
-        num_before, after, texts = asyncio.run(half())
-        if (num_before, after["requests_running"]) == (32, 16):
-            break
-    assert (num_before, after["requests_running"]) == (32, 16)
-    assert after["blocks_used"] > 0
-    assert len(texts) == 16 and all(len(text) > 100 for text in texts)
-    wait_until("no block is in use", partial(is_idle, demo))
 
 
 def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: Server) -> None:

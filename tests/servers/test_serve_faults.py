@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import httpx
 import pytest
 
 from tests.chaos.load import Ask, Heard, hear
-from tests.support.server import Server, served
+from tests.support.server import Server
 from tests.support.traced_server import Traced
 from tests.support.waiting import until, until_true
 
@@ -130,37 +128,3 @@ async def test_a_killed_haproxy_is_replaced_and_the_ranks_keep_running(server: S
     await answers(server)
     assert processes(server, "bin/haproxy") and not processes(server, "bin/haproxy") & killed
     assert server.get("/props")[1]["ranks"] == before["ranks"]
-
-
-@pytest.mark.full
-async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
-    """Clients stream one answer after the other until both replicas have been seen with streams. Then the server is ended."""
-    args = {"model_parallel_size": 1, "cpus_per_rank": 1, "spare_ranks": False, "max_seq_len": 4096}
-    with served(args=args, num_replicas=2) as server:
-        looks: deque[tuple[int, int]] = deque(maxlen=10)  # the pid of a replica's rank, and its running requests
-        heard: list[Heard] = []
-        stopping = asyncio.Event()
-
-        async def replicas(least_running: int) -> bool:
-            status, props = await asyncio.to_thread(server.get, "/props")
-            if status == 200 and props["ranks"]:
-                looks.append((props["ranks"][0]["pid"], props["requests_running"]))
-            return len({pid for pid, num_running in looks if num_running >= least_running}) == 2
-
-        async def stream_on(client: httpx.AsyncClient, ask: Ask) -> None:
-            while not stopping.is_set():
-                heard.append(answer := Heard())
-                await hear(client, ask, answer)
-
-        server.wait_ready()
-        await until("both replicas are ready", partial(replicas, 0), 240)
-        async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
-            streaming = [asyncio.create_task(stream_on(client, ask)) for ask in asks(1000)]
-            await until("both replicas run streams", partial(replicas, 1), pause_s=0.01)
-            begun = [each for each in heard if each.times]
-            assert not all(each.done for each in begun)
-            stopping.set()
-            server.process.send_signal(signal.SIGINT)
-            await asyncio.gather(*streaming)
-        assert [each.error for each in begun if each.error is not None or not each.done] == []
-        assert server.process.wait(180) == 0

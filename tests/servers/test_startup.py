@@ -1,71 +1,18 @@
 """Starts that cannot succeed: each fails soon, names the faulty file, is never ready, and leaves no rank."""
 
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.programs.startup import BATCHES, Malicious, flip_a_bit
+from tests.servers.conftest import Malicious, flip_a_bit
 from tests.support.checkpoints import WIDE, random_weights, split, write
-from tests.support.programs import seen_by
 from tests.support.server import served
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
-
-NAMED = {
-    "missing": ["missing/consolidated.00.pth: this shard is missing"],
-    "params": ["params/params.json", "'dim'", "-64"],
-    "tokenizer": ["tokenizer/params.json", "700", "640"],
-    "truncated": ["truncated/consolidated.01.pth"],
-    "flipped": ["flipped/consolidated.01.pth", "checksum"],
-    "pickle": ["pickle/consolidated.00.pth", "not a checkpoint that can be loaded safely"],
-    "names": ["layers.0.attention.wq.weight is missing from consolidated.00.pth", "layers.9.attention.wq.weight"],
-    "nan": ["nan/consolidated.00.pth: layers.1.feed_forward.w2.weight", "not finite"],
-}
-BATCH_OF = {name: batch for batch, cases in BATCHES.items() for name in cases}
-
-
-@pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
-    return seen_by("tests.programs.startup", timeout_s=540)
-
-
-# In each run, `test_upgrade.py` deploys a damaged file.
-@pytest.mark.full
-@pytest.mark.parametrize("case", NAMED)
-def test_a_failed_deployment_names_the_file_in_the_applications_status(seen: dict[str, Any], case: str) -> None:
-    batch = seen["batches"][BATCH_OF[case]]
-    assert case in batch["cases"], f"still {batch['states'][case]}"
-    failed = batch["cases"][case]
-    cause = failed["message"].strip().splitlines()[-1]
-    assert all(words in cause for words in NAMED[case]), cause
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("batch", BATCHES)
-def test_a_failed_start_is_never_ready_and_leaves_no_rank(seen: dict[str, Any], batch: str) -> None:
-    followed = seen["batches"][batch]
-    assert 200 not in followed["ready"] and 503 in followed["ready"]
-    assert set(followed["states"].values()) == {"DEPLOY_FAILED"}
-    assert followed["ranks_left"] == []
-
-
-@pytest.mark.full
-def test_a_fault_visible_in_the_files_stops_a_start_before_any_rank_exists(seen: dict[str, Any]) -> None:
-    most_ranks = {batch: followed["most_ranks"] for batch, followed in seen["batches"].items()}
-    assert most_ranks.pop("before any rank exists") == 0
-    assert all(most_ranks.values()), "the other faults are found by ranks"
-
-
-@pytest.mark.full
-def test_a_malicious_pickle_never_runs(seen: dict[str, Any]) -> None:
-    assert "UnpicklingError" in seen["batches"][BATCH_OF["pickle"]]["cases"]["pickle"]["message"]
-    assert seen["sprung"] is False
 
 
 @pytest.fixture
@@ -75,8 +22,7 @@ def ray_directory() -> Iterator[str]:
         yield directory
 
 
-# In each run, `test_upgrade.py` deploys a malicious file, `test_up_command.py` starts without a file, and `test_up.py` has the
-# command end after a failed deployment.
+# In each run, `test_upgrade.py` deploys a malicious file, and `test_up.py` has the command end after a failed deployment.
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("answer_after_s", "fault"),
@@ -120,18 +66,19 @@ def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_proces
         assert server.wait_gone() == {}
 
 
-def test_a_server_that_waits_for_resources_ends_at_once_on_sigterm(ray_directory: str) -> None:
-    """Serve alone waits at least 30 s for a replica that was never placed."""
-    with served(args={"cpus_per_rank": 1000}, env={"RAY_TMPDIR": ray_directory}) as server:
-        for words in ("Adding 1 replica", "needs 2000 CPUs, the cluster has"):
-            wait_until(f"the server says {words!r}", lambda words=words: words in server.output())  # type: ignore[misc]
+def test_a_misspelt_argument_stops_the_start_and_is_named() -> None:
+    with served(args={"max_batchsize": 4}) as running:
+        assert running.process.wait(180) == 2
+        said = "max_batchsize: no such argument; did you mean max_batch_size?"
+        assert running.output().splitlines() == [said], "nothing else was started"
+        assert running.wait_gone() == {}
 
-        def answered() -> tuple[int, dict[str, Any]] | None:
-            answer = server.get("/ready")
-            return answer if answer[0] else None
 
-        ready = wait_until("GET /ready is answered", answered)
-        assert (ready[0], ready[1].get("phase")) == (503, "waiting"), "HAProxy answers where no replica can"
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(120) == 0
-        assert server.wait_gone() == {}
+def test_a_missing_shard_is_named_and_ends_the_command_with_an_error_and_no_process(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
+    (checkpoint / "consolidated.00.pth").unlink()
+    with served(args={"ckpt_dir": str(checkpoint)}) as running:
+        assert running.process.wait(180) == 1
+        (line,) = running.output().splitlines()
+        assert "damaged/consolidated.00.pth: this shard is missing" in line
+        assert running.wait_gone() == {}

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from tests.chaos.load import Ask, hear
-from tests.programs.startup import Malicious
-from tests.servers.conftest import CPUS_PER_RANK, SHARED_MEMORY_BEFORE
+from tests.servers.conftest import CPUS_PER_RANK, SHARED_MEMORY_BEFORE, Malicious
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import WITH_TOKEN, Server, address_of

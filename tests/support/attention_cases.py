@@ -49,15 +49,12 @@ def random_rows(generator: np.random.Generator, count: int) -> list[Row]:
     return rows
 
 
-def planned(rows: Seq[Row], sizes: TileSizes, padding: int = 0) -> StepArrays:
+def planned(rows: Seq[Row], sizes: TileSizes) -> StepArrays:
     """The plan of a step, written over arrays of -9, which no plan contains."""
     plan = plan_of(rows, sizes)
     tokens, decode_tokens, chunk_tiles = plan.shape
     shapes = (3, len(plan.sampled_slots)), (2, tokens), (decode_tokens, TILE_COLUMNS), (chunk_tiles, TILE_COLUMNS)
-    arrays = StepArrays(
-        *(np.full((height, width + padding), -9) for height, width in shapes[:2]),
-        *(np.full((height + padding, width), -9) for height, width in shapes[2:]),
-    )
+    arrays = StepArrays(*(np.full(shape, -9) for shape in shapes))
     plan.write(arrays, SPARE_SLOT)
     return arrays
 

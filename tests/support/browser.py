@@ -9,46 +9,6 @@ from typing import Any, Final
 from tests.support.waiting import wait_until
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# WCAG 2.2's level AA for text: this contrast with what is behind it, and 3 where it is large.
-MIN_CONTRAST: Final = 4.5
-
-# What is wider than the window or than an open dialog, and the contrast of each visible text: with a dialog open, of its texts
-# only, because the rest is behind its backdrop. Colours may have any notation; a canvas gives their channels.
-LAYOUT: Final = """width => {
-  const wide = [], texts = [], root = document.scrollingElement, dialog = document.querySelector("dialog[open]");
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const widest = Math.max(root.scrollWidth, innerWidth);
-  if (widest > width) wide.push(`the page: ${widest} of ${width}`);
-  if (dialog?.scrollWidth > dialog?.clientWidth) wide.push(`${dialog.id}: ${dialog.scrollWidth} of ${dialog.clientWidth}`);
-  const popovers = [...document.querySelectorAll("[popover]")].filter(each => each.matches(":popover-open"));
-  for (const each of [dialog, ...popovers].filter(Boolean)) {
-    const { left, right, top, bottom } = each.getBoundingClientRect();
-    if (left < 0 || right > width || top < 0 || bottom > innerHeight) wide.push(`${each.id} is not in the window`);
-  }
-
-  const over = (colour, below) => {
-    for (const fill of [`rgb(${below.join(" ")})`, colour]) { canvas.fillStyle = fill; canvas.fillRect(0, 0, 1, 1) }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const probe = root.appendChild(document.createElement("i"));
-  probe.style.color = "Canvas";
-  const paper = over(getComputedStyle(probe).color, [255, 255, 255]);
-  probe.remove();
-  const behind = node => node ? over(getComputedStyle(node).backgroundColor, behind(node.parentElement)) : paper;
-  const linear = part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
-  const luminance = channels => channels.reduce((sum, each, at) => sum + linear(each / 255) * [.2126, .7152, .0722][at], 0);
-  for (const node of (dialog ?? document.body).querySelectorAll("*")) {
-    const own = [...node.childNodes].filter(each => each.nodeType === 3).map(each => each.data).join("").trim();
-    const text = own || node.value || node.placeholder;
-    if (!text || node.disabled || !node.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
-    if (["SCRIPT", "STYLE", "PROGRESS"].includes(node.tagName) || ["range", "checkbox"].includes(node.type)) continue;
-    const style = getComputedStyle(node, own || node.value ? null : "::placeholder"), back = behind(node);
-    const [low, high] = [luminance(over(style.color, back)), luminance(back)].sort((one, other) => one - other);
-    const size = parseFloat(style.fontSize), isLarge = size >= 24 || (size >= 18.6 && style.fontWeight >= 700);
-    texts.push({ text: String(text).slice(0, 40), contrast: (high + .05) / (low + .05), isLarge });
-  }
-  return { wide, texts };
-}"""
 
 
 @dataclass(slots=True)
@@ -97,13 +57,3 @@ def until(page: Any, condition: str) -> None:
 def ask(page: Any, text: str) -> None:
     page.fill("#input", text)
     page.press("#input", "Enter")
-
-
-def layout_faults(page: Any, width: int) -> tuple[list[str], float]:
-    """What is too wide for a window of `width` pixels or has too little contrast, and the lowest contrast of any text."""
-    found = page.evaluate(LAYOUT, width)
-    faults = [f"too wide: {each}" for each in found["wide"]]
-    for each in found["texts"]:
-        if each["contrast"] < (3 if each["isLarge"] else MIN_CONTRAST):
-            faults.append(f"contrast {each['contrast']:.2f}: {each['text']!r}")
-    return faults, min((each["contrast"] for each in found["texts"]), default=21.0)

@@ -8,10 +8,13 @@ write before any reads, as in each layer of a model. A wrong message therefore g
 or a failed assertion.
 """
 
+from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from llama_core.scheduling.drafting import Drafting, DraftPrice
 from llama_core.scheduling.request import Sequence, TokenLogprob
+from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import PromptLogprobs, StepInput, StepOutput
 
 EOS = 2
@@ -160,3 +163,18 @@ class FakeRanks:
 
     def _physical(self, slot: int, position: int) -> int:
         return self._blocks[slot][position // self.block_size] * self.block_size + position % self.block_size
+
+
+def run_to_end(scheduler: Scheduler, ranks: FakeRanks, sequences: Seq[Sequence] = (), depth: int = 1) -> int:
+    """Run all sequences to their end, `depth` steps in flight. Returns the number of steps."""
+    before = ranks.num_steps
+    for seq in sequences:
+        scheduler.add(seq)
+    in_flight: deque[StepOutput] = deque()
+    while scheduler.has_work or in_flight:
+        if len(in_flight) < depth and (batch := scheduler.schedule()) is not None:
+            in_flight.append(ranks.step(batch))
+        else:
+            scheduler.commit(in_flight.popleft())
+    assert scheduler.pool.num_used == 0
+    return ranks.num_steps - before

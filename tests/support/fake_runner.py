@@ -16,7 +16,6 @@ from tests.support.fake_ranks import FakeRanks, arbitrary
 from tests.support.rank_faults import Fault, Faults, FaultyRunner, Phase
 
 PARAMS = SamplingParams(temperature=0.0)
-ASYNC_STEP_S = 0.03  # longer than a message takes, also on a busy machine
 CONFIG = EngineConfig(ckpt_dir="none", vocab_size=100, max_seq_len=64, max_batch_size=32, device="cpu")
 
 
@@ -37,7 +36,6 @@ class FakeFactory:
 
     faults: tuple[Fault, ...] = ()
     step_s: float = 0.0
-    is_async: bool = False  # as on a GPU: `start` returns before the step is computed
     expect_num_blocks: int | None = None
 
     def __call__(
@@ -57,7 +55,7 @@ class FakeFactory:
 
 
 class FakeRunner:
-    """Computes with FakeRanks. With `is_async`, a token is the number of steps started before it was read."""
+    """Computes with FakeRanks."""
 
     def __init__(self, options: FakeFactory, rendezvous: RendezvousSpec) -> None:
         self.report = RankReport(device="cpu", dtype="float32", weight_bytes=1000, load_seconds=0.25)
@@ -65,7 +63,6 @@ class FakeRunner:
         self._rendezvous = rendezvous
         self._ranks = FakeRanks(CONFIG.block_size)
         self._steps: list[int] = []
-        self._ready_at = 0.0
 
     def max_num_blocks(self) -> int:
         return 50 - self._rendezvous.rank  # a different number on each rank; the group uses the smallest
@@ -87,19 +84,7 @@ class FakeRunner:
         self._steps.append(batch.step)
         assert self._steps == sorted(self._steps), "steps out of order"
         time.sleep(self._options.step_s)
-        if self._options.is_async:
-            return self._compute_later(batch)
         return Pending.done(self._ranks.step(batch))
-
-    def _compute_later(self, batch: StepInput) -> Pending[StepOutput]:
-        ready_at = max(time.monotonic(), self._ready_at) + ASYNC_STEP_S
-        self._ready_at = ready_at
-
-        def result() -> StepOutput:
-            time.sleep(max(0.0, ready_at - time.monotonic()))
-            return StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_samples)
-
-        return Pending(result, lambda: time.monotonic() >= ready_at)
 
 
 class StandbyWithoutTorch(RankWorker):

@@ -18,10 +18,6 @@ def data_of(event: bytes) -> str:
     return next(line[6:].decode() for line in event.split(b"\n") if line.startswith(b"data: "))
 
 
-def without_ids(event: bytes) -> bytes:
-    return b"\n".join(line for line in event.split(b"\n") if not line.startswith(b"id: "))
-
-
 def joined(events: Iterable[bytes]) -> list[Any]:
     """By place in the events, in the order in which each came first: numbers and texts that follow one another are joined, and
     ids and times that each request has of its own are left out."""

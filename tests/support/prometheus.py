@@ -1,17 +1,23 @@
-"""A real Prometheus that scrapes one server, and the queries of the dashboard."""
+"""A real Prometheus that scrapes one server, and checks of the dashboard's queries."""
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from benchmarks.harness.programs import free_port
@@ -20,6 +26,8 @@ from tests.support.waiting import wait_until
 
 MONITORING = REPOSITORY / "examples" / "monitoring"
 SCRAPE_S = 1
+LOAD_S = 30.0  # at most
+PAUSE_S = 1.0  # between two looks at all queries
 is_installed = shutil.which("prometheus") is not None
 
 
@@ -80,3 +88,46 @@ def _scrapes(prometheus: Prometheus) -> bool:
         return any(series["value"][1] == "1" for series in prometheus.query("up"))
     except OSError:
         return False
+
+
+def load(url: str, stopping: threading.Event) -> None:
+    """Requests that end, that are refused and whose clients leave."""
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        while not stopping.is_set():
+            body = {"prompt": "once upon a time " * 8, "max_tokens": 40}
+            client.post("/v1/completions", json=body).raise_for_status()
+            client.post("/v1/completions", json={"prompt": "x", "max_tokens": 10**6})
+            with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+                next(answer.iter_bytes())
+
+
+def faults(prometheus: Prometheus) -> list[str]:
+    """Of the dashboard's queries, each with its panel."""
+    found = []
+    for panel, expression in dashboard_queries():
+        try:
+            series = prometheus.query(expression)
+        except urllib.error.HTTPError as error:
+            found.append(f"{panel}: {error.read().decode()[:300]}: {expression}")
+            continue
+        values = [float(each["value"][1]) for each in series]
+        if not any(math.isfinite(value) for value in values):
+            found.append(f"{panel}: no number: {expression}")
+    return found
+
+
+def check(url: str) -> list[str]:
+    """Loads the server at `url` while Prometheus scrapes it, until every query has a number. Returns what is wrong by then."""
+    stopping, deadline = threading.Event(), time.monotonic() + LOAD_S
+    with scraping(url) as prometheus, ThreadPoolExecutor(4) as pool:
+        loading = [pool.submit(load, url, stopping) for _ in range(4)]
+        try:
+            while (found := faults(prometheus)) and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+        finally:
+            stopping.set()
+        for each in loading:
+            each.result()
+        wait_until("the rules are evaluated", lambda: all(rule["health"] != "unknown" for rule in prometheus.rules()))
+        broken = [rule["name"] for rule in prometheus.rules() if rule["health"] == "err"]
+        return [f"alert {name} has an error" for name in broken] + found

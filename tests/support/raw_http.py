@@ -32,18 +32,10 @@ class Answer(NamedTuple):
 def message(path: str, body: bytes | dict[str, Any], *headers: str, length: int | None = None) -> bytes:
     """A POST request. `length` replaces the true Content-Length."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    kind = (
-        ()
-        if any(header.lower().startswith("content-type") for header in headers)
-        else ("Content-Type: application/json",)
-    )
-    head = [
-        f"POST {path} HTTP/1.1",
-        "Host: 127.0.0.1",
-        *kind,
-        f"Content-Length: {len(raw) if length is None else length}",
-        *headers,
-    ]
+    has_type = any(header.lower().startswith("content-type") for header in headers)
+    given = (*(() if has_type else ("Content-Type: application/json",)), *headers)
+    size = len(raw) if length is None else length
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {size}", *given]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + raw
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.engine.interface import Delta, EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import Delta, Engine, EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.metrics import Metrics
 from deployments.engine.timeline import Timeline
 from deployments.http.app import HttpLimits, build_http_app
@@ -265,6 +265,15 @@ class FakeEngine:
         await asyncio.sleep(self.step_s)
 
 
+def calling_engine(answer: str, tool_format: str = "hermes") -> FakeEngine:
+    """An engine that reads calls of tools in its answer, with room for long prompts."""
+    engine = FakeEngine(answer)
+    engine.max_seq_len = 8192
+    engine.max_request_tokens = 10**6
+    engine.tool_format = tool_format
+    return engine
+
+
 @cache
 def _logprob(token: int, num_top: int, vocab_size: int) -> TokenLogprob:
     value = -0.1 - (token % 7) / 3
@@ -311,6 +320,17 @@ def serve(
     finally:
         server.should_exit = True
         thread.join(60)
+
+
+def in_process(engine: Engine, metrics: Metrics | None = None, **options: Any) -> httpx.AsyncClient:
+    """A client of the HTTP application over `engine`, in this process. options: of `build_http_app`."""
+    transport = httpx.ASGITransport(build_http_app(engine, metrics or Metrics(in_ray=False), **options))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120)
+
+
+async def ask(engine: Engine, path: str, body: dict[str, Any]) -> httpx.Response:
+    async with in_process(engine) as client:
+        return await client.post(path, json=body)
 
 
 def canary(served: Served) -> None:

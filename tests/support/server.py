@@ -44,16 +44,12 @@ LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 class Server:
     """One running server: its URL, its output so far, and its processes."""
 
-    def __init__(
-        self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str], num_replicas: int
-    ) -> None:
+    def __init__(self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
         config["http_options"]["port"] = self.port
         config["applications"][0]["args"] |= args
-        if num_replicas > 1:
-            config["applications"][0]["deployments"] = [{"name": "LlamaIngress", "num_replicas": num_replicas}]
         self.config = directory / "serve_config.yaml"
         self.config.write_text(yaml.safe_dump(config))
         self.terminal = directory / "terminal"
@@ -189,12 +185,11 @@ def served(
     command: list[str] | None = None,
     args: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
-    num_replicas: int = 1,
 ) -> Iterator[Server]:
     """A started server that may not be ready yet. It ends with the context."""
     with tempfile.TemporaryDirectory() as directory:
         command = command or UP
-        started = Server(command, Path(directory), args or {}, env or {}, num_replicas)
+        started = Server(command, Path(directory), args or {}, env or {})
         try:
             yield started
         finally:

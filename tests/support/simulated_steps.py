@@ -9,11 +9,9 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 
-from llama_core.execution.backend import Sampled
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.block_pool import BlockPool
@@ -21,7 +19,7 @@ from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOutput
+from llama_core.scheduling.step import Pending, StepOutput
 from tests.support import on_ranks
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
@@ -150,67 +148,6 @@ def simulated(
         scheduler.num_drafts_accepted,
         scheduler.num_drafts - scheduler.num_drafts_accepted,
     )
-
-
-class LateMasks:
-    """Masks that are all zero until they are waited for, as those of a slow grammar."""
-
-    def __init__(self, generator: np.random.Generator, num_samples: int, vocab: int) -> None:
-        shape = num_samples, -(-vocab // 32)
-        self._bits = generator.integers(0, 2**32, shape, dtype=np.uint32)
-        self.has_mask = (generator.random(num_samples) < 0.5).tolist()
-        self.bits = np.zeros_like(self._bits)
-        self.is_ready = np.zeros(num_samples, dtype=np.uint32)
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.is_ready.all())
-
-    def wait(self) -> None:
-        self.bits[:] = self._bits
-        self.is_ready[:] = 1
-
-
-def _masked_steps(runner: ModelRunner, knows_masks: bool, depth: int) -> list[list[int]]:
-    """The tokens of decode steps, most of them with masks, read `depth` steps late."""
-    count, length = 5, 9
-    blocks = runner.config.blocks_per_sequence
-    admit = [
-        SlotInit(
-            slot,
-            [1, *range(5, 4 + length)],
-            list(range(slot * blocks, (slot + 1) * blocks)),
-            SamplingParams(0.6 * (slot % 3), seed=slot, repetition_penalty=1.2 if slot == 4 else 1.0),
-        )
-        for slot in range(count)
-    ]
-    tokens = [runner.step(StepInput(0, 0, [Row(slot, 0, length, True) for slot in range(count)], admit=admit)).tokens]
-    generator, in_flight = np.random.default_rng(3), deque[Pending[Sampled]]()
-    for number in range(12):
-        masks = LateMasks(generator, count, runner.config.vocab_size)
-        rows = [Row(slot, length + number, 1, True) for slot in range(count)]
-        with torch.inference_mode():
-            in_flight.append(
-                runner.backend.start(rows, keep_logits=False, masks=masks if knows_masks and number % 4 else None)
-            )
-        if len(in_flight) > depth:
-            tokens.append(in_flight.popleft().result().tokens)
-    return tokens + [pending.result().tokens for pending in in_flight]
-
-
-def simulated_masks(
-    parallel: Parallel, ckpt_dir: str, seed: int, eagerness: float
-) -> tuple[list[list[int]], list[Any]]:
-    """Tokens and collectives of steps with masks, which rank 0 alone knows."""
-    device = SimulatedDevice(seed, eagerness)
-    runner = simulated_runner(parallel, ckpt_dir, device)
-    device.collectives.clear()
-    return _masked_steps(runner, parallel.rank == 0, depth=3), device.collectives
-
-
-def expected_masks(ckpt_dir: str) -> list[list[int]]:
-    """The same tokens by the reference."""
-    return _masked_steps(on_ranks.new_runner(alone("cpu"), ckpt_dir, backend="torch"), True, depth=0)
 
 
 @cache

@@ -1,19 +1,15 @@
 """Small tokenizers of every kind, trained in a second: folders in Hugging Face's format, a tiktoken file."""
 
 import base64
-import io
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from llama_core.text.library_tokenizer import bytes_of
-from llama_core.text.sentencepiece_tokenizer import _fields
 
 CORPUS: Final = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind: it's 12345 times lazier than 678 foxes.",
@@ -143,26 +139,6 @@ def unigram() -> tuple[Tokenizer, dict[str, Any]]:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-
-
-def precompiled(table: str) -> tuple[Tokenizer, dict[str, Any]]:
-    """`unigram` behind SentencePiece's compiled form of a normalization table: lines of characters and their replacement."""
-    tokenizer, config = unigram()
-    charsmap = _compiled(table)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap)])
-    return tokenizer, config
-
-
-def _compiled(table: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "table.tsv").write_text(table)
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(CORPUS), model_writer=model, vocab_size=300, minloglevel=2, hard_vocab_limit=False,
-            normalization_rule_tsv=str(Path(folder) / "table.tsv"),
-        )  # fmt: skip
-    normalizer = next(bytes(value) for field, value in _fields(model.getvalue()) if field == 3 and value is not None)
-    return next(bytes(value) for field, value in _fields(normalizer) if field == 2)
 
 
 FAMILIES: Final = {

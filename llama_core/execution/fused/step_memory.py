@@ -25,7 +25,7 @@ from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
-# Of kernels and of what libraries take beside torch's allocator: 258 MB on an H100 (docs/performance.md, "On a GPU").
+# Of kernels and of what libraries take beside torch's allocator: 258 MB on an H100.
 LIBRARY_BYTES: Final = 2**28
 # Of the sampling kernels.
 CHUNK: Final = 4096  # logits that one program reads

@@ -1,6 +1,6 @@
 """Calls of Llama 2, which was not trained to call tools: a prompt of our own asks for them, in the system message.
 
-docs/http.md has the prompt. The calls have the form of Hermes, so that text and calls can be told apart. The chat format
+The calls have the form of Hermes, so that text and calls can be told apart. The chat format
 refuses messages with its own tags; in JSON they are written with an escape, so that calls, tools and results contain none.
 """
 

@@ -25,7 +25,7 @@ from tests.support.waiting import until_true
     "with_standbys",
     [pytest.param(False, id="new processes"), pytest.param(True, id="standbys", marks=pytest.mark.full)],
 )
-async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_other_weights(
+async def test_streams_end_with_checkpoint_changed_when_new_ranks_find_other_weights(
     two_rank_placement: PlacementGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_standbys: bool
 ) -> None:
     monkeypatch.setattr(standby, "START_DELAY_S", 0.0)

@@ -85,34 +85,6 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
         rank.close()
 
 
-async def test_every_rank_gets_the_same_steps_in_order(bench: Bench) -> None:
-    results = [bench.fan_out.submit(step_input(step)) for step in range(3)]
-    for rank in range(2):
-        assert [await bench.receive(rank) for _ in range(3)] == [step_input(step) for step in range(3)]
-    for step in range(3):
-        bench.reply(0, answer(step))
-        bench.reply(1, Ack(EPOCH, step, 1))
-    assert [(await result).tokens for result in results] == [[0], [1], [2]]
-    await until_true("no step is in flight", lambda: bench.fan_out.num_in_flight == 0)
-
-
-async def test_the_result_does_not_wait_for_the_other_ranks_answers(bench: Bench) -> None:
-    result = bench.fan_out.submit(step_input(0))
-    bench.reply(0, answer(0))
-    assert (await asyncio.wait_for(result, 120)).tokens == [0]
-    assert bench.fan_out.num_in_flight == 1
-
-
-async def test_a_cancelled_result_does_not_disturb_later_steps(bench: Bench) -> None:
-    first, second = bench.fan_out.submit(step_input(0)), bench.fan_out.submit(step_input(1))
-    first.cancel()
-    for step in range(2):
-        bench.reply(0, answer(step))
-        bench.reply(1, Ack(EPOCH, step, 1))
-    assert (await second).tokens == [1]
-    assert not bench.failures
-
-
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
@@ -134,48 +106,6 @@ async def test_an_answer_that_is_not_due_is_refused(bench: Bench, rank: int, mes
     assert (await bench.failure()).rank == rank
 
 
-@pytest.mark.parametrize("tokens", [[], [1, 2]], ids=["too few", "too many"])
-async def test_an_answer_with_a_token_too_few_or_too_many_fails_the_rank(bench: Bench, tokens: list[int]) -> None:
-    rows = [Row(0, 0, 5, False), Row(1, 0, 1, True)]
-    result = bench.fan_out.submit(StepInput(EPOCH, 0, rows))
-    bench.reply(0, Answer(StepOutput(EPOCH, 0, tokens)))
-    with pytest.raises(RankFailure, match=f"rank 0 answered step 0 with {len(tokens)} tokens, where 1 were due"):
-        await asyncio.wait_for(result, 120)
-    assert (await bench.failure()).rank == 0
-
-
-async def test_an_answer_without_a_step_is_refused(bench: Bench) -> None:
-    bench.reply(0, answer(0))
-    assert "nothing of epoch 3 was due" in (await bench.failure()).message
-
-
-async def test_an_invalid_answer_fails_the_rank(bench: Bench) -> None:
-    bench.ranks[1]._socket.sendall(b"\0\0\0\x02\xc1\xc1")
-    failure = await bench.failure()
-    assert failure.rank == 1
-    assert "invalid answer" in failure.message
-
-
-async def test_a_closed_connection_fails_every_step_in_flight_once(bench: Bench) -> None:
-    results = [bench.fan_out.submit(step_input(step)) for step in range(3)]
-    bench.ranks[1].close()
-    failed = await asyncio.gather(*results, return_exceptions=True)
-    assert [type(error) for error in failed] == [RankFailure] * 3
-    assert len({id(error) for error in failed}) == 3
-    assert len(bench.failures) == 1
-    assert bench.failures[0].rank == 1
-    with pytest.raises(RankFailure, match="rank 1 died"):
-        bench.fan_out.submit(step_input(3))
-
-
-async def test_a_ranks_own_error_ends_the_group_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fan_out, "_SECOND_SIGN_S", 60)
-    result = bench.fan_out.submit(step_input(0))
-    bench.reply(1, Fault(EPOCH, 1, "ValueError", "no such slot", collective=False))
-    with pytest.raises(RankFailure, match="rank 1 failed: ValueError: no such slot"):
-        await asyncio.wait_for(result, 120)
-
-
 async def test_a_death_is_reported_instead_of_the_collective_error_that_it_causes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,16 +122,6 @@ async def test_a_death_is_reported_instead_of_the_collective_error_that_it_cause
 async def test_a_collective_error_alone_ends_the_group_after_a_delay(bench: Bench) -> None:
     bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: timeout", collective=True))
     assert (await bench.failure()).message == "rank 0 failed: RuntimeError: gloo: timeout"
-
-
-@pytest.mark.parametrize("bench", [3.0], indirect=True)
-async def test_ranks_without_an_answer_are_overdue_after_the_deadline(bench: Bench) -> None:
-    bench.fan_out.submit(step_input(0))
-    bench.reply(0, answer(0))
-    await asyncio.sleep(0.2)
-    assert not bench.overdue
-    await until_true("the step is overdue", lambda: bench.overdue)
-    assert bench.overdue == [([1], 3.0)]
 
 
 @pytest.mark.parametrize("bench", [3.0], indirect=True)
@@ -227,17 +147,6 @@ async def test_the_deadline_is_learned_from_the_steps_durations(bench: Bench, mo
     await until_true("the step is overdue", lambda: bench.overdue)
     ((silent, waited_s),) = bench.overdue
     assert silent == [0, 1] and 0.2 <= waited_s < 20
-
-
-@pytest.mark.parametrize("bench", [60.0], indirect=True)
-async def test_a_step_of_many_tokens_has_a_longer_deadline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fan_out, "_SHORTEST_DEADLINE_S", 0.1)
-    monkeypatch.setattr(fan_out, "_TIMES_LONGEST", 1.0)
-    monkeypatch.setattr(fan_out, "_CHECK_PERIOD_S", 0.05)
-    await bench.run(fan_out._ENOUGH_STEPS, 0.002)
-    bench.fan_out.submit(StepInput(EPOCH, 99, [Row(0, 0, 1000, True)]))
-    await asyncio.sleep(0.5)
-    assert not bench.overdue, "a thousand times what one token took"
 
 
 @pytest.mark.parametrize("bench", [1.0], indirect=True)

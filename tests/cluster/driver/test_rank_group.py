@@ -10,7 +10,6 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.rank_group import RankGroup
-from cluster.rank.cpu_pinning import claim_cores, in_pod
 from cluster.wire.process_end import is_running
 from cluster.wire.rank_status import Phase
 from llama_core.errors import RankFailure
@@ -19,14 +18,11 @@ from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
 from tests.cluster.driver.group_processes import assert_gone, processes, socket_directories
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
-from tests.support.full_runs import examples
 from tests.support.rank_faults import Fault
 from tests.support.waiting import until_true
 
 
-async def test_steps_reach_every_rank_and_come_back_in_order_and_stop_leaves_no_process_and_no_socket(
-    start: Start,
-) -> None:
+async def test_steps_come_back_in_order_and_stop_leaves_no_process_and_no_socket(start: Start) -> None:
     group, info = await start()
     assert info.num_blocks == 49  # the smaller of the two ranks'
     assert [identity.rank for identity in info.identities] == [0, 1]
@@ -50,23 +46,6 @@ async def test_steps_reach_every_rank_and_come_back_in_order_and_stop_leaves_no_
     await group.stop()
 
 
-async def test_a_step_that_arrives_while_a_device_computes_is_queued_behind_it(start: Start) -> None:
-    """With two steps in flight, as the engine loop keeps them: the next one is sent when one is answered."""
-    group, _ = await start(FakeFactory(is_async=True))
-    lone = [(await group.step(step_input(step))).tokens for step in range(3)]
-    assert lone == [[1, 1], [2, 2], [3, 3]], "without a further step it is read as soon as it is ready"
-    sent = [asyncio.ensure_future(group.step(step_input(step))) for step in (3, 4)]
-    outputs = []
-    for step in range(5, 35):
-        outputs.append(await sent.pop(0))
-        sent.append(asyncio.ensure_future(group.step(step_input(step))))
-    assert [output.step for output in outputs] == list(range(3, 33))
-    behind = [output.tokens[0] - output.step - 1 for output in outputs]  # steps started behind it when it was read
-    assert set(behind) <= {0, 1}
-    assert sum(behind) > 5, behind
-    await asyncio.gather(*sent)
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, rank: int) -> None:
     group, info = await start(FakeFactory(step_s=30))
@@ -84,9 +63,7 @@ async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, ran
         await group.step(step_input(9))
 
 
-async def test_an_idle_groups_dead_rank_is_noticed_and_the_next_epoch_has_the_same_placement_group(
-    start: Start,
-) -> None:
+async def test_an_idle_groups_dead_rank_is_noticed_and_its_place_is_used_again(start: Start) -> None:
     first, before = await start(FakeFactory(expect_num_blocks=20), num_blocks=20)
     assert before.num_blocks == 20, "as requested"
     os.kill(processes(before)[1].pid, signal.SIGKILL)
@@ -113,16 +90,6 @@ async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: St
     await assert_gone(group, processes(info))
 
 
-async def test_an_exception_in_a_step_is_reported_with_its_text(start: Start) -> None:
-    group, info = await start(FakeFactory((Fault(1, "raise", "prefill", at_step=2),)))
-    await group.step(step_input(0))
-    for step in (1, 2, 3):  # rank 0 may answer them, because it waits for no other rank
-        group.submit(step_input(step)).add_done_callback(lambda step: step.exception())
-    failure = await asyncio.wait_for(group.wait_failed(), 60)
-    assert (failure.rank, failure.message) == (1, "rank 1 failed: ValueError: injected fault")
-    await assert_gone(group, processes(info))
-
-
 async def test_the_rank_that_raised_is_named_instead_of_the_one_whose_collective_failed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,43 +99,6 @@ async def test_the_rank_that_raised_is_named_instead_of_the_one_whose_collective
     with pytest.raises(RankFailure, match="rank 1 failed: ValueError"):
         await group.step(step_input(0))
     await assert_gone(group, processes(info))
-
-
-async def test_an_overdue_step_fails_even_if_ray_cannot_name_the_hanging_rank(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=120, step_timeout_s=2))
-
-    async def broken(timeout_s: float = 1.0) -> list[None]:
-        raise RuntimeError("Ray is shut down")
-
-    monkeypatch.setattr(group, "statuses", broken)
-    with pytest.raises(RankFailure, match="rank 0 hangs"):
-        await asyncio.wait_for(group.step(step_input(0)), 60)
-    await assert_gone(group, processes(info))
-
-
-async def test_each_rank_has_its_own_cores(start: Start) -> None:
-    if in_pod() and len(os.sched_getaffinity(0)) == os.cpu_count():
-        pytest.skip("ranks in a pod are pinned only if it has CPUs of its own")
-    for _ in range(100):  # ranks of cancelled starts of earlier tests may still be ending
-        probe = claim_cores(2, os.sched_getaffinity(0))
-        if probe is not None:
-            break
-        await asyncio.sleep(0.1)
-    if probe is None:
-        pytest.skip("another server's ranks on this host have its cores")
-    probe.release()
-    for epoch in range(1, 1 + examples(1, 2)):
-        group, info = await start(epoch=epoch)
-        cores = [report.cores for report in info.ranks]
-        if not all(cores) and claim_cores(1, os.sched_getaffinity(0)) is None:  # none is left that the rank could have
-            pytest.skip("another server's ranks on this host took its cores")
-        assert all(len(owned) == 1 for owned in cores)
-        assert cores[0] != cores[1]
-        for report in info.ranks:
-            assert os.sched_getaffinity(report.pid) == set(report.cores)
-        await group.stop()
 
 
 @ray.remote(num_cpus=0)

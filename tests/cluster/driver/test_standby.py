@@ -1,10 +1,8 @@
 """Warm standby processes take over from ranks that failed, and none is left behind."""
 
-import importlib
 import os
 import signal
 from collections.abc import AsyncIterator
-from unittest.mock import Mock
 
 import pytest
 import ray
@@ -20,7 +18,6 @@ from cluster.rank import rank_process
 from cluster.rank.rank_process import RankProcess
 from cluster.wire.process_end import is_running
 from cluster.wire.rank_status import Share
-from llama_core.errors import RankFailure
 from tests.cluster.conftest import LIMITS
 from tests.support.fake_runner import CONFIG, FakeFactory, StandbyWithoutTorch, step_input, tokens_of
 from tests.support.waiting import until_true
@@ -53,9 +50,7 @@ async def fail(group: RankGroup, info: GroupInfo) -> None:
     await group.stop()
 
 
-async def test_standby_processes_are_replaced_when_they_become_ranks_or_die_and_stop_ends_them(
-    pool: StandbyPool,
-) -> None:
+async def test_standby_processes_that_become_ranks_or_die_are_replaced(pool: StandbyPool) -> None:
     first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
     processes = await ready(pool, info)
@@ -81,68 +76,7 @@ async def test_standby_processes_are_replaced_when_they_become_ranks_or_die_and_
     assert not any(is_running(identity.process) for identity in info_of_second.identities)
 
 
-@pytest.mark.full
-async def test_a_group_starts_new_processes_while_the_standby_ones_are_not_ready(pool: StandbyPool) -> None:
-    first = pool.open_group(CONFIG, 0, None)
-    info = await first.start()
-    pool.prepare_standby(info)
-    await fail(first, info)
-    second = pool.open_group(CONFIG, 1, None)
-    info_of_second = await second.start()
-    processes = await ready(pool, info_of_second)
-    assert not set(processes) & set(pids(info_of_second))
-    await second.stop()
-
-
-@pytest.mark.full
-async def test_a_dead_standby_process_costs_one_attempt(pool: StandbyPool) -> None:
-    first = pool.open_group(CONFIG, 0, None)
-    info = await first.start()
-    os.kill((await ready(pool, info))[0], signal.SIGKILL)
-    await fail(first, info)
-    with pytest.raises(RankFailure, match="rank 0 died while starting"):
-        await pool.open_group(CONFIG, 1, None).start()
-    third = pool.open_group(CONFIG, 2, None)
-    await third.start()
-    await third.stop()
-
-
-async def test_a_disabled_pool_creates_no_process(two_rank_placement: PlacementGroup) -> None:
-    disabled = StandbyPool(two_rank_placement, LIMITS, enabled=False)
-    disabled.prepare_standby(GroupInfo(0, 1, ()))
-    assert disabled._preparing is None
-
-
 def test_a_standby_process_declines_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_process, "available_host_bytes", lambda: rank_process.STANDBY_NEEDS_BYTES - 1)
     monkeypatch.setattr(rank_process, "_import_at_low_priority", lambda has_gpus: pytest.fail("it imported torch"))
     assert not RankProcess(0, 1, "node", "127.0.0.1").preload(Share(1))
-
-
-def test_a_standby_process_imports_the_kernels_where_its_rank_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    imports = Mock()
-    monkeypatch.setattr(rank_process, "os", Mock(environ={}))
-    monkeypatch.setattr(rank_process, "gc", Mock())
-    monkeypatch.setattr(importlib, "import_module", imports)
-    kernels = "llama_core.execution.fused.device"
-    for share, imports_kernels in ((Share(1), False), (Share(1, ("3",)), True)):
-        imports.reset_mock()
-        assert RankProcess(0, 1, "node", "127.0.0.1").preload(share)
-        imported = [call.args[0] for call in imports.call_args_list]
-        assert (kernels in imported) == imports_kernels and "llama_core.execution.runner" in imported
-
-
-def test_a_standby_process_collects_garbage_before_it_is_needed_and_a_started_rank_only_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = Mock()
-    monkeypatch.setattr(rank_process, "os", Mock(environ={}))
-    monkeypatch.setattr(rank_process, "gc", calls)
-    monkeypatch.setattr(importlib, "import_module", calls.import_module)
-    rank = RankProcess(0, 1, "node", "127.0.0.1")
-    assert rank.preload(Share(1))
-    assert [call[0] for call in calls.mock_calls] == ["import_module", "collect", "freeze"]
-    calls.reset_mock()
-    rank._runner = calls.runner
-    rank.prepare(7)
-    assert [call[0] for call in calls.mock_calls] == ["runner.allocate_cache", "runner.warm_up", "collect", "freeze"]

@@ -11,9 +11,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from cluster.driver import standby
 from cluster.driver.placement import group_bundles
 from cluster.driver.rank_actors import OPTIONS, RankActors
-from cluster.driver.rank_group import RankGroup
 from cluster.driver.standby import StandbyPool
-from cluster.rank.rank_process import _show_gpus
 from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import RankIdentity, Share
@@ -70,14 +68,6 @@ async def test_ranks_see_all_gpus_of_their_group_in_one_order_and_use_their_own(
     await pool.stop()
 
 
-async def test_one_rank_sees_its_own_gpu_alone(gpu_placement: PlacementGroup) -> None:
-    group = RankGroup(CONFIG, gpu_placement, epoch=1, limits=LIMITS, runner_factory=ReportsGpus(), bundle_indices=[2])
-    info = await group.start()
-    (gpu,) = info.identities[0].share.gpu_ids
-    assert [report.device for report in info.ranks] == [f"{gpu} 0"]
-    await group.stop()
-
-
 def test_gpus_of_another_node_are_not_shown() -> None:
     ranks = RankActors(None, None, ())  # type: ignore[arg-type]
     places = [("node a", ("GPU-5",)), ("node b", ("0",)), ("node a", ("GPU-1",)), ("node c", ())]
@@ -93,9 +83,3 @@ def test_a_rank_on_a_part_of_a_gpu_sees_that_part_alone() -> None:
     for rank, gpu in enumerate(("MIG-4f", "MIG-a0")):
         ranks.identities[rank] = RankIdentity(rank, ProcessIdentity(1, 1), "node", "192.0.2.7", Share(1, (gpu,)))
     assert [ranks.visible_gpus(rank) for rank in range(2)] == [("MIG-4f",), ("MIG-a0",)]
-
-
-def test_a_rank_without_a_gpu_leaves_the_environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert _show_gpus((), ()) == 0 and os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-    assert _show_gpus(("4", "5"), ("5",)) == 1 and os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"

@@ -7,11 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.driver.rank_actors import RankActors
 from cluster.rank.network_interface import interface_of
 from cluster.rank.rank_process import RankProcess
-from cluster.wire.process_end import ProcessIdentity
-from cluster.wire.rank_status import RankIdentity, Share
 from cluster.wire.transport import RankListener, connect
 
 
@@ -57,13 +54,3 @@ async def test_the_driver_listens_at_an_ipv6_address_with_tls() -> None:
     assert await asyncio.to_thread(frames.receive) == b"x"
     frames.close()
     listener.close()
-
-
-@pytest.mark.parametrize(("node_ip", "loopback"), [("192.0.2.7", "127.0.0.1"), ("2001:db8::7", "::1")])
-def test_ranks_of_one_host_meet_at_the_loopback_address_of_its_family(node_ip: str, loopback: str) -> None:
-    ranks = RankActors(None, None, ())  # type: ignore[arg-type]
-    for rank in range(2):
-        ranks.identities[rank] = RankIdentity(rank, ProcessIdentity(1, 1), "node", node_ip, Share(1))
-    assert ranks.store_host() == loopback
-    ranks.identities[1] = RankIdentity(1, ProcessIdentity(1, 1), "other", "2001:db8::8", Share(1))
-    assert ranks.store_host() == node_ip

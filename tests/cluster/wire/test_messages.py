@@ -1,10 +1,7 @@
 """Messages as bytes: decoding inverts encoding for pieces of any size, and refuses other bytes."""
 
-import gc
 import os
 import pickle
-import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.wire import messages as wire
-from cluster.wire.messages import Ack, Answer, Deframer, Fault, FrameSocket, Hello, WireError
+from cluster.wire.messages import Ack, Answer, Deframer, Fault, Hello, WireError
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import (
     INT64_MAX,
@@ -102,15 +99,6 @@ def test_a_decoded_reply_equals_the_encoded_reply(reply: wire.Reply) -> None:
     assert wire.decode_reply(payload_of(reply)) == reply
 
 
-def test_the_garbage_collector_does_not_visit_the_alternatives_of_a_token() -> None:
-    entries: list[TokenLogprob | None] = [TokenLogprob(-0.5, ((7, -0.5), (8, -1.5))) for _ in range(3)]
-    reply = wire.decode_reply(payload_of(Answer(StepOutput(1, 1, [7, 7, 7], logprobs=entries))))
-    for _ in range(2):
-        gc.collect()
-    assert isinstance(reply, Answer) and reply.output.logprobs == entries
-    assert not any(entry is None or gc.is_tracked(entry.top) for entry in reply.output.logprobs)
-
-
 @settings(max_examples=examples(20, 40))  # each is several of the messages above
 @given(st.lists(steps, min_size=1, max_size=4), st.integers(1, 50))
 def test_frames_are_read_from_pieces_of_any_size(messages: list[StepInput], piece_bytes: int) -> None:
@@ -164,19 +152,6 @@ def test_a_length_over_the_limit_is_refused_before_its_bytes_arrive() -> None:
         list(Deframer(256).feed((257).to_bytes(4, "big")))
 
 
-def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 100)
-    with pytest.raises(WireError, match="over the limit"):
-        wire.frame(StepInput(0, 0, [Row(slot, 0, 1, True) for slot in range(100)]))
-
-
-def test_thirty_two_prompts_of_the_whole_context_fit_one_frame() -> None:
-    prompt = [31_999] * 4096
-    admit = [SlotInit(slot, prompt, list(range(256)), SamplingParams()) for slot in range(32)]
-    step = StepInput(0, 0, [Row(slot, 0, 4096, True) for slot in range(32)], admit=admit)
-    assert wire.decode_step(payload_of(step)) == step
-
-
 def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
     big = 2**31 - 1  # five bytes, like every token and block may need
     params = SamplingParams(
@@ -192,41 +167,6 @@ def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
     step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
     bound = wire.largest_step_bytes(32, 4096, 256)
     assert 0.98 * bound < len(payload_of(step)) <= bound
-
-
-def test_a_message_of_another_kind_is_refused() -> None:
-    with pytest.raises(WireError):
-        wire.decode_reply(payload_of(Hello(0, 0, b"secret")))
-    with pytest.raises(WireError):
-        wire.decode_step(payload_of(Ack(0, 0, 1)))
-
-
-def test_blocking_socket_gives_messages_in_order_then_none_at_the_end() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        sent = [StepInput(1, step, [Row(0, 0, 1, True)] * (20_000 * step)) for step in range(3)]
-        sender = FrameSocket(near)
-
-        def send_all() -> None:
-            for step in sent:
-                sender.send(step)
-            sender.close()
-
-        thread = threading.Thread(target=send_all)
-        thread.start()
-        receiver = FrameSocket(far)
-        received = [wire.decode_step(payload) for payload in iter(receiver.receive, None)]
-        thread.join()
-        assert received == sent
-
-
-def test_blocking_socket_refuses_an_end_inside_a_message() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        near.sendall(wire.frame(Ack(0, 0, 1))[:-1])
-        near.close()
-        with pytest.raises(WireError, match="inside a message"):
-            FrameSocket(far).receive()
 
 
 def test_a_secret_is_never_printed() -> None:
@@ -245,11 +185,3 @@ def test_an_extremely_nested_message_is_refused(nested: bytes) -> None:
         for payload in (deep, b"\x96\xa3ack\x01\x02\x03\xcb" + b"\0" * 8 + deep, b"\x81\xa5other" + deep):
             with pytest.raises(WireError):
                 decode(payload)
-
-
-def test_the_longest_sequence_is_the_longest_whose_steps_can_be_sent() -> None:
-    for batch, block in ((32, 16), (256, 16), (1024, 128), (1, 1)):
-        longest = wire.longest_sequence(batch, block)
-        assert wire.largest_step_bytes(batch, longest, -(-longest // block)) <= wire.MAX_FRAME_BYTES
-        longer = longest + 2 * block
-        assert wire.largest_step_bytes(batch, longer, -(-longer // block)) > wire.MAX_FRAME_BYTES

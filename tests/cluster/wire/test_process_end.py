@@ -42,9 +42,7 @@ def wait_for_zombie(pid: int) -> None:
 
 
 @pytest.mark.parametrize("child", [MAIN_THREAD_EXITS], indirect=True)
-def test_a_process_whose_main_thread_has_exited_is_running_while_another_thread_lives(
-    child: subprocess.Popen[str],
-) -> None:
+def test_a_process_without_its_main_thread_runs_while_another_thread_lives(child: subprocess.Popen[str]) -> None:
     identity = ProcessIdentity.of(child.pid)
     wait_for_zombie(child.pid)
     assert is_running(identity)

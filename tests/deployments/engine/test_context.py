@@ -9,8 +9,6 @@ from deployments.args import ServerArgs
 from deployments.engine.context import context_reason
 from deployments.engine.service import LlamaService
 from llama_core.config import UNKNOWN_CONTEXT, EngineConfig
-from llama_core.text.chat_llama2 import Llama2ChatFormat
-from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
 
@@ -49,28 +47,6 @@ async def test_the_context_that_the_first_ranks_choose_is_required_of_later_rank
     await service.stop()
 
 
-class ShortSteps(FakeGroup):
-    async def start(self) -> GroupInfo:
-        info = await super().start()
-        return GroupInfo(
-            info.epoch, info.num_blocks, info.ranks, max_seq_len=1008, context_limit="what one step can send"
-        )
-
-
-async def test_a_context_that_the_length_of_steps_limits_is_not_ascribed_to_memory() -> None:
-    groups = Groups()
-    groups.make = ShortSteps
-    service = LlamaService(ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_batch_size=8), lambda: groups)
-    await service.start()
-    reason = "what one step can send, of the model's 2,048"
-    assert service.describe().max_seq_len_reason == reason
-    groups.make = SmallGroup
-    groups.made[0].fail()
-    await until(lambda: len(groups.configs) == 2)
-    assert service.describe().max_seq_len_reason == reason
-    await service.stop()
-
-
 @pytest.mark.parametrize(
     ("chosen", "configured", "of_model", "reason"),
     [
@@ -85,10 +61,3 @@ def test_the_reason_for_a_context_is_named(
     chosen: int, configured: int | None, of_model: int | None, reason: str
 ) -> None:
     assert context_reason(chosen, configured, of_model) == reason
-
-
-def test_plain_prompts_take_the_tokenizer_that_the_chat_format_guards(monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = load_tokenizer(GOLDEN / "mp2").padded(2048)
-    monkeypatch.setattr(Llama2ChatFormat, "guard", lambda self, tokenizer: guarded)
-    service = LlamaService(ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_batch_size=8), Groups)
-    assert service.tokenizer is guarded

@@ -8,7 +8,7 @@ import pytest
 from deployments.engine import engine_loop
 from deployments.engine.step_report import StepStats
 from llama_core.config import MAX_DRAFTS
-from llama_core.errors import RequestCancelled
+from llama_core.errors import RankFailure, RequestCancelled
 from llama_core.scheduling.request import FinishReason
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
@@ -50,56 +50,6 @@ async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_
         await until(lambda: len(stream.sequence.output) > 10)
         second = await anext(stream)
         assert len(second.tokens) > 5
-
-
-async def test_a_reader_is_woken_once_until_it_takes() -> None:
-    group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
-    async with running(group) as loop:
-        stream = submit(loop, [1, 3], greedy(40))
-        calls: list[int] = []
-        stream.listen(lambda: calls.append(len(group.steps)))
-        await until(lambda: len(stream.sequence.output) > 10)
-        assert len(calls) == 1
-        first = stream.take()
-        assert first is not None and len(first.tokens) > 5
-        assert stream.take() is None
-        await until(lambda: len(stream.sequence.output) > 25)
-        assert len(calls) == 2
-        stream.listen(lambda: calls.append(-1))
-        assert calls[2:] == [-1], "a late reader is woken at once"
-
-
-async def test_a_reader_is_woken_once_more_when_the_stream_ends() -> None:
-    group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))
-    async with running(group) as loop:
-        stream = submit(loop, [1, 3], greedy(20))
-        ended: list[bool] = []
-        stream.listen(lambda: ended.append(stream.ended))
-        await until(lambda: stream.sequence.finish_reason is not None)
-        await until(lambda: len(ended) == 2)
-        assert ended == [False, True]
-        delta = stream.take()
-        assert delta is not None and delta.finish_reason is not None and stream.take() is None
-
-
-async def test_the_next_step_is_sent_before_the_readers_get_the_last_steps_tokens() -> None:
-    group = FakeGroup(step_s=0.001, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
-    async with running(group) as loop:
-        stream = submit(loop, [1, 3], greedy(20))
-        sent: list[tuple[int, int]] = []
-        ended = asyncio.Event()
-
-        def on_news() -> None:
-            delta = stream.take()
-            assert delta is not None
-            sent.append((len(stream.sequence.output), loop.scheduler.num_in_flight))
-            if delta.finish_reason is not None:
-                ended.set()
-
-        stream.listen(on_news)
-        await ended.wait()
-    assert [num_tokens for num_tokens, _ in sent] == list(range(1, 21))
-    assert all(num_in_flight == 2 for num_tokens, num_in_flight in sent if num_tokens <= 18)
 
 
 @pytest.mark.parametrize("when", ["queued", "in prefill", "in decode"])
@@ -175,3 +125,20 @@ async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled(monkeypatch: 
         group.go.set()
         await read(stream)
         assert loop.stalled_s() == 0.0
+
+
+async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None:
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
+    async with running(group, slots=2) as loop:
+        streams = [submit(loop, [1, 3 + i], greedy(60)) for i in range(5)]
+        before = await anext(streams[0])
+        group.fail("rank 1 (pid 7) died")
+        for stream in streams:
+            with pytest.raises(RankFailure, match=r"rank 1 \(pid 7\) died"):
+                await read(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        assert before.tokens and loop.scheduler.pool.num_used == 0 and not loop.scheduler.num_waiting
+        with pytest.raises(RankFailure):
+            submit(loop, [1, 3], greedy())
+        assert loop.num_live == 0 and await loop.drain(10.0)

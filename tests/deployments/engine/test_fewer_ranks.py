@@ -216,24 +216,3 @@ async def test_serving_ranks_are_not_replaced_while_the_usable_bundles_are_unkno
         served.groups.made[1].fail()  # after a failure an attempt costs nothing
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
         assert served.groups.bundles_opened == [[1, 2], [1], [1]]
-
-
-async def test_a_failed_attempt_to_grow_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
-    monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.001)
-    async with with_two_ranks() as served:
-        stream = served.ask([1, 5], 60)
-        await anext(stream)
-
-        def broken() -> FakeGroup:
-            group = Group(steady)
-            if len(served.groups.bundles_opened) == 3:
-                group.start_error = RankFailure("rank 1 died while loading", rank=1)
-            return group
-
-        served.groups.make = broken
-        served.groups.room = lambda: [1] if len(served.groups.made) == 1 else [1, 2]
-        served.groups.made[0].fail()
-        assert (await read(stream))[-5:] == continuation([1, 5], 60, steady)[-5:]
-        await until(lambda: len(served.groups.made) >= 5)
-        assert served.groups.bundles_opened == [[1, 2], [1], [1, 2], [1], [1, 2]]

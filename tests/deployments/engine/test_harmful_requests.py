@@ -74,7 +74,7 @@ async def test_ranks_that_fail_repeatedly_in_their_first_steps_convict_no_reques
         assert len(served.groups.made) == 10 and answers == [continuation(prompt, 30, steady) for prompt in prompts(6)]
 
 
-async def test_groups_that_never_complete_a_step_fail_the_replica_and_no_request_is_refused() -> None:
+async def test_groups_that_never_complete_a_step_fail_the_replica_and_convict_no_request() -> None:
     def broken(tokens: list[int]) -> int:
         raise Crash
 

@@ -19,24 +19,6 @@ from tests.support.requests import submit
 from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
-async def test_a_prompt_is_checked_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[list[int]] = []
-
-    def check(prompt: list[int], vocab_size: int, max_seq_len: int) -> list[int]:
-        checked.append(prompt)
-        return list(prompt)
-
-    monkeypatch.setattr("deployments.engine.engine_loop.check_prompt", check)
-    async with running(FakeGroup()) as loop:
-        prompts = [[1, 3], [1, 4], [1, 3]]
-        request = Request(prompts, [greedy(2)] * 3, n=2)
-        streams = loop.submit(request)
-        assert [stream.prompt_tokens for stream in streams] == [prompt for prompt, _ in request.choices()]
-        for stream in streams:
-            await read(stream)
-    assert checked == prompts
-
-
 async def test_min_tokens_that_the_context_has_no_room_for_are_refused() -> None:
     async with running(FakeGroup()) as loop:
         for min_tokens, room in ((6, 5), (8, 7)):
@@ -100,13 +82,6 @@ async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_serve
     with pytest.raises(QueueFull) as refused:
         submit(loop, [1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=1e-6)
-    loop._retry._ends.clear()
-    loop._retry._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
-    with pytest.raises(QueueFull) as refused:
-        submit(loop, [1, 3, 4, 5, 6], greedy(20))
-    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=1e-6), (
-        "the quiet hour before does not count"
-    )
     submit(loop, [1, 3, 4], greedy(20))
 
 

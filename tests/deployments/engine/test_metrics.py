@@ -1,28 +1,21 @@
 """The metrics: one name for each, a baseline for counts, what events record, and that they work without Ray."""
 
-import shutil
-import subprocess
-
-import httpx
 import pytest
-import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics as ray_metrics
 
 from deployments.engine import metrics as metrics_module
 from deployments.engine.interface import EngineState
-from deployments.engine.metric import Histogram, MetricSet
 from deployments.engine.metrics import PATHS, Metrics
 from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
-from deployments.http.app import build_http_app
 from llama_core.errors import QueueFull
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
 from tests.support.metric_samples import samples
 from tests.support.requests import submit
-from tests.support.scripted_engine import FakeEngine
+from tests.support.scripted_engine import FakeEngine, in_process
 
 REFERENCE = {
     "tokens_generated_per_second": "gauge", "prefill_time_ms": "histogram", "time_per_decoding_step_ms": "histogram",
@@ -66,29 +59,6 @@ def test_counts_are_counters_and_nothing_else_ends_as_one(metrics: Metrics) -> N
     ends_so = {name for name in types if name.endswith("_total")}
     assert {name for name, kind in types.items() if kind == "counter"} == ends_so
     assert not [name for name in types if name.endswith("_created")]
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which Debian's prometheus has")
-def test_promtool_finds_no_fault_in_the_models_metrics(metrics: Metrics) -> None:
-    metrics.on_step(step(token_intervals=[(0.1, 1)]))
-    metrics.on_compute_ms({0: 2.0})
-    done = subprocess.run(["promtool", "check", "metrics"], input=metrics.render(), capture_output=True)
-    faults = [line for line in (done.stdout + done.stderr).decode().splitlines() if line.startswith("llama_")]
-    assert faults == []
-
-
-def test_a_count_starts_at_zero_and_only_grows(metrics: Metrics) -> None:
-    assert samples(metrics.render())["cuda_oom_errors_count"] == 0
-    metrics.cuda_oom_errors.add()
-    metrics.cuda_oom_errors.add(2)
-    assert samples(metrics.render())["cuda_oom_errors_count"] == 3
-
-
-def test_known_label_values_start_at_zero(metrics: Metrics) -> None:
-    seen = samples(metrics.render())
-    for path in PATHS:
-        for outcome in ("ok", "cancelled", "queue_full", "rank_failure", "internal_error"):
-            assert seen[f'llama_requests_total{{outcome="{outcome}",path="{path}"}}'] == 0
 
 
 def test_a_step_counts_prompts_tokens_times_and_faults(metrics: Metrics) -> None:
@@ -139,13 +109,6 @@ def test_refusals_are_counted_by_cause_and_failures_are_not(metrics: Metrics) ->
     assert seen['llama_requests_rejected_total{cause="context_length_exceeded"}'] == 0
 
 
-def test_a_rank_without_a_step_has_the_time_zero(metrics: Metrics) -> None:
-    metrics.on_compute_ms({0: 2.0, 1: 3.0})
-    metrics.on_compute_ms({0: 4.0})
-    seen = samples(metrics.render())
-    assert [seen[f'llama_rank_step_seconds{{rank="{rank}"}}'] for rank in (0, 1)] == [0.004, 0.0]
-
-
 async def test_the_gauges_and_totals_show_the_state_of_a_watched_engine(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,24 +129,8 @@ async def test_the_gauges_and_totals_show_the_state_of_a_watched_engine(
     assert (seen["llama_num_requests_waiting"], seen["llama_num_ranks"]) == (4, 2)
 
 
-def test_two_replicas_in_one_process_do_not_share_metrics() -> None:
-    first, second = Metrics(in_ray=False), Metrics(in_ray=False)
-    first.rank_failures.add()
-    assert samples(second.render())["llama_rank_failures_total"] == 0
-
-
-def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setenv("RAY_enable_metrics_collection", "0")
-    metrics = Metrics()
-    metrics.on_step(step(num_sampled=3))
-    assert metrics.generation_tokens._ray is None
-    assert samples(metrics.render())["llama_generation_tokens_total"] == 3
-
-
 async def test_the_counts_of_every_generating_and_scoring_route_start_at_zero() -> None:
-    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with in_process(FakeEngine()) as client:
         document = (await client.get("/openapi.json")).json()
     tagged = {
         path
@@ -224,20 +171,3 @@ async def test_unchanged_counts_are_recorded_in_ray_again_and_again(
     await until(lambda: [seen[1] for seen in recorded if seen[0] == "cuda_oom_errors_count"][:3] == [0] * 3)
     ok = ("llama_requests_total", 1, {"model_name": "llama", "path": "handle", "outcome": "ok"})
     await until(lambda: recorded.count(ok) >= 3)
-
-
-def test_ray_gets_a_histograms_series_as_gauges_in_pieces(
-    recorded: list[tuple[str, float, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deployments.engine.metric.SERIES_A_CALL", 2)
-    tiny = {"model_name": "tiny"}
-    histogram = Histogram(MetricSet(Metrics(in_ray=False).registry, "", tiny, in_ray=True), "x_seconds", "", (1.0, 2.0))
-    histogram.observe(0.5, 3)
-    histogram.observe(9.0)
-    assert [histogram.publish() for _ in range(3)] == [False, False, True]
-    assert recorded == [
-        ("x_seconds_sum", 10.5, tiny),
-        ("x_seconds_count", 4, tiny),
-        *(("x_seconds_bucket", count, {**tiny, "le": le}) for le, count in (("1.0", 3), ("2.0", 3), ("+Inf", 4))),
-    ]
-    assert histogram.publish()  # nothing has changed

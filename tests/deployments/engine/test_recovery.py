@@ -2,12 +2,9 @@
 
 import asyncio
 import random
-import re
 
 import pytest
 
-from cluster.driver.group_info import GroupInfo
-from deployments.engine import supervisor
 from llama_core.errors import CheckpointChanged, CheckpointError, DeadlineExceeded, LlamaError, RankFailure
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
@@ -127,22 +124,6 @@ async def test_an_attempt_that_hangs_ends_at_the_recovery_timeout() -> None:
         assert not served.service.live()
 
 
-async def test_a_passing_error_of_one_attempt_is_tried_again() -> None:
-    async with RecoveringService(lambda: Group(steady)) as served:
-        stream = served.ask([1, 5], 20)
-        await anext(stream)
-
-        class Failing(Group):
-            async def start(self) -> GroupInfo:
-                if len(served.groups.made) == 2:
-                    raise OSError("too many open files")
-                return await super().start()
-
-        served.groups.make = lambda: Failing(steady)
-        served.groups.made[0].fail()
-        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
-
-
 async def test_a_replaced_checkpoint_ends_every_stream_and_the_replica() -> None:
     """New ranks compare the files with those that the first ranks loaded; no further attempt can help."""
     async with RecoveringService(lambda: Group(steady)) as served:
@@ -207,19 +188,3 @@ async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
         gate.set()
         await until(lambda: served.service.readiness().phase == "ready")
         assert served.service.live()
-
-
-async def test_a_hanging_attempt_is_followed_by_another_and_readiness_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SHORTEST_ATTEMPT_S", 0.05)
-    monkeypatch.setattr(supervisor, "TIMES_FIRST_START", 0.0)
-    monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.2)
-    async with RecoveringService(lambda: Group(steady)) as served:
-        stream = served.ask([1, 5], 20)
-        await anext(stream)
-        served.groups.make = lambda: gated(Group(steady), asyncio.Event())
-        served.groups.made[0].fail()
-        await until(
-            lambda: re.search(r"attempt \d+ failed: the start took too long", served.service.readiness().detail)
-        )
-        served.groups.make = lambda: Group(steady)
-        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]

@@ -40,20 +40,6 @@ def in_added_tokens(folder: Path, first: int) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
-def in_vocab_too(folder: Path, first: int) -> None:
-    """The vocabulary of the model itself has them, as published files with a grown vocabulary do."""
-    in_added_tokens(folder, first)
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["model"]["vocab"] |= {token["content"]: token["id"] for token in content["added_tokens"]}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-
-
-def in_added_tokens_decoder(folder: Path, first: int) -> None:
-    content = json.loads((folder / "tokenizer_config.json").read_text())
-    content["added_tokens_decoder"] = {str(first + i): {"content": name} for i, name in enumerate(NAMES)}
-    (folder / "tokenizer_config.json").write_text(json.dumps(content | {"pad_token": NAMES[0]}))
-
-
 def write_hugging_face(folder: Path, change: Callable[[Path, int], None]) -> tuple[Path, int]:
     """A folder whose tokenizer has NAMES past the rows, and the number of rows."""
     num_rows = FAMILIES["llama3"]()[0].get_vocab_size()
@@ -84,8 +70,6 @@ def write_gguf(folder: Path, fields: dict[str, Any], **more: Any) -> tuple[Path,
 
 CASES: dict[str, Callable[[Path], tuple[Path, int]]] = {
     "added_tokens": lambda folder: write_hugging_face(folder, in_added_tokens),
-    "vocab": lambda folder: write_hugging_face(folder, in_vocab_too),
-    "added_tokens_decoder": lambda folder: write_hugging_face(folder, in_added_tokens_decoder),
     "byte-level GGUF": lambda folder: write_gguf(
         folder, byte_level_fields("llama3"), eot_token_id=len(byte_level_fields("llama3")["tokens"])
     ),
@@ -145,10 +129,3 @@ def test_a_tokenizer_beside_its_weights_may_have_ids_for_a_small_part_of_the_row
     with pytest.raises(ConfigError, match=r"has 580 tokens, but .* has 1,280 rows"):
         service(folder, tokenizer_path=str(tmp_path / "other"))
     assert service(folder, tokenizer_path=str(path)).tokenizer.n_words == 580
-
-
-def test_an_unsupported_family_is_named_before_its_tokenizer_and_weights(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="model_type 'gemma3' is not supported"):
-        service(tmp_path)

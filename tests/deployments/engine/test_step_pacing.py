@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -14,19 +13,11 @@ from deployments.engine import engine_loop
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import (
-    CHUNK_S,
-    LARGEST_FACTOR,
-    LEAD_S,
-    LEAD_SHARE,
-    LEAST_PROMPT_TOKENS,
-    LONGEST_STEP_S,
-    SMALLEST_FACTOR,
     SentStep,
     StepPacing,
 )
 from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.prompt_budget import TOKENS_A_PROMPT, TOKENS_ALONE
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
@@ -77,11 +68,6 @@ async def decode(sent_s: float, num_rows: int = 2, is_queued: bool = False, num_
     return SentStep(batch, output, StepShape.of(batch), sent_s, is_queued)
 
 
-async def prompt(num_tokens: int) -> SentStep:
-    batch = StepInput(0, 1, [Row(0, 0, num_tokens, True)])
-    return (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
-
-
 def taking(seconds: float) -> StepOutput:
     return StepOutput(0, 1, [5, 5], elapsed_ms=seconds * 1e3)
 
@@ -99,23 +85,6 @@ async def test_the_next_step_is_due_shortly_before_the_running_one_ends() -> Non
     assert pacing.due_s([queued], due_s) is None, "it is due"
 
 
-async def test_the_lead_grows_until_few_steps_come_late_and_shrinks_while_none_does() -> None:
-    pacing = StepPacing(make())
-    assert pacing.lead_s(DECODE_S) == pytest.approx(LEAD_S + LEAD_SHARE * DECODE_S)
-    for _ in range(500):
-        pacing.learn_lead(0.01)
-    assert pacing.lead_s(DECODE_S) == pytest.approx(SMALLEST_FACTOR * (LEAD_S + LEAD_SHARE * DECODE_S))
-    needed_s, num_late = 0.012, 0
-    for i in range(2000):
-        spare_s = pacing.lead_s(DECODE_S) - needed_s * random.Random(i).uniform(0.5, 1.0)
-        num_late += spare_s < 0
-        pacing.learn_lead(spare_s)
-    assert num_late < 200
-    for _ in range(50):
-        pacing.learn_lead(0.0)
-    assert pacing.lead_s(DECODE_S) == pytest.approx(LARGEST_FACTOR * (LEAD_S + LEAD_SHARE * DECODE_S))
-
-
 async def test_no_step_is_held_back_where_a_newcomer_could_not_join_it() -> None:
     scheduler = make(slots=1)
     pacing = StepPacing(scheduler)
@@ -126,94 +95,6 @@ async def test_no_step_is_held_back_where_a_newcomer_could_not_join_it() -> None
     assert pacing.due_s(running, 100.0) is None, "a request waits already"
     scheduler.schedule()
     assert pacing.due_s(running, 100.0) is None, "no slot is free"
-
-
-async def test_short_steps_are_never_held_back() -> None:
-    pacing = StepPacing(make())
-    pacing.completed(await decode(100.0), taking(LEAD_S), 100.0)
-    assert pacing.due_s([await decode(100.0)], 100.0) is None
-
-
-async def test_the_gap_between_steps_is_measured_where_the_ranks_had_no_further_step() -> None:
-    pacing = StepPacing(make())
-    pacing.completed(await decode(100.0), taking(DECODE_S), 200.0)
-    first = pacing.costs.gap_ms
-    assert first is not None, "the ranks were idle before: a share of the decode"
-    pacing.completed(await decode(200.0, is_queued=True), taking(DECODE_S), 201.0)
-    assert pacing.costs.gap_ms == first, "the step waited for another"
-    now_s = 201.0
-    for _ in range(100):
-        now_s += 0.003 + DECODE_S  # 1 ms until it is sent, and 2 ms more until it begins
-        pacing.completed(await decode(now_s - 0.002 - DECODE_S), taking(DECODE_S), now_s)
-    assert pacing.costs.gap_ms == pytest.approx(3.0, rel=0.1)
-
-
-@pytest.mark.parametrize(("tokens_a_second", "longest"), [(1000.0, 1000 * LONGEST_STEP_S), (10.0, LEAST_PROMPT_TOKENS)])
-async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
-    tokens_a_second: float, longest: float
-) -> None:
-    scheduler = make()
-    pacing = StepPacing(scheduler)
-    assert scheduler.prompt_budget.max_tokens == TOKENS_ALONE, "no step has been measured"
-    pacing.completed(await decode(0.0, 300), taking(1000.0), 1000.0)
-    assert scheduler.prompt_budget.max_tokens == TOKENS_ALONE, "decode steps give no prefill rate"
-    pacing.completed(await prompt(400), taking(400 / tokens_a_second), 2000.0)
-    assert scheduler.prompt_budget.max_tokens == longest
-    pacing.completed(await prompt(LEAST_PROMPT_TOKENS), taking(LEAST_PROMPT_TOKENS / 200.0), 3000.0)
-    assert scheduler.prompt_budget.max_tokens == 200 * LONGEST_STEP_S, (
-        "the limit of slow ranks grows again when they are faster"
-    )
-
-
-@pytest.mark.parametrize(("tokens_a_second", "chunk"), [(1000.0, TOKENS_A_PROMPT), (40_000.0, 40_000 * CHUNK_S)])
-async def test_fast_ranks_are_given_longer_chunks_of_prompts(tokens_a_second: float, chunk: float) -> None:
-    scheduler = make()
-    StepPacing(scheduler).completed(await prompt(400), taking(400 / tokens_a_second), 2000.0)
-    assert scheduler.prompt_budget.chunk == chunk
-
-
-async def test_steps_that_deferred_rows_without_a_wait_are_measured() -> None:
-    pacing = StepPacing(make())
-    for _ in range(50):
-        late = StepOutput(0, 1, [5, 5], elapsed_ms=DECODE_S * 1e3, deferred=[1], mask_wait_ms=0.0)
-        pacing.completed(await decode(100.0), late, 100.0)
-    assert pacing.costs.decode_ms(2) == pytest.approx(DECODE_S * 1e3)
-
-
-async def test_a_step_that_waited_for_masks_teaches_no_lead() -> None:
-    """It ended later than its costs say, so a next step that was sent in time seems to have been sent early."""
-    pacing = StepPacing(make())
-    before_s = pacing.lead_s(0.01)
-    for output in (taking(DECODE_S), StepOutput(0, 1, [5], elapsed_ms=60.0, mask_wait_ms=50.0)):
-        pacing.completed(await decode(0.0), output, 1.0)
-        learned_s = pacing.lead_s(0.01)
-        pacing.learn_lead(0.05)
-        changed = pacing.lead_s(0.01) != learned_s
-        assert changed == (output.mask_wait_ms is None)
-    assert pacing.lead_s(0.01) < before_s
-
-
-@pytest.mark.parametrize("is_measured", [True, False], ids=["measured", "not measured"])
-async def test_the_wait_for_masks_makes_neither_steps_nor_drafts_expensive(is_measured: bool) -> None:
-    scheduler = make()
-    pacing = StepPacing(scheduler)
-    pacing.completed(await decode(0.0), taking(DECODE_S), 100.0)
-    pacing.completed(await prompt(400), taking(DECODE_S + 0.1), 200.0)
-    costs = pacing.costs
-    shapes = StepShape(2, 0, 0), StepShape(2, 0, 4), StepShape(2, 400, 0)
-    before_ms, chunk = [costs.step_ms(shape) for shape in shapes], scheduler.prompt_budget.chunk
-    for _ in range(100):
-        for step in (await decode(300.0), await decode(300.0, num_drafts=4), await prompt(400)):
-            expected_ms = costs.step_ms(step.shape)
-            assert expected_ms is not None
-            elapsed_ms = expected_ms + 50.0
-            if is_measured:
-                late = StepOutput(0, 1, [5, 5], elapsed_ms=elapsed_ms, mask_wait_ms=50.0)
-            else:
-                late = StepOutput(0, 1, [5, 5], elapsed_ms=elapsed_ms, deferred=[1])
-            pacing.completed(step, late, 400.0)
-    assert [costs.step_ms(shape) for shape in shapes] == pytest.approx(before_ms, rel=0.01)
-    assert scheduler.prompt_budget.chunk == pytest.approx(chunk, rel=0.01)
 
 
 class Timed(FakeGroup):
@@ -267,15 +148,6 @@ async def test_ranks_that_complete_a_step_find_the_next_one_waiting(depth: int) 
         assert group.num_followed >= len(group.steps) - before - 1, "a held step is sent before the running one ends"
 
 
-async def test_a_step_that_ends_early_is_followed_at_once() -> None:
-    """The timer of a held step never delays the one after an output."""
-    async with held() as (group, _, stream, _):
-        group.step_s = 0.0
-        began = asyncio.get_running_loop().time()
-        await until(lambda: len(stream.sequence.output) >= 40)
-        assert asyncio.get_running_loop().time() - began < 0.25, "one step was long still"
-
-
 @pytest.mark.parametrize("cause", ["a failed step", "a failed send", "a cancelled loop"])
 async def test_a_failure_while_a_step_is_held_back_loses_no_token(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with held() as (group, loop, stream, task):
@@ -295,13 +167,6 @@ async def test_a_failure_while_a_step_is_held_back_loses_no_token(cause: str, mo
         again = asyncio.create_task(loop.run(Timed()))
         assert await reading == continuation([1, 3], 60, ignore_eos=True)
         again.cancel()
-
-
-async def test_an_abort_while_a_step_is_held_back_frees_its_blocks_and_lets_the_loop_drain() -> None:
-    async with held() as (_, loop, stream, _):
-        stream.cancel()
-        assert loop.scheduler.pool.num_used == 0
-        assert await loop.drain(10)
 
 
 def refuse(batch: StepInput) -> asyncio.Future[StepOutput]:

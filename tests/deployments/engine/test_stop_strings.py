@@ -12,19 +12,6 @@ from tests.support.requests import submit
 from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
-async def test_a_stop_string_across_tokens_ends_the_stream_and_is_left_out() -> None:
-    words = TOKENIZER.encode("one two three four", bos=False, eos=False)
-    group = FakeGroup(token=lambda tokens: words[(len(tokens) - 2) % len(words)])
-    async with running(group) as loop:
-        text, _, reason = await read(submit(loop, [1, 3], greedy(40), stop=["o thr"]))
-        assert text == "one tw" and reason is FinishReason.STOP
-        assert loop.scheduler.pool.num_used == 0
-        text, _, reason = await read(submit(loop, [1, 3], greedy(len(words)), stop=["four"]))
-        assert text == "one two three " and reason is FinishReason.STOP, (
-            "a stop string at the token limit counts as a stop"
-        )
-
-
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
 async def test_tokens_of_one_step_behind_a_stop_string_are_removed(max_drafts: int) -> None:
     words = TOKENIZER.encode("one two three four", bos=False, eos=False)

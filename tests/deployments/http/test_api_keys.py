@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 from pathlib import Path
 
 import httpx
@@ -19,14 +18,13 @@ from deployments.http.app import build_http_app
 from deployments.http.auth import PAGE_PATHS, PROBE_PATHS
 from llama_core.errors import ConfigError
 from tests.support.metric_samples import samples
-from tests.support.scripted_engine import MODEL_ID, FakeEngine
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, in_process
 
 COMPLETION = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 3}
 
 
 def http(keys: ApiKeys) -> httpx.AsyncClient:
-    app = build_http_app(FakeEngine(), Metrics(in_ray=False), keys=keys)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    return in_process(FakeEngine(), keys=keys)
 
 
 ROUTES = [
@@ -41,8 +39,6 @@ ROUTES = [
     ("GET", "/version"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL_ID}"),
-    ("POST", "/v1/score"),
-    ("POST", "/v1/classify"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"),
@@ -133,20 +129,6 @@ def test_the_key_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch:
         )
 
 
-def test_a_key_of_the_same_length_and_modification_time_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
-    file = tmp_path / "keys"
-    file.write_text("revoked")
-    modified_ns = file.stat().st_mtime_ns
-    keys = ApiKeys(file=file)
-    time.sleep(0.02)  # more than a tick of the file system's clock
-    file.write_text("granted")
-    os.utime(file, ns=(modified_ns, modified_ns))
-    assert keys.owner_of(b"granted") and not keys.owner_of(b"revoked")
-
-
 @pytest.mark.parametrize("content", [None, "# nothing\n"], ids=["missing", "empty"])
 def test_a_key_file_without_keys_stops_the_start(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "keys"
@@ -188,8 +170,7 @@ async def test_details_of_a_failure_need_a_key() -> None:
     engine = FakeEngine()
     engine.state = Readiness(False, "failed", "FileNotFoundError: /models/secret-place")
     engine.alive = False
-    app = build_http_app(engine, Metrics(in_ray=False), keys=ApiKeys(digests_of("key")))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with in_process(engine, keys=ApiKeys(digests_of("key"))) as client:
         for path in ("/health", "/ready"):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 answer = await client.get(path, headers=headers)
@@ -201,15 +182,13 @@ async def test_details_of_a_failure_need_a_key() -> None:
 async def test_a_request_belongs_to_its_key_and_without_keys_to_its_user() -> None:
     body = {**COMPLETION, "user": "u" * 100, "priority": 3}
     engine, keys = FakeEngine(), ApiKeys(digests_of("one,two"))
-    app = build_http_app(engine, Metrics(in_ray=False), keys=keys)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with in_process(engine, keys=keys) as client:
         for key in ("one", "two", "one"):
             await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
     owners = [owner for owner, _ in engine.owners]
     assert owners[0] == owners[2] != owners[1] and "one" not in owners[0] and "u" * 10 not in owners[0]
     engine = FakeEngine()
-    app = build_http_app(engine, Metrics(in_ray=False))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with in_process(engine) as client:
         await client.post("/v1/completions", json=body)
         await client.post("/v1/completions", json=COMPLETION)
         refused = await client.post("/v1/completions", json={**COMPLETION, "priority": -1})
@@ -223,8 +202,7 @@ async def test_refused_keys_are_counted_and_the_log_names_the_owner_but_never_a_
 ) -> None:
     caplog.set_level(logging.INFO, logger="llama.requests")
     engine, metrics = FakeEngine(), Metrics(in_ray=False)
-    app = build_http_app(engine, metrics, keys=ApiKeys(digests_of("secret-1")))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with in_process(engine, metrics, keys=ApiKeys(digests_of("secret-1"))) as client:
         for path in ("/v1/completions", "/metrics", "/nobody/knows/1", "/nobody/knows/2"):
             refused = await client.get(path, headers={"Authorization": "Bearer secret-0", "X-Request-ID": "r1"})
             assert refused.status_code == 401
@@ -247,8 +225,7 @@ async def test_without_keys_the_log_has_a_digest_of_the_user_and_never_the_name(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="llama.requests")
-    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with in_process(FakeEngine()) as client:
         for user in ({}, {"user": "team\r\nforged"}):
             await client.post("/v1/completions", json=COMPLETION | user)
     lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]

@@ -1,24 +1,19 @@
 """Chats by a model's own template over HTTP: options, names, refusals, control tokens in prompts and answers."""
 
-import asyncio
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.engine.interface import Delta, SamplingDefaults
-from deployments.engine.metrics import Metrics
-from deployments.http.answer import LeadingSpace
-from deployments.http.app import build_http_app
+from deployments.engine.interface import SamplingDefaults
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.no_chat_format import NoChatFormat
 from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.chat_templates import make_chat_model
-from tests.support.scripted_engine import FakeEngine, sse
+from tests.support.scripted_engine import FakeEngine, ask, sse
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
@@ -41,9 +36,7 @@ def engine_with(folder: Path, chat_format: ChatFormat | None = None) -> FakeEngi
 
 
 async def post(engine: FakeEngine, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        return await client.post(path, json=body)
+    return await ask(engine, path, body)
 
 
 def error(answer: httpx.Response, code: str) -> str:
@@ -113,27 +106,6 @@ async def test_variables_that_the_template_does_not_read_change_nothing(path: st
         assert prompts[: len(prompts) // 2] == prompts[len(prompts) // 2 :]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages[-1].content }}<think>{% if enable_thinking is false %}</think>{% endif %}",  # Qwen's way
-        "{{ messages[-1].content }}{{ '<think>' if thinking else '</think>' }}",  # DeepSeek's
-        "{% if thinking %}Write your thoughts. {% endif %}{{ messages[-1].content }}",  # Granite's
-        # which refuses a dialog of one message
-        "{{ messages[-2].content + messages[-1].content }}<think>{% if enable_thinking is false %}</think>{% endif %}",
-    ],
-)
-async def test_a_switch_that_changes_the_prompt_may_have_both_values(source: str, folder: Path) -> None:
-    engine = engine_with(folder, TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), source))
-    name = "thinking" if " thinking" in source else "enable_thinking"
-    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
-    prompts = []
-    for value in (True, False):
-        assert (await post(engine, messages=messages, chat_template_kwargs={name: value})).status_code == 200
-        prompts.append(engine.streams[-1].prompt)
-    assert prompts[0] != prompts[1]
-
-
 async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> None:
     source = "{{ messages[0].name }}{% if messages | length > 1 %}{{ raise_exception('One message only.') }}{% endif %}"
     tokenizer = load_tokenizer(folder / "tokenizer.json")
@@ -145,28 +117,11 @@ async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> 
     assert engine.tokenizer.decode(engine.streams[-1].prompt) == "Ann <|im_end|>"
 
 
-async def test_a_model_without_a_template_refuses_chats_with_the_remedy_and_completes_texts(folder: Path) -> None:
+async def test_a_model_without_a_template_refuses_chats_and_completes_texts(folder: Path) -> None:
     engine = engine_with(folder, NoChatFormat(load_tokenizer(folder / "tokenizer.json")))
     assert "chat_template=FILE" in error(await post(engine, messages=HELLO), "no_chat_template")
     error(await post(engine, "/tokenize", messages=HELLO), "no_chat_template")
     assert (await post(engine, "/v1/completions", prompt="Hello")).status_code == 200
-
-
-async def test_a_template_is_rendered_in_a_thread_whatever_the_length(folder: Path) -> None:
-    class Slow(TemplateChatFormat):
-        done = threading.Event()
-
-        def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-            assert self.done.wait(60)
-            return super().encode(*args, **kwargs)
-
-    slow = Slow(load_tokenizer(folder / "tokenizer.json"), "{{ messages[0].content }}")
-    engine = engine_with(folder, slow)
-    waiting = asyncio.ensure_future(post(engine, messages=HELLO))
-    assert (await post(engine, "/v1/completions", prompt="Hello")).status_code == 200
-    assert not waiting.done()
-    slow.done.set()
-    assert (await waiting).status_code == 200
 
 
 async def test_names_of_control_tokens_are_parsed_in_prompts_only_on_request(engine: FakeEngine) -> None:
@@ -200,25 +155,6 @@ async def test_a_request_without_sampling_parameters_gets_the_servers(engine: Fa
     assert (params.temperature, params.top_p, params.top_k) == (0.3, 0.5, 0)
 
 
-async def test_an_answer_that_goes_on_with_a_message_keeps_its_leading_space(tmp_path: Path) -> None:
-    engine = engine_with(make_chat_model("mistral", tmp_path))
-    dialog = [*HELLO, {"role": "assistant", "content": "The"}]
-    whole = await post(engine, messages=dialog, continue_final_message=True)
-    assert whole.json()["choices"][0]["message"]["content"] == " " + engine.answer
-    assert (await post(engine, messages=HELLO)).json()["choices"][0]["message"]["content"] == engine.answer
-
-
-@pytest.mark.parametrize("name", ["mistral", "qwen"])
-def test_only_a_first_token_that_decoding_takes_a_space_from_gets_one(name: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(make_chat_model(name, tmp_path) / "tokenizer.json")
-    prompt = tokenizer.encode("Hello", bos=False, eos=False)
-    known = prompt + tokenizer.encode(" Hello", bos=False, eos=False)
-    for token in set(known):
-        alone, within = tokenizer.decode([token]), tokenizer.decode([*prompt, token]).removeprefix("Hello")
-        space = LeadingSpace(tokenizer, prompt, continues_prompt=True)
-        assert space.spaced(Delta(alone + "!", [token], [], None)) == within + "!"
-
-
 async def test_llama2_continues_a_final_message_and_writes_complete_dialogs() -> None:
     engine = FakeEngine("is Bob.")
     dialog = [*HELLO, {"role": "assistant", "content": "My name "}]
@@ -243,9 +179,6 @@ async def test_llama2_continues_a_final_message_and_writes_complete_dialogs() ->
     ("answer", "fields", "expected"),
     [
         ("One  two. ", {}, "One  two."),
-        ("One two.  ", {}, "One two. "),
-        ("One two", {}, "One two"),
-        (" ", {}, ""),
         ("One two three", {"stop": "two"}, "One "),
         ("One two. ", {"n": 2, "logprobs": True}, "One two."),
     ],
@@ -260,11 +193,3 @@ async def test_answers_of_llama2_do_not_end_in_the_templates_space(
         for choice in part["choices"]:
             texts[choice["index"]] += (choice["delta"] if stream else choice["message"]).get("content") or ""
     assert texts == [expected] * len(texts)
-
-
-async def test_a_space_at_the_token_limit_is_kept() -> None:
-    engine = FakeEngine("One two. and more")
-    num_tokens = len(engine.tokenizer.encode("One two. ", bos=False, eos=False))
-    got = (await post(engine, messages=HELLO, max_tokens=num_tokens)).json()["choices"][0]
-    read = engine.tokenizer.decode(engine.streams[-1].answer[:num_tokens])
-    assert got["finish_reason"] == "length" and got["message"]["content"] == read

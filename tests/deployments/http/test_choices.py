@@ -54,18 +54,6 @@ async def test_forty_prompts_of_three_thousand_tokens_are_taken_by_an_idle_serve
         submitted(loop, Plan(Request([[1] * 3000] * 15, [params] * 15)))
 
 
-async def test_one_prompt_may_wait_alone_however_long_it_is() -> None:
-    choices = submitted(
-        make_loop(max_waiting_tokens=400), Plan(Request([[1] * 500] * 33, [SamplingParams(max_tokens=2)] * 33))
-    )
-    assert len(choices.streams) == 33
-
-
-async def test_choices_that_find_a_free_slot_do_not_wait() -> None:
-    choices = submitted(make_loop(max_waiting=2), Plan(Request([[1, 5]], [SamplingParams(max_tokens=2)], n=34)))
-    assert len(choices.streams) == 34
-
-
 @pytest.mark.parametrize(
     ("num_prompts", "n", "limits", "message"),
     [
@@ -73,7 +61,7 @@ async def test_choices_that_find_a_free_slot_do_not_wait() -> None:
         (40, 1, {"max_waiting_tokens": 400}, r"8 choices of 464 prompt tokens .* at most 400 .*max_queue_tokens"),
     ],
 )
-async def test_a_request_that_no_idle_server_could_take_is_an_invalid_parameter_with_both_numbers(
+async def test_a_request_that_no_idle_server_could_take_is_refused_with_both_numbers(
     num_prompts: int, n: int, limits: dict[str, int], message: str
 ) -> None:
     loop = make_loop(**limits)
@@ -108,17 +96,3 @@ async def test_prompt_logprobs_of_four_choices_are_computed_once_and_known_to_al
     assert sum(init.prompt_logprobs for init in admitted) == 1
     num_rows = sum(row.length for step in group.steps for row in step.rows)
     assert num_rows < 2 * len(PROMPT), "the other choices found the prompt in the prefix cache"
-
-
-async def test_a_timer_that_ends_between_two_waits_is_set_again() -> None:
-    errors: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-    choices = submitted(make_loop(), Plan(Request([PROMPT], [SamplingParams(max_tokens=2)])))
-    waiting = asyncio.create_task(choices.wait(0.01))
-    await asyncio.sleep(0)
-    choices._on_ready(0)
-    assert await waiting and choices.take() is None
-    await asyncio.sleep(0.02)
-    assert not await choices.wait(0.01)
-    assert errors == []
-    choices.cancel()

@@ -6,28 +6,17 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
 from deployments.http.field_types import NOT_TEXT
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
-from tests.support.scripted_engine import FakeEngine, sse
+from tests.support.scripted_engine import FakeEngine, ask, calling_engine, sse
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 MILLISECONDS = {"type": "integer", "minimum": -9007199254740991, "exclusiveMinimum": 0, "maximum": 9007199254740991}
 
 
 def engine_that_calls(name: str, **arguments: Any) -> FakeEngine:
-    engine = FakeEngine(find_tool_format("hermes").written_calls([Call(name, json.dumps(arguments))]))
-    engine.max_seq_len = engine.max_request_tokens = 2**14
-    engine.tool_format = "hermes"
-    return engine
-
-
-async def post(engine: FakeEngine, path: str, body: dict[str, Any]) -> httpx.Response:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
-        return await client.post(path, json=body)
+    return calling_engine(find_tool_format("hermes").written_calls([Call(name, json.dumps(arguments))]))
 
 
 def prompt_of(engine: FakeEngine) -> str:
@@ -88,12 +77,12 @@ def calls_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 async def test_the_codex_cli_as_shipped_gets_its_calls() -> None:
     engine = engine_that_calls("exec_command", cmd="ls", yield_time_ms=500)
-    (call,) = calls_of(await post(engine, "/v1/responses", codex()))
+    (call,) = calls_of(await ask(engine, "/v1/responses", codex()))
     assert (call["name"], json.loads(call["arguments"])) == ("exec_command", {"cmd": "ls", "yield_time_ms": 500})
     assert "namespace" not in call and engine.streams[-1].params.grammar
     assert '"multi_agent_v1__spawn_agent"' in prompt_of(engine) and "web_search" not in prompt_of(engine)
     (call,) = calls_of(
-        await post(engine_that_calls("multi_agent_v1__close_agent", target="a"), "/v1/responses", codex())
+        await ask(engine_that_calls("multi_agent_v1__close_agent", target="a"), "/v1/responses", codex())
     )
     assert (call["namespace"], call["name"]) == ("multi_agent_v1", "close_agent")
 
@@ -115,7 +104,7 @@ async def test_a_later_turn_of_the_codex_cli_has_what_the_earlier_ones_had() -> 
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So far."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
     ]
-    assert [call["name"] for call in calls_of(await post(engine, "/v1/responses", codex(*later)))] == ["get_goal"]
+    assert [call["name"] for call in calls_of(await ask(engine, "/v1/responses", codex(*later)))] == ["get_goal"]
     prompt = prompt_of(engine)
     assert '"name": "multi_agent_v1__close_agent", "arguments": {"target": "x"}' in prompt
     assert prompt.count('"name": "get_goal", "arguments": {}') == 3
@@ -145,7 +134,7 @@ def opencode(*later: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 async def test_opencode_gets_its_calls_whatever_limit_it_asks_for() -> None:
     engine = engine_that_calls("bash", command="ls", timeout=5)
-    answer = await post(engine, "/v1/chat/completions", opencode())
+    answer = await ask(engine, "/v1/chat/completions", opencode())
     assert answer.status_code == 200, answer.text
     *chunks, usage = sse(answer.text)
     deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
@@ -153,14 +142,6 @@ async def test_opencode_gets_its_calls_whatever_limit_it_asks_for() -> None:
     assert json.loads("".join(call["function"]["arguments"] for call in deltas)) == {"command": "ls", "timeout": 5}
     assert usage["choices"] == [] and usage["usage"]["prompt_tokens"] == len(engine.streams[-1].prompt)
     assert engine.streams[-1].params.max_tokens == engine.max_seq_len - len(engine.streams[-1].prompt)
-
-
-async def test_opencodes_title_has_two_messages_of_the_user_and_ends_at_the_context() -> None:
-    engine = FakeEngine("word " * 1000)
-    messages = [{"role": role, "content": "Write a title."} for role in ("system", "user", "user")]
-    body = {"model": "fake-llama", "max_tokens": 32000, "messages": messages, "stream": True}
-    last = sse((await post(engine, "/v1/chat/completions", body)).text)[-1]
-    assert last["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("content", ["", None])
@@ -173,6 +154,6 @@ async def test_a_later_turn_of_opencode_has_calls_that_failed(content: str | Non
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "it failed"} for call in calls]
     engine = engine_that_calls("read", filePath="a")
     later: list[dict[str, Any]] = [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
-    answer = await post(engine, "/v1/chat/completions", opencode(*later))
+    answer = await ask(engine, "/v1/chat/completions", opencode(*later))
     assert answer.status_code == 200, answer.text
     assert prompt_of(engine).count('"name": "bash", "arguments": {}') == 2

@@ -5,18 +5,19 @@ import logging
 
 import httpx
 import pytest
+from starlette.types import Message
 
-from deployments.engine.metrics import Metrics
-from deployments.http.app import HttpLimits, build_http_app
+from deployments.http.app import HttpLimits
+from deployments.http.disconnect import DisconnectScope, DisconnectWatch
 from deployments.http.request_id import TIMEOUT_HEADER
-from tests.support.scripted_engine import MODEL_ID, FakeEngine
+from llama_core.errors import RequestCancelled
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, in_process
 
 BODY = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 200, "ignore_eos": True}
 
 
 def http(engine: FakeEngine, limits: HttpLimits | None = None) -> httpx.AsyncClient:
-    app = build_http_app(engine, Metrics(in_ray=False), limits)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    return in_process(engine, limits=limits)
 
 
 @pytest.mark.parametrize("where", ["header", "server", "both"])
@@ -66,3 +67,48 @@ async def test_an_invalid_time_limit_is_refused(value: str) -> None:
         answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: value})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == TIMEOUT_HEADER
     assert not engine.streams
+
+
+# A disconnect cancels the work on its request; other cancellations pass unchanged.
+
+
+class Client:
+    """A client whose `receive` waits until the client disconnects."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def work_for(client: Client) -> None:
+    async with DisconnectWatch(client.receive):
+        await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("leaves_too", [False, True])
+async def test_a_cancellation_from_outside_passes_through(leaves_too: bool) -> None:
+    client = Client()
+    working = asyncio.create_task(work_for(client))
+    await asyncio.sleep(0)
+    if leaves_too:
+        client.left.set()
+        await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert working.cancelled()
+
+
+async def test_the_first_cancellation_decides_the_error() -> None:
+    async def work() -> None:
+        with DisconnectScope() as scope:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(scope.cancel, TimeoutError("too slow"))
+            loop.call_soon(scope.cancel, RequestCancelled("left"))
+            await asyncio.sleep(10)
+
+    with pytest.raises(TimeoutError, match="too slow"):
+        await asyncio.create_task(work())

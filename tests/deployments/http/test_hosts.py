@@ -1,4 +1,4 @@
-"""Without API keys, a Host header may have addresses, localhost and configured names only: no page can rebind DNS."""
+"""Without API keys, a Host header may have known names only, so that no page can rebind DNS; and web pages of other origins."""
 
 import httpx
 import pytest
@@ -7,55 +7,31 @@ from pydantic import ValidationError
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.args import ServerArgs
 from deployments.engine.interface import Readiness
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
-from tests.support.scripted_engine import FakeEngine, assert_error
+from tests.support.scripted_engine import FakeEngine, assert_error, in_process
 
 COMPLETION = {"prompt": "hi", "max_tokens": 3}
 
 
 def http(*names: str, keys: ApiKeys | None = None, engine: FakeEngine | None = None) -> httpx.AsyncClient:
-    app = build_http_app(engine or FakeEngine(), Metrics(in_ray=False), keys=keys, allowed_hosts=names)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    return in_process(engine or FakeEngine(), keys=keys, allowed_hosts=names)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "127.0.0.1:8000",
-        "10.1.2.3:80",
-        "[::1]",
-        "[fe80::1]:8000",
-        "localhost",
-        "LOCALHOST:8000",
-        "localhost.",
-    ],
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3:80", "[fe80::1]:8000", "LOCALHOST:8000", "localhost."])
 async def test_addresses_and_localhost_are_allowed(host: str) -> None:
     async with http() as client:
         assert (await client.post("/v1/completions", json=COMPLETION, headers={"Host": host})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8000",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "",
-        ".",
-        ":8000",
-        "[evil]",
-        "[::1].evil.example",
-        "[::1]evil.example:8000",
-        "[::1]:8000.evil.example",
-        "localhost:8000.evil.example",
-        "127.0.0.1:evil",
-        "1.2.3",
-    ],
-)
+HOSTILE = [
+    "evil.example:8000",
+    "127.0.0.1.evil.example",
+    "localhost:8000.evil.example",
+    "[::1].evil.example",
+    "127.0.0.1:evil",
+]
+
+
+@pytest.mark.parametrize("host", [*HOSTILE, "", ".", ":8000", "[evil]", "1.2.3"])
 async def test_a_name_that_is_not_configured_is_403_on_every_route(host: str) -> None:
     engine = FakeEngine()
     async with http(engine=engine) as client:
@@ -113,3 +89,58 @@ def test_a_blank_or_malformed_allowed_host_stops_the_start(name: str) -> None:
 def test_plain_names_and_addresses_are_allowed_hosts() -> None:
     names = ("llama.example", "box_1", "BOX.", "10.1.2.3", "xn--bcher-kva.example")
     assert ServerArgs.model_validate({"allowed_hosts": names}).allowed_hosts == names
+
+
+# Web pages of other origins.
+
+PAGE = "https://chat.example.com:8443"
+ASKED = "authorization,content-type,x-stainless-os"
+PREFLIGHT = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": ASKED}
+
+
+def of_origins(*origins: str) -> httpx.AsyncClient:
+    return in_process(FakeEngine(), keys=ApiKeys(digests_of("secret")), cors_origins=origins)
+
+
+async def test_a_page_of_a_configured_origin_may_ask_without_a_key_and_read_every_answer() -> None:
+    async with of_origins(PAGE) as client:
+        answer = await client.options("/v1/chat/completions", headers=PREFLIGHT)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+        assert answer.headers["access-control-allow-headers"] == ASKED
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert "access-control-allow-credentials" not in answer.headers
+        for key, path, status in (
+            ("secret", "/v1/models", 200),
+            ("wrong", "/v1/models", 401),
+            ("secret", "/v1/x", 404),
+        ):
+            answer = await client.get(path, headers={"Origin": PAGE, "x-api-key": key})
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, PAGE)
+            assert "X-Request-ID" in answer.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "https://chat.example.com", "null", PAGE + ".evil.example"])
+async def test_other_origins_are_not_allowed(origin: str) -> None:
+    async with of_origins(PAGE) as client:
+        answer = await client.get("/v1/models", headers={"Origin": origin, "x-api-key": "secret"})
+        refused = await client.options("/v1/completions", headers={**PREFLIGHT, "Origin": origin})
+        assert refused.status_code == 400
+        assert not any("access-control-allow-origin" in each.headers for each in (answer, refused))
+
+
+async def test_nobody_is_allowed_by_default_and_everybody_by_a_star() -> None:
+    async with of_origins() as client:
+        assert not (await client.options("/v1/completions", headers=PREFLIGHT)).is_success
+        assert "access-control-allow-origin" not in (await client.get("/health", headers={"Origin": PAGE})).headers
+    async with of_origins("*") as client:
+        answer = await client.get("/health", headers={"Origin": "https://any.example"})
+        assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_the_argument_takes_origins_and_names_a_bad_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServerArgs(cors_origins=(PAGE.upper(), "*")).cors_origins == (PAGE, "*")
+    monkeypatch.setenv("LLAMA_CORS_ORIGINS", f"{PAGE}, app://obsidian.md")
+    assert ServerArgs().cors_origins == (PAGE, "app://obsidian.md")
+    for bad in ("chat.example.com", "https://*.example.com", "https://a.example/", ""):
+        with pytest.raises(ValidationError, match="cors_origins"):
+            ServerArgs(cors_origins=(bad,))

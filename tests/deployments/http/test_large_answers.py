@@ -5,30 +5,21 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http import plan
 from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs
-from deployments.http.slices import run_in_slices
 from deployments.http.whole_answer import PIECE_BYTES
 from tests.support.metric_samples import samples
-from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
+from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask, in_process
 
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
 N = 128
-REPOSITORY = Path(__file__).parents[3]
 LONGEST_PROMPT = [5 + i for i in range(MAX_PROMPT_LOGPROBS // (N * 21))]
-
-
-def client(engine: FakeEngine) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
 @dataclass
@@ -86,7 +77,7 @@ async def work_between_turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[W
 async def test_other_tasks_run_often_while_the_largest_legal_answers_are_written(
     body: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with client(FakeEngine()) as asking, work_between_turns(monkeypatch) as work:
+    async with in_process(FakeEngine()) as asking, work_between_turns(monkeypatch) as work:
         answer = await asking.post("/v1/completions", json=body | {"stream": stream})
         assert answer.status_code == 200, answer.text
     assert 0 < work.most_entries <= 4 * SLICE_ENTRIES  # some of these answers have 262,144
@@ -99,7 +90,7 @@ async def test_other_tasks_run_often_while_the_largest_legal_answers_are_written
 async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(prompt: Any, n: int, logprobs: int) -> None:
     engine = FakeEngine()
     body = {"prompt": prompt, "n": n, "logprobs": logprobs, "max_tokens": 1}
-    async with client(engine) as asking:
+    async with in_process(engine) as asking:
         answer = await asking.post("/v1/completions", json=body | {"echo": True})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "logprobs")
@@ -108,36 +99,24 @@ async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(prompt: 
         assert (await asking.post("/v1/completions", json=body)).status_code == 200  # without echo
 
 
+CHAT = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+
+
 @pytest.mark.parametrize(
     ("path", "param", "body"),
-    [
-        ("completions", "logprobs", {"prompt": "x", "n": N, "max_tokens": 253}),
-        ("completions", "logprobs", {"prompt": ["x"] * N, "max_tokens": 253}),
-        ("chat/completions", "top_logprobs", {"n": N, "logprobs": True}),
-    ],
-    ids=["choices", "prompts", "a chat that may fill the context"],
+    [("completions", "logprobs", {"prompt": "x", "max_tokens": 253}), ("chat/completions", "top_logprobs", CHAT)],
 )
-async def test_more_log_probabilities_of_generated_tokens_than_the_limit_are_400_before_any_is_generated(
+async def test_more_log_probabilities_of_generated_tokens_than_the_limit_are_400(
     monkeypatch: pytest.MonkeyPatch, path: str, param: str, body: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(plan, "MAX_LOGPROBS", 2**15)
-    engine = FakeEngine("Yes.")
-    body = body | ({"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {}) | {param: 20}
-    async with client(engine) as asking:
-        answer = await asking.post(f"/v1/{path}", json=body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
-        assert "32768" in error["message"] and "max_tokens" in error["message"]
-        assert not engine.streams
-        assert (await asking.post(f"/v1/{path}", json=body | {"max_tokens": 12})).status_code == 200
-        assert (
-            await asking.post(f"/v1/{path}", json=body | {"top_logprobs": None, "logprobs": None})
-        ).status_code == 200
-
-
-def test_a_batch_of_128_whole_contexts_of_llama_2_is_over_the_limit_and_one_is_not() -> None:
-    assert 4096 * 21 * 8 <= plan.MAX_LOGPROBS < 128 * 4095 * 21
-    assert f"{plan.MAX_LOGPROBS:,}" in (REPOSITORY / "docs" / "http.md").read_text()
+    engine, body = FakeEngine("Yes."), body | {param: 20, "n": N}
+    answer = await ask(engine, f"/v1/{path}", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
+    assert "32768" in error["message"] and "max_tokens" in error["message"]
+    assert not engine.streams
+    assert (await ask(engine, f"/v1/{path}", body | {"max_tokens": 12})).status_code == 200
 
 
 class Stalled:
@@ -184,66 +163,3 @@ async def test_a_client_that_does_not_read_its_whole_answer_is_disconnected(
     assert "a client did not read its answer for 0.1 s" in caplog.text
     assert samples(metrics.render())['llama_requests_total{outcome="cancelled",path="/v1/completions"}'] == 1
     assert max(map(len, stalled.pieces), default=0) <= PIECE_BYTES
-
-
-async def test_a_whole_answer_in_pieces_is_the_answer() -> None:
-    metrics = Metrics(in_ray=False)
-    reading = Stalled(LARGE, 10_000)
-    await reading.ask(build_http_app(FakeEngine(), metrics))
-    assert len(reading.pieces) > 5 and reading.was_completed
-    assert len(json.loads(b"".join(reading.pieces))["choices"]) == 50
-    assert samples(metrics.render())['llama_requests_total{outcome="ok",path="/v1/completions"}'] == 1
-
-
-async def test_the_log_probabilities_of_a_prompt_are_written_once_for_all_choices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    num_written = 0
-
-    def counted(writer: CompletionLogprobs, *arguments: Any) -> Any:
-        nonlocal num_written
-        num_written += len(arguments[0])
-        return take(writer, *arguments)
-
-    take = CompletionLogprobs.take
-    monkeypatch.setattr(CompletionLogprobs, "take", counted)
-    body = {"prompt": [[7] * 40, [8] * 30], "echo": True, "logprobs": 1, "n": 5, "max_tokens": 1}
-    async with client(FakeEngine()) as asking:
-        choices = (await asking.post("/v1/completions", json=body)).json()["choices"]
-    assert num_written == 70 + 10  # two prompts, and one token of each choice
-    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [41] * 5 + [31] * 5
-    assert all(choice["logprobs"] == choices[0]["logprobs"] for choice in choices[:5])
-
-
-async def test_a_long_delta_becomes_several_events_that_add_up_to_it() -> None:
-    body = {"prompt": [5] * 250, "echo": True, "logprobs": 20, "max_tokens": 3}
-    async with client(FakeEngine()) as asking:
-        whole = (await asking.post("/v1/completions", json=body)).json()["choices"][0]
-        chunks = sse((await asking.post("/v1/completions", json=body | {"stream": True})).text)
-    choices = [chunk["choices"][0] for chunk in chunks]
-    num_entries = [sum(len(top or {}) for top in choice["logprobs"]["top_logprobs"]) for choice in choices]
-    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [195, 55, 1, 1, 1]
-    assert max(num_entries) <= SLICE_ENTRIES
-    assert "".join(choice["text"] for choice in choices) == whole["text"]
-    for name, values in whole["logprobs"].items():
-        assert [value for choice in choices for value in choice["logprobs"][name]] == values
-    assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["length"]
-
-
-async def test_other_tasks_run_between_slices() -> None:
-    seen: list[str] = []
-
-    def work() -> Any:
-        for number in range(3):
-            seen.append(f"slice {number}")
-            yield
-        return json.dumps(seen)
-
-    async def other() -> None:
-        for _ in range(3):
-            seen.append("other")
-            await asyncio.sleep(0)
-
-    running = asyncio.create_task(other())
-    assert json.loads(await run_in_slices(work()))[:4] == ["slice 0", "other", "slice 1", "other"]
-    await running

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from deployments.http.limiter import ConcurrencyLimiter
-from deployments.http.prompt_encoder import PromptEncoder, TextLimits
 from deployments.http.request_body import BodyLimits, BodyReader
 from deployments.http.schemas import CompletionBody
 from llama_core.errors import QueueFull
-from tests.support.scripted_engine import FakeEngine
 from tests.support.waiting import until_true
 
 
@@ -37,18 +35,6 @@ class Blocking:
 async def cancelled_after(awaited: "asyncio.Future[Any]", seconds: float) -> None:
     awaited.cancel() if seconds == 0 else asyncio.get_running_loop().call_later(seconds, awaited.cancel)
     await asyncio.gather(awaited, return_exceptions=True)
-
-
-async def test_threads_of_cancelled_texts_count_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, work = FakeEngine(), Blocking()
-    monkeypatch.setattr(type(engine.tokenizer), "encode", work)
-    encoder = PromptEncoder(engine, TextLimits(threads=2))
-    for _ in range(5):
-        await cancelled_after(asyncio.ensure_future(encoder.text("x" * 100_000, bos=True)), 0.02)
-    await until_true("two threads run", lambda: work.num_running >= 2)
-    work.release.set()
-    assert await encoder.text("x" * 100_000, bos=True) == [1]
-    assert work.most_at_once == 2
 
 
 async def test_threads_of_cancelled_bodies_count_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:

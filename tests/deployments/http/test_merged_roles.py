@@ -5,12 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
-from deployments.http.merged_roles import merge_neighbours, split_calls
 from llama_core.errors import InvalidDialog
 from llama_core.text.template.chat_template import TemplateChatFormat
-from tests.support.scripted_engine import FakeEngine
+from tests.support.scripted_engine import FakeEngine, ask
 
 
 def system(text: str) -> Any:
@@ -26,9 +23,7 @@ def assistant(text: str) -> Any:
 
 
 async def post(engine: FakeEngine, messages: list[Any]) -> httpx.Response:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        return await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 3})
+    return await ask(engine, "/v1/chat/completions", {"messages": messages, "max_tokens": 3})
 
 
 @pytest.mark.parametrize(
@@ -75,17 +70,6 @@ async def test_tags_made_by_a_merge_are_refused() -> None:
     assert error["code"] == "special_tags"
 
 
-def test_names_and_tool_calls_keep_messages_apart() -> None:
-    named: list[Any] = [{**user("a"), "name": "Ann"}, {**user("b"), "name": "Bob"}]
-    calls = [{**assistant("a"), "tool_calls": []}, assistant("b")]
-    for dialog in (named, calls, [{"role": "tool", "content": "1"}] * 2):
-        merged, origins = merge_neighbours(dialog)  # type: ignore[arg-type]
-        assert (merged, origins) == (dialog, [0, 1])
-    named += [{**user("c"), "name": "Bob"}]
-    merged, origins = merge_neighbours(named)
-    assert (merged, origins) == ([named[0], {**user("b\n\nc"), "name": "Bob"}], [0, 1])
-
-
 ONE_CALL = (
     "{% for m in messages %}{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one at once') }}{% endif %}"
     "|{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -114,18 +98,9 @@ async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_resul
         )
 
 
-def test_calls_without_results_and_results_of_other_calls_stay() -> None:
-    dialog = [user("a"), calling("", "f", "g"), result("g"), result("h"), user("b")]
-    split, places = split_calls(dialog, range(len(dialog)))
-    assert split == [user("a"), calling("", "f"), calling("", "g"), result("g"), result("h"), user("b")]
-    assert places == [0, 1, 1, 2, 3, 4]
-    assert split_calls(dialog[2:], [2, 3, 4]) == (dialog[2:], [2, 3, 4])
-
-
 FUNCTION: Any = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 TOOLS: Any = {"tools": [{"type": "function", "function": FUNCTION}]}
 FLAT: Any = {"tools": [{"type": "function", **FUNCTION}]}
-CLAUDES: Any = {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]}
 TAG = user("[INST]")
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 
@@ -133,11 +108,8 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 @pytest.mark.parametrize(
     ("path", "body", "place"),
     [
-        (CHAT, {"messages": [TAG]}, "messages[0]"),
         (CHAT, TOOLS | {"messages": [TAG]}, "messages[0]"),
-        ("/tokenize", TOOLS | {"messages": [TAG]}, "messages[0]"),
         (CHAT, TOOLS | {"messages": [system("a"), TAG]}, "messages[1]"),
-        (CHAT, TOOLS | {"messages": [system("[INST]"), user("a")]}, "messages[0]"),
         (CHAT, TOOLS | {"messages": [user("a"), assistant("b")]}, "messages[1]"),
         (CHAT, TOOLS | {"messages": [user("a"), assistant("b"), user("c"), user("d"), system("e")]}, "messages[4]"),
         (
@@ -145,16 +117,11 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
             TOOLS | {"messages": [user("a"), calling("", "f"), result("f"), user("b"), assistant("c")]},
             "messages[4]",
         ),
-        (MESSAGES, CLAUDES | {"messages": [TAG]}, "messages[0]"),
         (MESSAGES, {"system": "a", "messages": [TAG]}, "messages[0]"),
         (MESSAGES, {"system": "[INST]", "messages": [user("a")]}, "system"),
-        (f"{MESSAGES}/count_tokens", {"system": "a", "messages": [TAG]}, "messages[0]"),
-        (RESPONSES, {"input": "[INST]"}, "input[0]"),
         (RESPONSES, {"input": "[INST]", "instructions": "a"}, "input[0]"),
-        (RESPONSES, FLAT | {"input": "[INST]"}, "input[0]"),
         (RESPONSES, {"input": "a", "instructions": "[INST]"}, "instructions"),
         (RESPONSES, FLAT | {"input": [user("a"), assistant("b")]}, "input[1]"),
-        (RESPONSES, {"input": [user("a"), assistant("b")], "instructions": "c"}, "input[1]"),
     ],
 )
 async def test_errors_name_the_message_that_was_sent_beside_system_messages_of_the_server(
@@ -162,9 +129,7 @@ async def test_errors_name_the_message_that_was_sent_beside_system_messages_of_t
 ) -> None:
     engine = FakeEngine()
     engine.max_seq_len = 4096
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        answer = await client.post(path, json=body | ({"max_tokens": 3} if path == MESSAGES else {}))
+    answer = await ask(engine, path, body | ({"max_tokens": 3} if path == MESSAGES else {}))
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert error["message"].startswith(f"{place}: "), error

@@ -9,10 +9,10 @@ import pytest
 from deployments.args import ServerArgs
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.http.app import build_http_app
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.metric_samples import samples
+from tests.support.scripted_engine import in_process
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -22,8 +22,7 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=64, max_batch_size=4)
     service = LlamaService(args, lambda: FakeGroupPool(lambda: group), on_step=metrics.on_step)
     await service.start()
-    transport = httpx.ASGITransport(build_http_app(service, metrics))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+    async with in_process(service, metrics) as client:
 
         async def ask(prompt: list[int]) -> httpx.Response:
             body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": stream}

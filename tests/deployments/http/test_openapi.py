@@ -23,32 +23,26 @@ REQUESTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("POST", "/v1/completions", "", {"json": {"prompt": "x", "logprobs": 1, "service_tier": "auto"}}),
     ("POST", "/v1/completions", "", {"json": {"prompt": "x", "prompt_logprobs": 1, "return_token_ids": True}}),
     ("POST", "/v1/completions", "", {"json": {"prompt": "x", "stream": True}}),
-    ("POST", "/v1/completions", "", {"json": {"prompt": "x", "model": "other"}}),
     ("POST", "/v1/completions", "", {"content": b"x" * 70_000, "headers": JSON}),
     ("POST", "/v1/completions", "", {"content": b"{}"}),
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "logprobs": True, "n": 2}}),
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "prompt_logprobs": 1, "return_token_ids": True}}),
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "tools": TOOLS}}),
-    ("POST", "/v1/chat/completions", "", {"json": {"messages": []}}),
     ("POST", "/v1/score", "", {"json": {"prompt": "x", "continuations": ["a", "b b"]}}),
     ("POST", "/v1/classify", "", {"json": {"prompt": "x", "labels": ["a", "b b"]}}),
     ("POST", "/v1/messages", "", {"json": {**CHAT, "model": MODEL_ID, "max_tokens": 5}}),
-    ("POST", "/v1/messages", "", {"json": {**CHAT, "model": "other", "max_tokens": 5}}),
     ("POST", "/v1/messages", "", {"json": {**CHAT, "model": MODEL_ID, "max_tokens": 5, "stream": True}}),
     ("POST", "/v1/messages/count_tokens", "", {"json": {**CHAT, "model": MODEL_ID}}),
     ("POST", "/v1/responses", "", {"json": {"input": "hi"}}),
     ("POST", "/v1/responses", "", {"json": {"input": 5}}),
     ("GET", "/v1/models", "", {}),
     ("GET", f"/v1/models/{MODEL_ID}", "/v1/models/{model_id}", {}),
-    ("GET", "/v1/models/other", "/v1/models/{model_id}", {}),
     ("POST", "/tokenize", "", {"json": {"prompt": "x"}}),
-    ("POST", "/tokenize", "", {"json": {}}),
     ("POST", "/detokenize", "", {"json": {"tokens": [5]}}),
     ("GET", "/tokenizer_info", "", {}),
     ("POST", "/tokenize", "", {"json": {"prompt": "x", "return_token_strs": True}}),
     ("GET", "/health", "", {}),
     ("GET", "/ping", "", {}),
-    ("POST", "/ping", "", {}),
     ("GET", "/load", "", {}),
     ("GET", "/version", "", {}),
     ("GET", "/ready", "", {}),
@@ -109,34 +103,3 @@ def test_every_schema_is_used_and_has_a_name_that_is_no_path_of_a_module() -> No
     referred = {ref.rpartition("/")[2] for ref in re.findall(r'"(#/components/schemas/[^"]*)"', json.dumps(document))}
     assert referred == set(document["components"]["schemas"])
     assert [name for name in referred if not re.fullmatch(r"[A-Z][A-Za-z]+", name)] == []
-
-
-def test_every_answer_that_is_an_object_has_a_name() -> None:
-    document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()
-    answers = [
-        each["responses"]["200"]["content"] for methods in document["paths"].values() for each in methods.values()
-    ]
-    schemas = [content["application/json"]["schema"] for content in answers if "application/json" in content]
-    assert len(schemas) > 10 and all(list(schema) == ["$ref"] for schema in schemas)
-
-
-def test_optional_fields_may_be_null_and_content_may_be_a_text() -> None:
-    schemas = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()["components"]["schemas"]
-
-    def is_valid(body: str, **fields: Any) -> bool:
-        schema = {**schemas[body], "components": {"schemas": schemas}}
-        return bool(Draft202012Validator(schema).is_valid(fields))
-
-    assert is_valid("CompletionBody", prompt="x", stop=None, bad_words=None)
-    assert not is_valid("CompletionBody", prompt=None)
-    assert not is_valid("CompletionBody", prompt="x", bad_words=5)
-    texts = [{"role": "user", "content": "x"}]
-    assert is_valid("MessagesBody", max_tokens=1, messages=texts, system="x", tools=None)
-    assert is_valid(
-        "MessagesBody", max_tokens=1, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]
-    )
-    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
-    assert is_valid("ChatBody", messages=[called])
-    assert is_valid("ResponsesBody", input="x", tools=None)
-    assert is_valid("ResponsesBody", input=[{"type": "message", "role": "user", "content": "x"}])
-    assert not is_valid("ResponsesBody", input=5)

@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.interface import Readiness
 from llama_core.errors import NonFiniteLogits
 from tests.support import http
-from tests.support.browser import CHROMIUM, ask, chromium, layout_faults, until, watch
+from tests.support.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
 
 
@@ -44,6 +44,11 @@ def test_only_the_pages_own_script_and_style_may_run(served: Served, path: str) 
     assert not re.search(r"\s(?:on\w+|style)=", answer.text.partition("<script>")[0].partition("</style>")[2])
 
 
+def ask_and_wait(page: Any, text: str) -> None:
+    ask(page, text)
+    page.wait_for_selector(".again")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -71,47 +76,13 @@ def page(browser: Any, served: Served) -> Iterator[Any]:
 def test_a_chat_streams_into_the_page_as_text_never_as_markup(page: Any, served: Served) -> None:
     served.engine.step_s = 0.02
     until(page, f"document.getElementById('model').textContent === '{MODEL_ID}'")
-    ask(page, "Tell me <i>a story</i>")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "Tell me <i>a story</i>")
     assert page.text_content(".user .text") == "Tell me <i>a story</i>"
     assert page.text_content(".assistant .text") == served.engine.answer
     assert page.query_selector("#log b, #log i") is None
     assert re.search(r"\d+ tokens · [\d.]+ tokens/s", page.text_content(".meta"))
     assert re.fullmatch(r"\d+ / 256 tokens", page.text_content("#used"))
     assert page.evaluate("document.activeElement.id") == "input"
-
-
-# Counts how often an answer is rendered, and in how many frames.
-COUNTING = """() => {
-  window.counted = { draws: 0, frames: new Set() };
-  const replace = Element.prototype.replaceChildren, request = requestAnimationFrame.bind(window);
-  Element.prototype.replaceChildren = function (...nodes) {
-    if (this.className === "text") counted.draws++;
-    return replace.apply(this, nodes);
-  };
-  window.requestAnimationFrame = draw => request(time => { counted.frames.add(time); draw(time) });
-}"""
-
-
-def test_an_answer_is_rendered_once_a_frame_not_once_a_token(page: Any, served: Served) -> None:
-    served.engine.answer, served.engine.step_s = " ".join(["a fox and a duck"] * 12), 0
-    page.evaluate(COUNTING)
-    ask(page, "hi")
-    page.wait_for_selector(".again")
-    draws, frames = page.evaluate("[counted.draws, counted.frames.size]")
-    assert page.text_content(".assistant .text") == served.engine.answer
-    assert 1 < draws <= frames + 2  # once empty, once when it has ended
-
-
-def test_shift_enter_breaks_the_line_and_an_empty_message_is_not_sent(page: Any, served: Served) -> None:
-    page.press("#input", "Enter")
-    page.type("#input", "one")
-    page.press("#input", "Shift+Enter")
-    page.type("#input", "two")
-    page.press("#input", "Enter")
-    page.wait_for_selector(".again")
-    assert page.text_content(".user .text") == "one\ntwo"
-    assert len(served.engine.streams) == 1
 
 
 def test_escape_and_the_stop_button_stop_the_answer_and_its_sequence(page: Any, served: Served) -> None:
@@ -169,16 +140,6 @@ def test_errors_are_shown_and_can_be_tried_again(page: Any, served: Served) -> N
     assert page.text_content(".assistant .text") == served.engine.answer
 
 
-def test_a_message_after_one_that_was_never_answered_keeps_the_roles_in_turn(page: Any, served: Served) -> None:
-    served.engine.fail_at = (0, NonFiniteLogits("NaN"))
-    ask(page, "hi")
-    page.wait_for_selector(".error")
-    served.engine.fail_at = None
-    ask(page, "hello")
-    page.wait_for_selector("text=Regenerate")
-    assert page.locator(".user .text").all_text_contents() == ["hello"]
-
-
 MARKDOWN = """## Two *foxes*
 
 A **bold** `fox` <script>alert(1)</script> met:
@@ -201,8 +162,7 @@ print("a < b")
 
 def test_markdown_is_shown_and_cannot_carry_markup(page: Any, served: Served) -> None:
     served.engine.answer = MARKDOWN
-    ask(page, "Tell me")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "Tell me")
     shown = page.locator(".assistant .text")
     assert shown.locator("h2 em").text_content() == "foxes"
     assert shown.locator("strong").text_content() == "bold"
@@ -220,8 +180,7 @@ def test_markdown_is_shown_and_cannot_carry_markup(page: Any, served: Served) ->
 
 def test_json_is_indented_and_what_is_no_json_stays(page: Any, served: Served) -> None:
     served.engine.answer = '{"a": [1, {"b": "<i>"}]}'
-    ask(page, "JSON")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "JSON")
     assert page.text_content(".assistant pre") == '{\n  "a": [\n    1,\n    {\n      "b": "<i>"\n    }\n  ]\n}'
     served.engine.answer = "[not json"
     page.click(".again")
@@ -232,11 +191,9 @@ def test_json_is_indented_and_what_is_no_json_stays(page: Any, served: Served) -
 
 
 def test_conversations_outlive_a_reload_and_can_be_renamed_and_deleted(page: Any, served: Served) -> None:
-    ask(page, "first question")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "first question")
     page.press("body", "Control+k")
-    ask(page, "second question")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "second question")
     page.reload()
     titles = page.locator("#conversations .open")
     assert titles.all_text_contents() == ["second question", "first question"]
@@ -264,8 +221,7 @@ def test_conversations_outlive_a_reload_and_can_be_renamed_and_deleted(page: Any
 
 
 def test_an_edited_message_is_sent_again_and_what_followed_is_gone(page: Any, served: Served) -> None:
-    ask(page, "one")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "one")
     ask(page, "two")
     until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
     page.locator(".user-row").first.hover()
@@ -286,8 +242,7 @@ def test_probabilities_colour_tokens_and_show_alternatives(page: Any, served: Se
     page.click("#open-settings")
     page.check("#probabilities")
     page.press("#probabilities", "Escape")
-    ask(page, "hi")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "hi")
     tokens = page.locator(".token")
     assert "".join(tokens.all_text_contents()).strip() == served.engine.answer.strip()
     assert served.engine.streams[-1].params.logprobs == 5
@@ -312,8 +267,7 @@ def test_calls_of_tools_are_shown_and_their_results_sent(page: Any, served: Serv
     page.click("#open-settings")
     page.fill("#tools", json.dumps(TOOLS))
     page.press("#tools", "Escape")
-    ask(page, "How is the weather?")
-    page.wait_for_selector(".again")
+    ask_and_wait(page, "How is the weather?")
     assert page.text_content(".calls summary") == "Calls weather"
     assert json.loads(page.text_content(".calls pre")) == {"city": "Oslo"}
     served.engine.answer = "It is cold."
@@ -344,69 +298,12 @@ def test_the_status_view_plots_metrics_and_names_the_ranks(page: Any, served: Se
     assert not page.is_visible("#plots")
 
 
-def test_the_status_view_shows_one_of_several_replicas(page: Any, served: Served) -> None:
-    asked = []
-
-    def answer(route: Any) -> None:
-        """Two replicas in turn."""
-        asked.append(route.request.url)
-        found = route.fetch()
-        one = {"replica": "one", "running": "3.0", "model": "model-of-one"}
-        other = {"replica": "other", "running": "7.0", "model": "model-of-other"}
-        told = one if len(asked) % 4 in (1, 2) else other
-        text = re.sub(r"(llama_num_requests_running\S* ).*", rf"\g<1>{told['running']}", found.text())
-        route.fulfill(
-            body=text.replace(MODEL_ID, told["model"]), headers={**found.headers, "x-replica": told["replica"]}
-        )
-
-    page.route(re.compile("/(metrics|props)$"), answer)
-    page.click("#open-status")
-    page.wait_for_selector(".plot polyline", state="attached")
-    until(page, "document.querySelector('.plot polyline').getAttribute('points').split(' ').length >= 3")
-    assert len(asked) >= 8  # of each replica, twice
-    heights = page.locator(".plot polyline").first.get_attribute("points").split()
-    assert {point.partition(",")[2] for point in heights} == {"1"}
-    assert page.locator(".plot output").first.text_content() == "3"
-    assert "model-of-one" in page.text_content("#facts") and "model-of-other" not in page.text_content("#facts")
-
-
-def test_on_a_phone_the_conversations_are_behind_a_button(browser: Any, served: Served) -> None:
-    page = browser.new_page(viewport={"width": 380, "height": 700})
-    page.goto(served.url)
-    ask(page, "hi")
-    page.wait_for_selector(".again")
-    assert not page.is_visible("#new")
-    page.click("#menu")
-    page.wait_for_selector("#conversations .open")
-    page.click("#conversations .open")
-    assert page.get_attribute("#menu", "aria-expanded") == "false"
-    assert page.text_content("#model") == MODEL_ID
-    assert page.evaluate("(title => title.scrollWidth <= title.clientWidth)(document.querySelector('h1'))")
-    page.click("#open-status")
-    page.wait_for_selector(".plot polyline", state="attached")
-    assert page.evaluate("document.getElementById('status-view').scrollHeight") > 700
-    close = page.locator("#status-view .primary").bounding_box()
-    assert close["y"] + close["height"] < 700
-    page.close()
-
-
 def test_the_page_shows_that_the_server_loads(browser: Any, served: Served) -> None:
     served.engine.state = Readiness(False, "loading", "the ranks have been starting for 3 s")
     page = browser.new_page()
     page.goto(served.url)
     page.wait_for_selector("text=loading… the ranks have been starting for 3 s")
     page.close()
-
-
-def test_the_theme_follows_the_system_until_it_is_switched(browser: Any, served: Served) -> None:
-    for scheme, background in (("light", "rgb(250, 249, 247)"), ("dark", "rgb(23, 22, 20)")):
-        page = browser.new_page(color_scheme=scheme)
-        page.goto(served.url)
-        get_background = "getComputedStyle(document.body).backgroundColor"
-        assert page.evaluate(get_background) == background
-        page.click("#theme")
-        assert page.evaluate(get_background) != background
-        page.close()
 
 
 def test_the_page_fits_a_phone_and_every_control_has_a_name(browser: Any, served: Served) -> None:
@@ -435,16 +332,3 @@ def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served
     assert page.evaluate("document.documentElement.scrollWidth") <= 340
     page.close()
     assert seen.errors() == []
-
-
-WRONG = """<body style="background: #777; margin: 0"><div style="width: 500px">
-<p style="color: rgb(0 0 0 / .4)">faint</p><p style="color: black">clear</p><p style="color: #888" hidden>hidden</p>"""
-
-
-def test_a_page_wider_than_the_window_and_a_text_of_little_contrast_are_found(browser: Any) -> None:
-    page = browser.new_page(viewport={"width": 340, "height": 600})
-    page.set_content(WRONG)
-    faults, lowest = layout_faults(page, 340)
-    page.close()
-    assert faults == ["too wide: the page: 500 of 340", f"contrast {lowest:.2f}: 'faint'"]
-    assert 1.5 < lowest < 3

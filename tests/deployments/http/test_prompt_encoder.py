@@ -7,10 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
 from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
-from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine
+from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask
 
 TOO_LONG = "zq" * MAX_SEQ_LEN  # more tokens than the context holds; the number of characters alone does not show it
 ANSWER = FakeEngine().answer
@@ -41,9 +39,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Encoded]:
 
 
 async def post(engine: FakeEngine, **body: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        return await client.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
+    return await ask(engine, "/v1/chat/completions" if "messages" in body else "/v1/completions", body)
 
 
 def code(answer: httpx.Response) -> str:
@@ -64,13 +60,6 @@ async def test_no_prompt_is_encoded_after_their_sum_exceeds_what_one_request_may
     assert (answer.status_code, code(answer)) == (400, "invalid_parameter")
     assert "500 tokens" in answer.json()["error"]["message"]
     assert len(encoded.texts) == 5  # of 100 tokens each
-
-
-async def test_choices_count_in_what_one_request_may_have(encoded: Encoded) -> None:
-    engine = FakeEngine()
-    engine.max_request_tokens = 500
-    assert (await post(engine, prompt=[5] * 100, n=5, max_tokens=1)).status_code == 200
-    assert (await post(engine, prompt=[5] * 101, n=5, max_tokens=1)).status_code == 400
 
 
 async def test_nothing_is_encoded_of_prompts_that_their_characters_rule_out(encoded: Encoded) -> None:
@@ -102,15 +91,6 @@ async def test_a_long_dialog_is_encoded_beside_the_event_loop(encoded: Encoded) 
     engine.max_request_tokens = 2**17
     content = "Once upon a time " * 1000
     assert (await post(engine, messages=[{"role": "user", "content": content}], max_tokens=1)).status_code == 200
-    assert threading.current_thread() not in encoded.threads
-
-
-async def test_a_dialog_of_many_short_messages_is_encoded_beside_the_event_loop(encoded: Encoded) -> None:
-    engine = FakeEngine()
-    engine.max_seq_len = 2**16
-    engine.max_request_tokens = 2**17
-    messages = [{"role": ("user", "assistant")[i % 2], "content": "hi"} for i in range(2001)]
-    assert (await post(engine, messages=messages, max_tokens=1)).status_code == 200
     assert threading.current_thread() not in encoded.threads
 
 

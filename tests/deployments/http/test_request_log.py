@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deployments.http.request_log import MOST_IN_A_BATCH, Batched
+from deployments.http.request_log import Batched
 from llama_core.log_lines import JsonFormatter, SubjectFilter
 from tests.support import http
-from tests.support.metric_samples import samples
 from tests.support.scripted_engine import FakeEngine, serve
 
 
@@ -53,19 +52,6 @@ async def test_an_error_is_written_at_once_after_the_lines_before_it(log: loggin
     log.info("one")
     log.error("two")
     assert seen.lines == ["one", "two"]
-
-
-async def test_a_batch_has_a_limit(log: logging.Logger, seen: Seen) -> None:
-    for i in range(MOST_IN_A_BATCH + 1):
-        log.info("line %d", i)
-    assert len(seen.lines) == MOST_IN_A_BATCH
-    log.handlers[0].flush()
-    assert seen.lines == [f"line {i}" for i in range(MOST_IN_A_BATCH + 1)]
-
-
-def test_without_an_event_loop_each_line_is_written_at_once(log: logging.Logger, seen: Seen) -> None:
-    log.info("one")
-    assert seen.lines == ["one"]
 
 
 SECRET = "xylophone"
@@ -134,12 +120,3 @@ def test_prompts_are_logged_only_where_that_is_asked_for(lines: Callable[[], lis
         assert http.post(served.url + "/v1/completions", json=body).status_code == 200
     (line,) = (json.loads(line) for line in lines() if line.startswith("{"))
     assert line["prompts"] == [SECRET, "second"]
-
-
-def test_a_line_has_the_times_that_the_metrics_have(lines: Callable[[], list[str]]) -> None:
-    with serve(FakeEngine()) as served:
-        assert http.post(served.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
-    sums = samples(served.metrics.render())
-    (line,) = (json.loads(line) for line in lines() if line.startswith("{"))
-    assert line["ttft_ms"] == round(sums["prefill_time_ms_sum"], 1)
-    assert line["total_ms"] == round(1000 * sums["llama_e2e_request_latency_seconds_sum"], 1)

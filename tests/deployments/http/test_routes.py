@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import openai
@@ -233,16 +232,6 @@ def test_a_limit_over_the_rest_of_the_context_is_cut_to_it(path: str, name: str,
     served.engine.answer = "Still here."
 
 
-def test_each_prompt_of_a_request_has_the_rest_of_its_own_context(served: Served) -> None:
-    body = {"prompt": [[5] * 50, [5] * 200], "max_tokens": 100, "n": 2}
-    assert http.post(served.url + "/v1/completions", json=body).status_code == 200
-    assert [stream.params.max_tokens for stream in served.engine.streams] == [100, 100, 56, 56]
-    for min_tokens, status in ((56, 200), (57, 400)):
-        answer = http.post(served.url + "/v1/completions", json=body | {"min_tokens": min_tokens})
-        assert answer.status_code == status
-    assert "at most 56" in answer.json()["error"]["message"]
-
-
 def test_no_new_tokens_with_echo_score_the_prompt(served: Served, client: openai.OpenAI) -> None:
     prompts = ["Once upon", "a time"]
     fields = {"model": MODEL_ID, "prompt": prompts, "echo": True, "logprobs": 2, "n": 2}
@@ -285,32 +274,6 @@ def test_fields_that_change_nothing_are_accepted_and_a_service_tier_is_answered(
     chunks = sse(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True, **fields}).text)
     assert {chunk["service_tier"] for chunk in chunks} == {"default"}
     assert "service_tier" not in http.post(served.url + "/v1/completions", json={"prompt": "x"}).json()
-
-
-def test_a_field_that_is_not_supported_says_why_and_what_to_do(served: Served) -> None:
-    for fields, words in (
-        ({"suffix": "end"}, "before and after a gap"),
-        ({"prediction": {"type": "content"}}, "GET /docs lists"),
-        ({"truncate_prompt_tokens": 5}, "never cut"),
-    ):
-        body = {"prompt": "x", **fields}
-        error = assert_error(http.post(served.url + "/v1/completions", json=body), 400, "unsupported")
-        assert "not supported by this server" in str(error["message"]) and words in str(error["message"])
-
-
-def test_usage_in_a_stream_is_null_until_the_last_chunk_or_continuous(served: Served) -> None:
-    def chunks(**options: bool) -> list[dict[str, Any]]:
-        body = {"prompt": "x", "stream": True, "stream_options": options}
-        return sse(http.post(served.url + "/v1/completions", json=body).text)
-
-    *parts, last = chunks(include_usage=True)
-    assert {part["usage"] for part in parts} == {None}
-    assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
-    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    *parts, last = chunks(include_usage=True, continuous_usage_stats=True)
-    counts = [part["usage"]["completion_tokens"] for part in parts]
-    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"]
-    assert all(part["usage"]["total_tokens"] > part["usage"]["completion_tokens"] for part in parts)
 
 
 def test_best_of_returns_the_choices_with_the_highest_mean_logprob(

@@ -127,46 +127,6 @@ def test_a_stop_string_never_shows_streamed_or_not(served: Served, stop: str | l
     assert whole["stop_reason"] == last["stop_reason"] == (stop if isinstance(stop, str) else "three.")
 
 
-@pytest.mark.parametrize("fields", [{}, {"max_tokens": 2}, {"logprobs": True}])
-def test_only_the_last_chunk_has_a_stop_reason_which_is_null_where_nothing_was_matched(
-    served: Served, fields: dict[str, Any]
-) -> None:
-    chunks = [chunk["choices"][0] for chunk in sse(chat(served, stop="nothing", **fields).text)]
-    assert ["stop_reason" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    whole = chat(served, stop="nothing", stream=False, **fields).json()["choices"][0]
-    assert chunks[-1]["stop_reason"] is whole["stop_reason"] is None
-
-
-@pytest.mark.parametrize("stop", [" two", ["nothing", "e t", "three."]])
-def test_an_included_stop_string_ends_the_answer_streamed_or_not(served: Served, stop: str | list[str]) -> None:
-    options = {"stop": stop, "max_tokens": 100, "include_stop_str_in_output": True, "logprobs": 0}
-    whole = completion(served, stream=False, **options).json()["choices"][0]
-    chunks = sse(completion(served, **options).text)
-    streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    matched = stop if isinstance(stop, str) else "three."
-    assert whole["text"] == streamed == " One 🙂 two, three.".partition(matched)[0] + matched
-    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert "".join(whole["logprobs"]["tokens"]).endswith(matched), "the tokens have the whole stop string"
-
-
-@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}, {"logprobs": 1}])
-def test_chunks_differ_only_in_their_text_and_the_last_ones_finish_reason(
-    served: Served, options: dict[str, Any]
-) -> None:
-    served.engine.answer = 'one "two" \x1f three <four>\n' * 3
-    chunks = sse(completion(served, n=2, max_tokens=100, **options).text)
-    chunks = [chunk for chunk in chunks if chunk["choices"]]
-    text = ["", ""]
-    for chunk in chunks:
-        choice = chunk["choices"][0]
-        text[choice.pop("index")] += choice.pop("text")
-        assert choice.pop("finish_reason") in (None, "stop")
-        assert choice.pop("stop_reason", None) is None
-        assert (choice.pop("logprobs") is None) == ("logprobs" not in options)
-    assert chunks == [chunks[0]] * len(chunks)
-    assert text == [" " + served.engine.answer] * 2
-
-
 def test_usage_comes_last_or_with_every_chunk(served: Served) -> None:
     *parts, last = sse(chat(served, stream_options={"include_usage": True}).text)
     assert all(part["usage"] is None for part in parts)
@@ -206,17 +166,6 @@ def test_an_idle_stream_pings_and_clients_ignore_the_pings(served: Served) -> No
     assert ": ping\n\n" in completion(served, max_tokens=3).text
 
 
-def test_choices_share_a_stream_fairly(served: Served) -> None:
-    served.engine.answer = "word " * 40
-    served.engine.step_s = 0.001
-    chunks = sse(completion(served, n=4, max_tokens=50, ignore_eos=True).text)
-    seen = [0] * 4
-    for chunk in chunks[:-8]:
-        seen[chunk["choices"][0]["index"]] += 1
-        assert max(seen) - min(seen) <= 8
-    assert all(seen)
-
-
 def test_a_disconnect_in_a_stream_frees_every_sequence(served: Served) -> None:
     served.engine.answer, served.engine.step_s = "word " * 40, 0.05
     body = {"prompt": "x", "stream": True, "n": 3, "max_tokens": 200, "ignore_eos": True}
@@ -245,14 +194,6 @@ def test_a_disconnect_before_the_first_token_frees_every_sequence(served: Served
     eventually(lambda: served.engine.num_open == 0)
 
 
-def test_a_disconnect_before_a_whole_answer_frees_every_sequence(served: Served) -> None:
-    served.engine.step_s = 0.05
-    ask_and_leave(served, {"prompt": "x", "max_tokens": 100, "ignore_eos": True}, 1)
-    eventually(lambda: served.engine.num_open == 0)
-    assert all(stream.cancelled for stream in served.engine.streams)
-    eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
-
-
 async def test_unread_deltas_of_a_slow_reader_stay_in_the_engine() -> None:
     engine = FakeEngine("word " * 40)
     prompt, params = [5], SamplingParams(max_tokens=100)
@@ -267,13 +208,6 @@ async def test_unread_deltas_of_a_slow_reader_stay_in_the_engine() -> None:
     choices.cancel()
 
 
-def test_a_stream_that_waits_long_for_its_first_token_starts_with_pings(served: Served) -> None:
-    served.engine.step_s = 20 * PING_S
-    text = completion(served, max_tokens=1).text
-    assert text.startswith(": ping\n\n")
-    assert len(sse(text)) == 1
-
-
 def test_a_client_that_does_not_read_is_disconnected(served: Served) -> None:
     served.engine.answer = "word " * 40
     body = json.dumps({"prompt": "x", "stream": True, "n": 100, "max_tokens": 250, "logprobs": 20, "ignore_eos": True})
@@ -285,20 +219,6 @@ def test_a_client_that_does_not_read_is_disconnected(served: Served) -> None:
         eventually(lambda: len(served.engine.streams) == 100)
         eventually(lambda: served.engine.num_open == 0)
     assert any(stream.cancelled for stream in served.engine.streams)
-
-
-def test_many_streams_at_once_each_end_once(served: Served) -> None:
-    async def one(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-        body = {"prompt": "x", "stream": True, "max_tokens": 100}
-        return sse((await client.post(served.url + "/v1/completions", json=body)).text)
-
-    async def all_of_them() -> list[list[dict[str, Any]]]:
-        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
-            return await asyncio.gather(*(one(client) for _ in range(64)))
-
-    for chunks in asyncio.run(all_of_them()):
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " One 🙂 two, three."
-        assert sum(chunk["choices"][0]["finish_reason"] is not None for chunk in chunks) == 1
 
 
 def test_one_failed_request_of_eight_fails_alone(served: Served) -> None:

@@ -1,6 +1,5 @@
 """`return_token_ids`, `return_tokens_as_token_ids` and `return_token_strs`, in vLLM's shapes."""
 
-import threading
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -9,13 +8,8 @@ import httpx
 import pytest
 
 from deployments.engine.interface import EngineState
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
-from deployments.http.logprobs import names_of
-from deployments.http.prompt_encoder import INLINE_CHARS
 from llama_core.text.template.chat_template import TemplateChatFormat
-from tests.support.loop_engine import LoopEngine
-from tests.support.scripted_engine import FakeEngine, sse
+from tests.support.scripted_engine import FakeEngine, in_process, sse
 from tests.support.tool_calls import TOOLS
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -24,13 +18,8 @@ CALL = f'<tool_call>\n{{"name": "{TOOLS[0].name}", "arguments": {{}}}}\n</tool_c
 THINKER = "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<think>' if add_generation_prompt }}{# </think> #}"
 
 
-def client_of(engine: FakeEngine) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
-
-
 async def post(engine: FakeEngine, path: str, **body: Any) -> httpx.Response:
-    async with client_of(engine) as client:
+    async with in_process(engine) as client:
         answer = await client.post(path, json={"seed": 5, "max_tokens": 200, **body})
         assert answer.status_code == 200, answer.text
         return answer
@@ -66,15 +55,6 @@ async def test_a_completion_has_its_ids_and_its_prompts(options: dict[str, Any])
         assert "".join(part["text"] for part in mine) == choice["text"]
 
 
-async def test_every_token_of_a_stream_is_there_also_where_it_has_no_text_yet() -> None:
-    engine = FakeEngine("🙂🙂")
-    chunks = sse((await post(engine, "/v1/completions", prompt="x", stream=True, return_token_ids=True)).text)
-    parts = [chunk["choices"][0] for chunk in chunks]
-    assert any(part["token_ids"] and not part["text"] for part in parts[:-1]), "an emoji is several tokens"
-    text = engine.tokenizer.decode(joined(chunks, 0))
-    assert text.strip() == "🙂🙂"
-
-
 @pytest.mark.parametrize("tools", [False, True])
 async def test_a_chat_has_its_ids_and_once_its_prompts(tools: bool) -> None:
     engine = FakeEngine(CALL if tools else "Hello there.")
@@ -93,28 +73,6 @@ async def test_a_chat_has_its_ids_and_once_its_prompts(tools: bool) -> None:
         assert engine.tokenizer.decode(choice["token_ids"]).strip() == engine.answer
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_who_does_not_ask_gets_no_ids(path: str) -> None:
-    body = CHAT if "chat" in path else {"prompt": "x"}
-    for options in ({}, {"return_token_ids": False}, {"stream": True}, {"stream": True, "logprobs": 1}):
-        options = {"logprobs": True} if "chat" in path and options.get("logprobs") else options
-        assert "token_ids" not in (await post(FakeEngine("Hi."), path, **body, **options)).text
-
-
-async def test_log_probabilities_name_tokens_by_their_ids() -> None:
-    engine = FakeEngine("One two.")
-    options = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    choice = (await post(engine, "/v1/completions", prompt="x", logprobs=2, **options)).json()["choices"][0]
-    names = [f"token_id:{token}" for token in choice["token_ids"]]
-    assert choice["logprobs"]["tokens"] == names
-    assert all(name in top for name, top in zip(names, choice["logprobs"]["top_logprobs"], strict=True))
-    chat = (await post(engine, "/v1/chat/completions", **CHAT, logprobs=True, top_logprobs=2, **options)).json()
-    [choice] = chat["choices"]
-    entries = choice["logprobs"]["content"]
-    assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in choice["token_ids"]]
-    assert all(each["token"].startswith("token_id:") for entry in entries for each in entry["top_logprobs"])
-
-
 async def test_tokenize_names_tokens_on_request() -> None:
     engine = FakeEngine()
     plain = (await post(engine, "/tokenize", prompt="Hello there")).json()
@@ -123,24 +81,7 @@ async def test_tokenize_names_tokens_on_request() -> None:
     assert named["token_strs"] == [engine.tokenizer.token_name(token) for token in named["tokens"]]
 
 
-async def test_names_of_a_long_text_are_looked_up_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
-    kind, threads = type(engine.tokenizer), set()
-    token_name = kind.token_name
-
-    def recorded(self: Any, token_id: int) -> str:
-        threads.add(threading.current_thread())
-        return token_name(self, token_id)
-
-    monkeypatch.setattr(kind, "token_name", recorded)
-    for num_words, is_in_thread in ((3, False), (INLINE_CHARS, True)):
-        threads.clear()
-        names_of.cache_clear()
-        await post(engine, "/tokenize", prompt="to be " * num_words, return_token_strs=True)
-        assert len(threads) == 1 and (threads != {threading.current_thread()}) is is_in_thread
-
-
-async def test_tokens_of_reasoning_and_calls_go_beside_their_pieces_with_their_log_probabilities() -> None:
+async def test_ids_and_log_probabilities_of_reasoning_and_calls_go_beside_their_pieces() -> None:
     engine = FakeEngine("So.\n</think>\n\n" + CALL)
     engine.max_seq_len, engine.tool_format = 8192, "hermes"
     engine.chat_format = TemplateChatFormat(engine.tokenizer, THINKER)
@@ -166,46 +107,25 @@ async def test_the_tokens_of_a_stop_string_count_though_the_text_leaves_them_out
     assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
 
 
-async def test_the_best_choices_have_their_own_ids_in_the_order_of_the_answer() -> None:
-    body = {"prompt": "once", "n": 2, "best_of": 5, "temperature": 1.0, "ignore_eos": True, "return_token_ids": True}
-    async with LoopEngine().running() as engine:
-        answer = (await post(engine, "/v1/completions", **body | {"max_tokens": 12})).json()
-        texts = [engine.tokenizer.decode(choice["token_ids"]).strip() for choice in answer["choices"]]
-    assert texts == [choice["text"].strip() for choice in answer["choices"]] and len(set(texts)) == 2
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_the_api_reference_describes_every_field_with_ids(path: str) -> None:
-    body = {**(CHAT if "chat" in path else {"prompt": "x"}), "return_token_ids": True}
-    answer = (await post(FakeEngine("Hi."), path, **body)).json()
-    document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()
-    named = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
-    schemas = document["components"]["schemas"]
-    described = schemas[named.rpartition("/")[2]]["properties"]
-    assert answer.keys() <= described.keys()
-    choice = schemas[described["choices"]["items"]["$ref"].rpartition("/")[2]]
-    assert answer["choices"][0].keys() <= choice["properties"].keys()
-
-
 class Loaded(FakeEngine):
     def describe(self) -> EngineState:
         return replace(super().describe(), requests_running=3, requests_waiting=4)
 
 
 async def test_load_counts_running_and_waiting_requests() -> None:
-    async with client_of(Loaded()) as client:
+    async with in_process(Loaded()) as client:
         assert (await client.get("/load")).json() == {"server_load": 7}
 
 
 async def test_version_is_that_of_the_package() -> None:
-    async with client_of(FakeEngine()) as client:
+    async with in_process(FakeEngine()) as client:
         assert (await client.get("/version")).json() == {"version": metadata.version("llama-on-ray")}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_ping_answers_as_health_does(method: str) -> None:
     engine = FakeEngine()
-    async with client_of(engine) as client:
+    async with in_process(engine) as client:
         for alive, status in ((True, 200), (False, 503)):
             engine.alive = alive
             ping, health = await client.request(method, "/ping"), await client.get("/health")

@@ -1,16 +1,11 @@
 """The routes that tokenize and detokenize, and how much text the routes take."""
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
-import httpx
 import pytest
 
-from deployments.http.app import HttpLimits
-from deployments.http.prompt_encoder import TextLimits
 from tests.support import http
-from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, Served, assert_error, canary, eventually, serve
+from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, Served, assert_error, canary, serve
 
 USER = {"role": "user", "content": "hi"}
 
@@ -20,44 +15,6 @@ def served() -> Iterator[Served]:
     with serve(FakeEngine("Hello there, 🙂 how are you?")) as running:
         yield running
         canary(running)
-
-
-def test_long_texts_of_all_routes_share_two_threads_and_more_than_may_wait_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    at_work, most = 0, 0
-    go = threading.Event()
-    text = "Once " * 10_000
-    bodies: list[tuple[str, dict[str, object]]] = [
-        ("/tokenize", {"prompt": text}),
-        ("/v1/completions", {"prompt": text, "max_tokens": 1}),
-    ]
-
-    def encode(*_: object, **__: object) -> list[int]:
-        nonlocal at_work, most
-        at_work += 1
-        most = max(most, at_work)
-        assert go.wait(120)
-        at_work -= 1
-        return [1]
-
-    def ask(number: int) -> httpx.Response:
-        path, body = bodies[number % 2]
-        return http.post(running.url + path, json=body, timeout=120)
-
-    limits = HttpLimits(text=TextLimits(threads=2, max_chars=10 * len(text)))
-    with serve(FakeEngine(), limits) as running, monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
-        patched.setattr(type(running.engine.tokenizer), "encode", encode)
-        patched.setattr(type(running.engine.tokenizer), "min_tokens", lambda *_: 1)
-        asking = [pool.submit(ask, number) for number in range(14)]
-        refused, _ = wait(asking, 120, FIRST_COMPLETED)
-        eventually(lambda: sum(one.done() for one in asking) == 4)
-        go.set()
-        answers = [one.result() for one in asking]
-    assert most == 2
-    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 4
-    for one in refused:
-        assert_error(one.result(), 429, "queue_full")
 
 
 def test_a_text_to_tokenize_has_a_bound(served: Served) -> None:

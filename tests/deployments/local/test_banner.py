@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deployments.local.banner import MAX_RANKS_SHOWN, banner, base_url
+from deployments.local.banner import banner, base_url
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.model_config import ModelConfig
 
@@ -43,13 +43,6 @@ def test_the_banner_says_what_is_served_and_what_share_each_rank_has() -> None:
     share = "3 of 9 heads, 1 of 3 kv heads, 768 of 1,536 hidden units, 24,576 of 49,152 vocabulary rows; 61 MB"
     assert f"             rank 0: {share}" in lines, "the share that RankShare computes"
     assert "rank 1: 6 of 9 heads, 2 of 3 kv heads" in "\n".join(lines)
-
-
-@pytest.mark.parametrize(("num_ranks", "num_lines"), [(MAX_RANKS_SHOWN, MAX_RANKS_SHOWN), (9, MAX_RANKS_SHOWN + 1)])
-def test_the_shares_of_many_ranks_are_cut(num_ranks: int, num_lines: int) -> None:
-    lines = [line for line in banner(props(num_ranks), "127.0.0.1", 8000).splitlines() if line.startswith(" " * 13)]
-    assert len(lines) == num_lines
-    assert ("and 1 more" in lines[-1]) == (num_ranks > MAX_RANKS_SHOWN)
 
 
 def test_only_the_demos_banner_names_the_command_for_a_real_model() -> None:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -205,24 +204,6 @@ def test_too_little_memory_fails_and_a_small_cache_warns(config: Path, monkeypat
     monkeypatch.setattr(checks, "available_host_bytes", lambda: 10**8)
     failed = failures(config)
     assert set(failed) == {"memory"} and failed["memory"].found.endswith("100.0 MB free")
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"import_path": "compose_app:build_app"},
-        {"runtime_env": {"working_dir": "models.zip"}},
-        {"deployments": [{"name": "LlamaIngress", "ray_actor_options": {"runtime_env": {"image_uri": "served"}}}]},
-    ],
-    ids=["other code", "the application's runtime_env", "the replica's runtime_env"],
-)
-def test_files_that_may_be_elsewhere_are_not_judged(changed: dict[str, Any]) -> None:
-    args = {"ckpt_dir": "/nowhere/model", "model_parallel_size": 1}
-    application = {"import_path": "deployments.app:build_app", "args": args}
-    http_options = {"host": "127.0.0.1", "port": free_port()}
-    for content, status in ((application, 1), (application | changed, 0)):
-        config = ConfigFile(Path(), {"http_options": http_options, "applications": [content]})
-        assert exit_status(list(examine(config, None, reads_files=False))) == status
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from deployments.local.console import LOG_DIR_VARIABLE, NUM_LOGS_KEPT, new_log_file, remove_old_logs
 from tests.support.programs import REPOSITORY, environment
 
 PROGRAM = """
@@ -47,30 +44,3 @@ def test_the_terminal_shows_the_consoles_lines_and_the_log_file_shows_all(tmp_pa
     for line in ("Ray started", "a line of Serve", "a line of HAProxy", "the banner", "Draining"):
         assert logged.count(line) == 1
     assert log.stat().st_mode & 0o077 == 0, "other users cannot read it"
-
-
-def test_verbose_output_stays_on_the_terminal() -> None:
-    done = run()
-    assert "a line of Serve" in done.stdout and "a line of HAProxy" in done.stderr
-
-
-def test_only_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LOG_DIR_VARIABLE, str(tmp_path / "logs"))
-    (tmp_path / "logs").mkdir()
-    for day in range(10, 25):
-        (tmp_path / "logs" / f"up-202501{day}-120000-1.log").touch()
-    (tmp_path / "logs" / "notes.txt").touch()
-    newest = new_log_file()
-    left = sorted(path.name for path in (tmp_path / "logs").glob("up-*"))
-    assert len(left) == NUM_LOGS_KEPT and left[-1] == newest.name and left[0] == "up-20250116-120000-1.log"
-    assert (tmp_path / "logs" / "notes.txt").exists(), "another file stays"
-    remove_old_logs(tmp_path / "logs", num_kept=1)
-    assert [path.name for path in (tmp_path / "logs").glob("up-*")] == [newest.name]
-
-
-def test_a_directory_that_cannot_be_made_does_not_stop_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(LOG_DIR_VARIABLE, str(tmp_path / "file" / "logs"))
-    assert new_log_file().exists()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deployments.local import fetch_model
 from deployments.local.fetch_model import MODELS, PROJECT_ROOT, FetchError, fetch
@@ -89,9 +88,3 @@ def test_an_unknown_name_is_refused_before_any_download() -> None:
     command = [sys.executable, "-m", "deployments.local.fetch_model", "unknown"]
     ended = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "MODEL must be one of smollm2" in ended.stderr and not ended.stdout
-
-
-def test_the_configuration_names_the_file_that_is_fetched() -> None:
-    for model in MODELS.values():
-        config = yaml.safe_load((PROJECT_ROOT / model.config).read_text())
-        assert config["applications"][0]["args"]["ckpt_dir"] == f"models/{model.file_name}"

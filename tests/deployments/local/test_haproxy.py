@@ -19,12 +19,11 @@ from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, end_process, is_running
 from deployments.args import ServerArgs
 from deployments.http.errors import error_object
-from deployments.local import haproxy, ray_patches
+from deployments.local import haproxy
 from llama_core.errors import NotReady
 from tests.support.scripted_engine import eventually
 
 LONGEST_REQUEST_S = 86_400
-EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) -> None:
@@ -36,15 +35,6 @@ def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) ->
     assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 8
     values = [settings[name] for settings in (a, b) for name in own]
     assert len(set(values)) == len(values)
-
-
-def test_no_port_lies_in_the_kernels_ephemeral_range(tmp_path: Path) -> None:
-    first, last = map(int, EPHEMERAL.read_text().split()) if EPHEMERAL.exists() else (32768, 60999)
-    if first < 30_000:
-        pytest.skip(f"this kernel gives out all ports from {first}")
-    settings = haproxy.settings(tmp_path)
-    ports = [int(value) for name, value in settings.items() if name.endswith("_PORT")]
-    assert len(ports) == 3 and not any(first <= port <= last for port in ports)
 
 
 def check(settings: dict[str, str], config: Path) -> None:
@@ -167,21 +157,6 @@ def test_a_replaced_haproxy_lives_longer_than_the_longest_request(tmp_path: Path
     assert float(settings["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > LONGEST_REQUEST_S
     # Serve's default would be as long as the hard stop, for requests of connections that stay open meanwhile.
     assert float(settings["RAY_SERVE_PORT_QUARANTINE_S"]) < 600
-
-
-def test_without_a_variable_the_wrapper_finds_the_binary_of_the_package(tmp_path: Path) -> None:
-    """On a cluster, cluster.env names the wrapper as Serve's binary."""
-    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    env = python | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy.WRAPPER)}
-    done = subprocess.run([haproxy.WRAPPER, "-v"], env=env, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.startswith("HAProxy version")
-
-
-def test_on_another_version_of_ray_serve_runs_haproxy_without_the_wrapper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_patches, "is_supported", lambda: False)
-    assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in haproxy.settings(tmp_path)
 
 
 PARENT = """

@@ -1,7 +1,6 @@
 """The guard on Ray's version. The list of patches agrees with Ray and with the docs."""
 
 import importlib
-import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -43,20 +42,3 @@ def test_on_another_version_of_ray_the_cluster_starts_as_ray_starts_it(monkeypat
     lines: list[str] = []
     small_cluster.start("serve", lines.append)
     assert options == [{"address": "local", "namespace": "serve"}] and lines == ["Ray 9.9.9 is not Ray 2.60"]
-
-
-def test_on_another_version_of_ray_a_replicas_port_stays_as_serve_binds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.serve._private import replica
-
-    before = vars(replica)["add_port_to_grpc_server"]
-    monkeypatch.setattr(ray_patches, "is_supported", lambda: False)
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: small_cluster.ADDRESS)
-    small_cluster.keep_replica_on_loopback()
-    assert vars(replica)["add_port_to_grpc_server"] is before
-
-
-def test_ray_still_looks_up_the_class_of_a_node_when_it_starts_one() -> None:
-    """A patch of a module's name has no effect on a copy that Ray has taken of it."""
-    from ray._private import worker
-
-    assert "ray._private.node.Node(" in inspect.getsource(worker.init)

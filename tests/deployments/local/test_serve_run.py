@@ -1,11 +1,9 @@
 """The settings that plain `serve run` can make."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-import ray
 
 from deployments.app import build_app
 from deployments.args import ServerArgs
@@ -39,12 +37,6 @@ def test_serve_run_with_an_import_path_gets_the_variables_of_llama_ray_up(tmp_pa
     assert environment.keys() == {"OTHER", *cluster_variables(tmp_path)}
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0", "a variable that is set keeps its value"
     assert Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent.is_dir()
-
-
-def test_a_replica_gets_the_variables_that_it_would_not_inherit() -> None:
-    name = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
-    assert replica_variables({}) == {name: "0"}
-    assert replica_variables({name: "1"}) == replica_variables({name: "0"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,12 +75,3 @@ def test_the_application_sets_one_event_loop_unless_the_variable_is_set(variable
     assert built_runtime_env() == {"env_vars": serve_run.ONE_LOOP}
     variables.update(serve_run.ONE_LOOP)  # as `llama-ray up` does
     assert not built_runtime_env()
-
-
-def test_serve_run_with_an_import_path_builds_an_application_for_haproxy(
-    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not ray.is_initialized()
-    monkeypatch.setattr(sys, "argv", ["/x/bin/serve", "run", "deployments.app:build_app"])
-    build_app(ServerArgs(device="cpu"))
-    assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"

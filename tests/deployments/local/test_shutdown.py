@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.local import shutdown as module
-from deployments.local.shutdown import Shutdown, _is_refused
+from deployments.local.shutdown import Shutdown
 from tests.support.programs import REPOSITORY, environment
 
 
@@ -160,19 +159,3 @@ def test_signals_at_once_end_the_command_while_its_main_thread_is_in_a_call_to_c
             assert command.stdout.read() == "Stopped\n"
         finally:
             command.kill()
-
-
-def test_an_address_is_refused_only_where_nothing_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        assert not _is_refused(f"127.0.0.1:{port}")
-    assert _is_refused(f"127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize("error", [TimeoutError(), socket.gaierror(), OSError("too many open files")])
-def test_another_error_is_no_refusal(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **options: object) -> None:
-        raise error
-
-    monkeypatch.setattr(socket, "create_connection", fail)
-    assert not _is_refused("127.0.0.1:1")

@@ -4,68 +4,35 @@ import pytest
 
 from deployments.local.worker_lines import line_to_show
 
-SERVE = "2026-01-31 12:00:07,123 llama_LlamaIngress hh70cf0w -- "
-CONTROLLER = "2026-01-31 12:00:07,123 controller 42 -- "
+TIME = "2026-01-31 12:00:07,123"
+SERVE, CONTROLLER = f"{TIME} llama_LlamaIngress hh70cf0w -- ", f"{TIME} controller 42 -- "
+JSON = '{"time": "2026-01-31T12:00:07.123Z", "level": "WARNING", "message": "recovered", "rank": 1}'
+OUTCOME = '{"time": "2026-01-31T12:00:07.123Z", "level": "WARNING", "message": "request", "outcome": "ok"}'
+REPLICA = "ServeReplica:llama:LlamaIngress"
 
 
 @pytest.mark.parametrize(
     ("actor", "line", "shown"),
     [
-        (
-            "ServeReplica:llama:LlamaIngress",
-            f"WARNING {SERVE}recovered after 0.33 s, epoch 1",
-            "  12:00:07 WARNING replica: recovered after 0.33 s, epoch 1",
-        ),
-        (
-            "ServeReplica:llama:LlamaIngress",
-            f"ERROR {SERVE}recovering 3 live requests: rank 1 died",
-            "  12:00:07 ERROR replica: recovering 3 live requests: rank 1 died",
-        ),
-        ("ServeReplica:llama:LlamaIngress", f'WARNING {SERVE}request {{"outcome": "ok"}}', None),
-        (
-            "ServeReplica:llama:LlamaIngress",
-            f'ERROR {SERVE}request {{"outcome": "internal_error"}}',
-            '  12:00:07 ERROR replica: request {"outcome": "internal_error"}',
-        ),
-        (
-            "ServeReplica:llama:LlamaIngress",
-            f"WARNING {SERVE.removesuffix('-- ')}5f3c9a -- a client did not read its stream",
-            "  12:00:07 WARNING replica: a client did not read its stream",
-        ),
-        (
-            "ServeReplica:llama:LlamaIngress",
-            '{"time": "2026-01-31T12:00:07.123Z", "level": "WARNING", "message": "recovered after 0.33 s, epoch 1"}',
-            "  12:00:07 WARNING replica: recovered after 0.33 s, epoch 1",
-        ),
-        (
-            "RankWorker",
-            '{"time": "2026-01-31T12:00:07.123Z", "level": "ERROR", "message": "a step failed", "rank": 1}',
-            "  12:00:07 ERROR rank 1: a step failed",
-        ),
-        (
-            "ServeReplica:llama:LlamaIngress",
-            '{"time": "2026-01-31T12:00:07.123Z", "level": "WARNING", "message": "request", "outcome": "ok"}',
-            None,
-        ),
-        ("RankWorker", '{"level": "ERROR"}', None),
-        ("ServeReplica:llama:LlamaIngress", f"WARNING {SERVE}Failed to bind. Retrying...", None),
-        ("ServeReplica:llama:LlamaIngress", f"INFO {SERVE}ready after 2.3 s", None),
-        ("ServeReplica:llama:LlamaIngress", "Traceback (most recent call last):", None),
-        ("ServeController", f"INFO {CONTROLLER}Adding 1 replica", None),
+        (REPLICA, f"WARNING {SERVE}recovered", "WARNING replica: recovered"),
+        (REPLICA, f'WARNING {SERVE}request {{"outcome": "ok"}}', None),
+        (REPLICA, f"ERROR {SERVE}request {{}}", "ERROR replica: request {}"),
+        (REPLICA, f"WARNING {SERVE.removesuffix('-- ')}5f3c9a -- a client left", "WARNING replica: a client left"),
+        (REPLICA, JSON, "WARNING replica: recovered"),
+        (REPLICA, OUTCOME, None),
+        (REPLICA, f"INFO {SERVE}ready after 2.3 s", None),
+        (REPLICA, "Traceback (most recent call last):", None),
+        ("RankWorker", JSON, "WARNING rank 1: recovered"),
+        ("RankWorker", f"{TIME} INFO rank=0 epoch=0 cluster.rank.rank_process serving", None),
+        ("RankWorker", f"{TIME} WARNING rank=0 epoch=0 llama_core.x torch", "WARNING rank 0: torch"),
         ("ServeController", f"WARNING {CONTROLLER}HTTPOptions.host='127.0.0.1' won't accept connections", None),
         (
             "ServeController",
-            f"WARNING {CONTROLLER}Actor for Replica(id='x') crashed, marking it unhealthy immediately.",
-            "  12:00:07 WARNING Serve: Actor for Replica(id='x') crashed, marking it unhealthy immediately.",
+            f"WARNING {CONTROLLER}Actor for Replica crashed.",
+            "WARNING Serve: Actor for Replica crashed.",
         ),
-        ("HAProxyManager", "ERROR 2026-01-31 12:00:07,123 proxy 127.0.0.1 -- x", None),
-        ("RankWorker", "2026-01-31 12:00:07,508 INFO rank=0 epoch=0 cluster.rank.rank_process serving", None),
-        (
-            "RankWorker",
-            "2026-01-31 12:00:07,508 WARNING rank=0 epoch=0 llama_core.execution.runner rank 0 computes with torch",
-            "  12:00:07 WARNING rank 0: rank 0 computes with torch",
-        ),
+        ("HAProxyManager", f"ERROR {TIME} proxy 127.0.0.1 -- x", None),
     ],
 )
 def test_the_terminal_shows_failures_and_recoveries_only(actor: str, line: str, shown: str | None) -> None:
-    assert line_to_show(actor, line) == shown
+    assert line_to_show(actor, line) == (shown and f"  12:00:07 {shown}")

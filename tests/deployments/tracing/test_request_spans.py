@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,15 +16,12 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.handle_api import HandleApi
 from deployments.http.app import build_http_app
-from deployments.tracing.request_trace import MAX_TRACED_CHOICES
 from deployments.tracing.tracing import Tracing, open_tracing
 from llama_core.errors import InvalidParameter
-from llama_core.log_lines import SubjectFilter
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.otlp_collector import Collector, SeenSpan, collecting
-from tests.support.requests import submit
 
 STAGES = {"queue", "tokenize_encode", "prefill_forward", "decode_step_forward", "sample_top_p", "decode_decode"}
 CHOICE = STAGES - {"tokenize_encode"}
@@ -120,74 +116,6 @@ async def test_a_streamed_chat_has_its_stages_below_one_span(collector: Collecto
     assert not any(SECRET.encode() in body for body in collector.bodies), "no text of a prompt is exported"
 
 
-async def test_each_choice_has_its_own_stages(collector: Collector) -> None:
-    async with running() as server:
-        assert await server.post("/v1/completions", "two", prompt="once", n=2, max_tokens=5) == 200
-        span, below = await seen(collector, "two")
-        assert (
-            await server.post("/v1/completions", "many", prompt="once", n=MAX_TRACED_CHOICES + 3, max_tokens=2) == 200
-        )
-        many, below_many = await seen(collector, "many")
-    assert span.name == "text_completion llama-demo" and span.attributes["gen_ai.request.choice.count"] == 2
-    assert span.attributes["gen_ai.response.finish_reasons"] == ["length", "length"]
-    assert span.attributes["gen_ai.usage.output_tokens"] == 10
-    assert {name: len(spans) for name, spans in below.items()} == {"tokenize_encode": 1} | dict.fromkeys(CHOICE, 2)
-    assert all({each.attributes["llama.choice"] for each in below[name]} == {0, 1} for name in CHOICE)
-    assert len(below_many["queue"]) == MAX_TRACED_CHOICES and many.attributes["llama.choices_without_spans"] == 3
-
-
-async def test_a_refused_request_has_its_code_as_status(collector: Collector) -> None:
-    async with running() as server:
-        refused = await server.post("/v1/completions", "refused", prompt=f"a {SECRET}", temperature=-1)
-        late = await server.post("/v1/completions", "too-long", prompt=f"{SECRET} " * 300)
-        span, below = await seen(collector, "refused")
-        long_span, below_long = await seen(collector, "too-long")
-    assert (refused, late) == (400, 400)
-    assert span.is_error and span.message == span.attributes["error.type"] == "invalid_parameter"
-    assert set(below) == set(below_long) == {"tokenize_encode"}
-    assert long_span.message == "context_length_exceeded" and below_long["tokenize_encode"][0].is_error
-    assert "gen_ai.response.finish_reasons" not in span.attributes
-    assert not any(SECRET.encode() in body for body in collector.bodies)
-
-
-async def test_anthropics_messages_are_traced(collector: Collector) -> None:
-    async with running() as server:
-        messages = [{"role": "user", "content": "hi"}]
-        assert await server.post("/v1/messages", "messages", messages=messages, max_tokens=4, model="llama-demo") == 200
-        span, below = await seen(collector, "messages")
-    assert span.attributes["gen_ai.operation.name"] == "chat" and span.attributes["http.route"] == "/v1/messages"
-    assert set(below) == STAGES
-
-
-async def test_a_client_that_leaves_ends_its_spans_without_an_error(collector: Collector) -> None:
-    async with running(step_s=0.01) as server:
-        asking = asyncio.create_task(server.post("/v1/completions", "left", prompt="once", max_tokens=100))
-        await until(lambda: server.groups.made[0].ranks.num_steps >= 3)
-        asking.cancel()
-        span, below = await seen(collector, "left")
-    assert not span.is_error and span.attributes["error.type"] == "cancelled"
-    assert set(below) == STAGES
-    assert 0 < span.attributes["gen_ai.usage.output_tokens"] < 100  # type: ignore[operator]
-
-
-async def test_a_recovery_is_in_the_events_of_the_requests_that_lived_through_it(collector: Collector) -> None:
-    async with running(step_s=0.005) as server:
-        asking = asyncio.create_task(server.post("/v1/completions", "survivor", prompt="once", max_tokens=60))
-        await until(lambda: server.groups.made[0].ranks.num_steps >= 3)
-        server.groups.made[0].fail()
-        assert await asking == 200
-        assert await server.post("/v1/completions", "after", prompt="once", max_tokens=3) == 200
-        span, below = await seen(collector, "survivor")
-        after, _ = await seen(collector, "after")
-    events = {name: (at, attributes) for name, at, attributes in span.events}
-    assert span.began_ns < events["ranks_failed"][0] <= events["ranks_replaced"][0] < span.ended_ns
-    assert events["ranks_replaced"][1] == {"llama.epoch": 1}
-    assert set(below) == STAGES and span.attributes["gen_ai.usage.output_tokens"] == 60
-    assert not {"ranks_failed", "ranks_replaced"} & {name for name, _, _ in after.events}
-    (start,) = collector.named("build/init")  # the fake ranks have the same epoch as before
-    assert after.links == span.links == [start.trace_id]
-
-
 async def test_the_context_of_w3c_headers_is_continued(collector: Collector) -> None:
     async with running() as server:
         sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=abc"}
@@ -202,21 +130,6 @@ async def test_the_context_of_w3c_headers_is_continued(collector: Collector) -> 
     assert {span.trace_id for spans in below.values() for span in spans} == {TRACE}
     assert root.parent_id == "" and root.trace_id != TRACE
     assert "unsampled" not in {span.attributes.get("llama.request_id") for span in collector.spans}
-
-
-async def test_the_lines_of_a_traced_request_have_its_trace(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    subjects = SubjectFilter()
-    caplog.handler.addFilter(subjects)
-    async with running() as server:
-        monkeypatch.setattr(server.service, "submit", None)
-        sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        assert await server.post("/v1/completions", "broken", sampled, prompt="once") == 500
-    caplog.handler.removeFilter(subjects)
-    own = [record.__dict__ for record in caplog.records if record.__dict__.get("request_id") == "broken"]
-    (line,) = [line for line in own if "event" not in line]
-    assert line["levelname"] == "ERROR" and line["trace_id"] == TRACE
 
 
 async def test_calls_by_handle_are_traced_below_serves_span(collector: Collector) -> None:
@@ -238,18 +151,6 @@ async def test_calls_by_handle_are_traced_below_serves_span(collector: Collector
     assert bad.is_error and bad.message == "invalid_parameter"
 
 
-async def test_the_start_of_the_ranks_is_a_trace_to_which_requests_are_linked(collector: Collector) -> None:
-    async with running() as server:
-        assert server.tracing is not None
-        server.tracing.ranks_started()
-        assert await server.post("/v1/completions", "linked", prompt="once", max_tokens=2) == 200
-        span, _ = await seen(collector, "linked")
-    (start,) = collector.named("build/init")
-    assert span.links == [start.trace_id] and start.attributes["llama.epoch"] == 0
-    assert collector.resources[0]["service.name"] == "llama-ray"
-    assert collector.resources[0]["service.instance.id"] == "replica-1"
-
-
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
@@ -261,33 +162,6 @@ async def test_traces_are_off_where_a_variable_says_so(
     async with running() as server:
         assert server.tracing is None
         assert await server.post("/v1/completions", "off", prompt="once", max_tokens=2) == 200
-
-
-async def test_without_the_exporters_package_there_are_no_traces_and_a_warning(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delitem(sys.modules, "deployments.tracing.otlp", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    async with running() as server:
-        assert server.tracing is None
-    assert "pip install .[otlp]" in caplog.text
-
-
-async def test_without_an_endpoint_no_text_is_timed() -> None:
-    async with running() as server:
-        assert server.tracing is None
-        stream = submit(server.service, [1, 5], SamplingParams(max_tokens=2))
-        assert [token async for delta in stream for token in delta.tokens]
-        assert stream.timeline.detokenize_s == 0
-
-
-async def test_the_sampler_of_the_environment_decides(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "my-llama")
-    async with running() as server:
-        assert server.tracing is not None
-        assert await server.post("/v1/completions", "off", prompt="once", max_tokens=2) == 200
-    assert collector.spans == []
 
 
 async def test_a_dead_collector_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

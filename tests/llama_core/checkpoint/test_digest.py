@@ -1,4 +1,4 @@
-"""The digest of a checkpoint's contents is what sha256sum prints, and tells which file differs."""
+"""The digest of a checkpoint's contents is what sha256sum prints."""
 
 import subprocess
 from pathlib import Path
@@ -18,20 +18,6 @@ def test_digest_value_is_the_sha256_of_what_sha256sum_prints(tmp_path: Path) -> 
     digests = sha256_of_each(files, num_threads=2)
     digest = CheckpointDigest(tuple((file.name, sha256) for file, sha256 in zip(files, digests, strict=True)))
     assert digest.value == printed.split()[0]
-
-
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        ((("a", "1"), ("b", "3")), ("b", "2", "3")),
-        ((("a", "1"),), ("b", "2", "absent")),
-        ((("a", "1"), ("b", "2"), ("c", "4")), ("c", "absent", "4")),
-    ],
-)
-def test_first_difference_names_the_file_and_both_digests(
-    other: tuple[tuple[str, str], ...], difference: tuple[str, str, str]
-) -> None:
-    assert CheckpointDigest((("a", "1"), ("b", "2"))).first_difference(CheckpointDigest(other)) == difference
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -33,11 +33,6 @@ def test_minus_one_means_none(tmp_path: Path) -> None:
     assert read_stop_ids(tmp_path) == {4} and read_recommended_sampling(tmp_path).top_k == 0
 
 
-def test_stop_ids_do_not_depend_on_the_sampling_fields(tmp_path: Path) -> None:
-    write(tmp_path, eos_token_id=4, temperature="warm", top_p=7)
-    assert read_stop_ids(tmp_path) == {4}
-
-
 @pytest.mark.parametrize(
     "fields",
     [{"eos_token_id": "2"}, {"eos_token_id": [True]}, {"eos_token_id": 2**31}, {"eos_token_id": [[1]]},

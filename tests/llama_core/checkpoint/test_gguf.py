@@ -9,25 +9,18 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Encoding
 
-from llama_core import Llama
-from llama_core.checkpoint.digest import sha256_of
 from llama_core.checkpoint.generation_config import RecommendedSampling, read_recommended_sampling
-from llama_core.checkpoint.gguf_config import gguf_config, stop_ids
-from llama_core.checkpoint.gguf_model import GgufModel
 from llama_core.checkpoint.gguf_names import gguf_name
 from llama_core.checkpoint.gguf_types import ENCODINGS
 from llama_core.checkpoint.loader import rank_weights
-from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
-from llama_core.checkpoint.source import DENSE, WeightReader
-from llama_core.checkpoint.weights import Box, is_linear, weight_specs
+from llama_core.checkpoint.source import WeightReader
+from llama_core.checkpoint.weights import weight_specs
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.text.template.files import template_files
-from tests.support.checkpoints import WIDE, random_weights, split, write
-from tests.support.gguf_files import write_gguf
-from tests.support.gguf_models import HEAD, KEYS, VOCABULARY, write_model
+from tests.support.gguf_models import HEAD, VOCABULARY, write_model
 
 QUANTIZED = [Encoding[each.name] for each in ENCODINGS.values()]
 
@@ -72,34 +65,6 @@ def test_the_parts_of_all_ranks_make_the_whole(tmp_path: Path, encoding: Encodin
             start, shape = spec.part(share)
             region = tuple(slice(begin, begin + size) for begin, size in zip(start, shape, strict=True))
             assert torch.equal(weights[name], whole[name][region]), name
-
-
-@pytest.mark.parametrize(
-    ("encoding", "stored"),
-    [(Encoding.Q8_0, "int8_groups"), (Encoding.Q4_0, "int4"), (Encoding.Q4_1, "int4_min"), (Encoding.Q4_K, DENSE)],
-)
-def test_groups_as_stored_have_the_values_of_the_dense_weight(tmp_path: Path, encoding: Encoding, stored: str) -> None:
-    reader, config, weights = _load(write_model(tmp_path, encoding=encoding))
-    for name, spec in weight_specs(config).items():
-        if not is_linear(name):
-            continue
-        assert reader.stored_format(name) == stored
-        if stored == DENSE:
-            with pytest.raises(LookupError):
-                next(iter(reader.grouped_slices(name, Box((0, 0), spec.shape))))
-            continue
-        rows, columns = spec.shape
-        box = Box((1, 32), (rows - 1, columns - 32))
-        dense = torch.full(box.shape, torch.nan)
-        for part in reader.grouped_slices(name, box):
-            assert part.codes.dtype is (torch.int8 if stored == "int8_groups" else torch.uint8)
-            assert torch.equal(part.scales, part.scales.half().float())
-            codes = part.codes.float() - (8 if stored == "int4" else 0)
-            values = codes.unflatten(1, (-1, 32)) * part.scales[..., None]
-            if part.minima is not None:
-                values += part.minima[..., None]
-            dense[part.start[0] : part.start[0] + len(codes), part.start[1] :] = values.flatten(1)
-        assert torch.equal(dense, weights[name][1:, 32:]), name
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
@@ -147,27 +112,6 @@ def test_parts_of_a_split_model_that_do_not_belong_together_are_refused(tmp_path
         open_checkpoint(renamed).num_shards()
 
 
-@pytest.mark.parametrize(
-    ("encodings", "dtype"),
-    [
-        (Encoding.F32, torch.float32),
-        (Encoding.F16, torch.float16),
-        (Encoding.BF16, torch.bfloat16),
-        ({"blk.1.ffn_up.weight": Encoding.Q8_0}, torch.bfloat16),
-        ({"token_embd.weight": Encoding.Q8_0}, torch.float32),
-    ],
-)
-def test_the_dtype_is_that_of_the_linear_layers(tmp_path: Path, encodings: Any, dtype: torch.dtype) -> None:
-    path = write_model(tmp_path, encoding=encodings)
-    source = open_checkpoint(path)
-    assert source.open_weights(source.model_config(VOCABULARY)).dtype is dtype
-
-
-def test_a_model_without_an_output_layer_is_tied(tmp_path: Path) -> None:
-    _, config, weights = _load(write_model(tmp_path, tied=True))
-    assert config.tied_embeddings and torch.equal(weights["output.weight"], weights["tok_embeddings.weight"])
-
-
 def _config(directory: Path, architecture: str = "llama", **keys: Any) -> ModelConfig:
     changed = {key.replace("__", "."): value for key, value in keys.items()}
     return open_checkpoint(write_model(directory, architecture, keys=changed)).model_config(VOCABULARY)
@@ -178,17 +122,6 @@ def test_the_configuration_is_read(tmp_path: Path) -> None:
     assert (config.dim, config.n_layers, config.n_heads, config.n_kv_heads) == (256, 2, 8, 4)
     assert (config.head_dim, config.hidden_dim, config.vocab_size) == (HEAD, 256, VOCABULARY)
     assert config.rope == RopeConfig(theta=5e5) and config.context_length == 4096 and config.windows == (64, 64)
-
-
-def test_rope_scaling_is_read(tmp_path: Path) -> None:
-    linear = _config(tmp_path / "1", rope__scaling__type="linear", rope__scaling__factor=4.0)
-    assert linear.rope == RopeConfig("linear", 10000.0, 4.0)
-    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
-    config = _config(tmp_path / "2", "qwen2", **{f"rope__scaling__{key}": value for key, value in yarn.items()})
-    assert config.rope.kind == "yarn" and config.rope.original_context == 128
-    assert config.rope.attention_factor == pytest.approx(1 + 0.1 * np.log(4))
-    with pytest.raises(ConfigError, match=r"rope\.scaling\.type is 'longrope'"):
-        _config(tmp_path / "3", rope__scaling__type="longrope")
 
 
 def _scaled(directory: Path, **keys: Any) -> ModelConfig:
@@ -203,27 +136,6 @@ def test_rope_scaling_has_llama_cpps_defaults(tmp_path: Path) -> None:
     assert _scaled(tmp_path / "3", **yarn).rope.original_context == 512, "the context, where the file does not say"
     multiplied = _scaled(tmp_path / "4", **yarn, yarn_attn_factor=2.0, attn_factor=0.25, yarn_ext_factor=1.0)
     assert multiplied.rope.attention_factor == pytest.approx(0.5 * (1 + 0.1 * np.log(4)))
-
-
-def test_yarn_stretches_a_context_that_does_not_exceed_the_original_one(tmp_path: Path) -> None:
-    yarn = {"type": "yarn", "factor": 4.0}
-    assert _scaled(tmp_path / "1", **yarn, original_context_length=512).context_length == 2048
-    assert _scaled(tmp_path / "2", **yarn, original_context_length=256).context_length == 512
-
-
-def test_a_context_from_a_file_is_capped(tmp_path: Path) -> None:
-    assert _config(tmp_path, context_length=2**31 - 1, attention__sliding_window=16).context_length == 2**24
-
-
-def test_ill_typed_metadata_is_refused_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = GgufModel(write_model(tmp_path))
-    monkeypatch.setattr(GgufModel, "metadata", {"general.architecture": ["llama"]})
-    with pytest.raises(ConfigError, match=r"m\.gguf: the architecture \['llama'\] is not supported"):
-        gguf_config(model, VOCABULARY)
-    for count in ("2", [1], 1.0, True, -1):
-        monkeypatch.setattr(GgufModel, "metadata", {"split.count": count})
-        with pytest.raises(CheckpointError, match=r"m\.gguf: split\.count must be the number of parts"):
-            _ = model.tensors
 
 
 def test_the_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
@@ -275,16 +187,6 @@ def test_a_configuration_that_is_not_served_is_refused_by_key(
     assert str(path) in str(refused.value)
 
 
-def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the architecture 'mistral3' is not supported; supported are llama, qwen2"):
-        open_checkpoint(write_model(tmp_path, "mistral3")).model_config(VOCABULARY)
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"has {VOCABULARY} rows, but the tokenizer has {VOCABULARY + 1}"):
-        open_checkpoint(write_model(tmp_path)).model_config(VOCABULARY + 1)
-
-
 @pytest.mark.parametrize(
     ("more", "without", "message"),
     [
@@ -299,12 +201,6 @@ def test_weights_that_do_not_fit_are_refused_by_name(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         _load(write_model(tmp_path, more=more, without=without))
-
-
-def test_the_ids_that_end_a_text_are_read(tmp_path: Path) -> None:
-    names = {f"tokenizer.ggml.{name}_token_id": number for name, number in (("eos", 2), ("eot", 5), ("bos", 1))}
-    path = write_model(tmp_path, plain=names)
-    assert open_checkpoint(path).stop_ids == stop_ids(GgufModel(path)) == {2, 5}
 
 
 def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
@@ -327,57 +223,3 @@ def test_nothing_beside_a_gguf_file_is_read(tmp_path: Path) -> None:
     assert open_checkpoint(path).stop_ids == {2}
     assert read_recommended_sampling(path) == RecommendedSampling()
     assert template_files(path) == []
-
-
-def test_the_keys_of_the_small_model_are_those_of_converted_ones() -> None:
-    """The names in the gguf package, from which llama.cpp's converter takes them."""
-    known = {value.replace("{arch}.", "") for group in vars(gguf.Keys).values() if isinstance(group, type)
-             for value in vars(group).values() if isinstance(value, str)}  # fmt: skip
-    assert known.issuperset(KEYS)
-
-
-def test_a_gguf_file_gives_the_tokens_of_the_same_weights_in_metas_format(tmp_path: Path) -> None:
-    weights = random_weights(WIDE)
-    meta = write(tmp_path / "meta", split(weights, 2))
-    config = open_checkpoint(meta).model_config(640)
-    keys = {
-        "block_count": config.n_layers,
-        "embedding_length": config.dim,
-        "feed_forward_length": config.hidden_dim,
-        "attention.head_count": config.n_heads,
-        "attention.head_count_kv": config.n_kv_heads,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.dimension_count": config.head_dim,
-    }
-    path = write_gguf(
-        tmp_path / "m.gguf",
-        "llama",
-        {f"llama.{key}": value for key, value in keys.items()},
-        {gguf_name(name): weight.numpy() for name, weight in weights.items()},
-    )
-    outputs = [
-        Llama.build(each, meta / "tokenizer.model", 32, 2, device="cpu", backend="torch").generate(
-            [[1, 5, 7]], 16, temperature=0
-        )
-        for each in (meta, path)
-    ]
-    assert outputs[0] == outputs[1]
-
-
-def test_the_manifest_of_a_file_lies_beside_it(tmp_path: Path) -> None:
-    path, other = write_model(tmp_path), write_model(tmp_path / "other")
-    source = open_checkpoint(path)
-    entries = f"{sha256_of(path)}  m.gguf\n{'0' * 64}  another.gguf\n"
-    (tmp_path / "SHA256SUMS").write_text(entries)
-    manifest = Manifest.find(path)
-    assert manifest is not None
-    manifest.check_complete(source)
-    manifest.verify(source.files)
-    path.write_bytes(other.read_bytes()[:-1] + b"x")
-    with pytest.raises(CheckpointError, match=r"m\.gguf: its SHA-256 is"):
-        manifest.verify(source.files)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"none\.gguf: cannot be read: No such file"):
-        open_checkpoint(tmp_path / "none.gguf").num_shards()

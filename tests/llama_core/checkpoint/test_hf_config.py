@@ -9,7 +9,6 @@ from transformers import AutoConfig
 
 from llama_core.checkpoint.hf_config import read_config
 from llama_core.errors import ConfigError
-from llama_core.model_config import ModelConfig
 from tests.support.hugging_face import CONFIGS, read
 
 BASE = CONFIGS["llama2"]
@@ -33,14 +32,6 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_t
     assert config.windows == ((reference.sliding_window,) * 32 if sliding else ())
 
 
-def test_null_means_what_transformers_makes_of_it() -> None:
-    mistral = CONFIGS["mistral"]
-    assert read(mistral | {"num_key_value_heads": None}).n_kv_heads == 8
-    assert read(mistral | {"sliding_window": None}).windows == ()
-    assert read(CONFIGS["qwen3"] | {"head_dim": None}).head_dim == 128
-    assert read(BASE | {"rope_scaling": None, "head_dim": None, "hidden_act": None}) == read(BASE)
-
-
 @pytest.mark.parametrize(
     ("scaling", "context"),
     [
@@ -56,22 +47,6 @@ def test_null_means_what_transformers_makes_of_it() -> None:
 )
 def test_the_context_length_includes_the_stretch(scaling: dict[str, Any] | None, context: int) -> None:
     assert read(BASE | {"rope_scaling": scaling}).context_length == context
-
-
-def test_yarns_attention_factor_follows_its_fields() -> None:
-    def factor(**fields: float) -> float:
-        return read(BASE | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0} | fields}).rope.attention_factor
-
-    assert factor() == pytest.approx(1.1386294)
-    assert factor(mscale=1.0, mscale_all_dim=1.0) == 1.0
-    assert factor(mscale=2.0, mscale_all_dim=1.0) == pytest.approx(1.2772589 / 1.1386294)
-    assert factor(attention_factor=0.5, mscale=2.0, mscale_all_dim=1.0) == 0.5
-
-
-def test_the_original_context_outside_the_rope_parameters_counts_first() -> None:
-    given = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
-    assert read(BASE | {"rope_parameters": given}).rope.original_context == 64
-    assert read(BASE | {"rope_parameters": given, "original_max_position_embeddings": 128}).rope.original_context == 128
 
 
 def test_a_padded_embedding_is_larger_than_the_tokenizer_and_never_smaller() -> None:
@@ -127,23 +102,3 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, changes: dict[s
 def test_a_missing_size_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"field '{name}' is missing"):
         read({key: value for key, value in BASE.items() if key != name})
-
-
-def test_smollm2s_own_config_is_read() -> None:
-    """The fields of SmolLM2-135M-Instruct's config.json that describe the model."""
-    config = read(
-        {
-            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 576,
-            "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
-            "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
-            "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
-            "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 49152,
-        },
-        vocab_size=49152,
-    )  # fmt: skip
-    assert isinstance(config, ModelConfig) and (config.head_dim, config.n_kv_heads, config.context_length) == (
-        64,
-        3,
-        8192,
-    )
-    assert config.tied_embeddings and config.rope.theta == 100_000.0

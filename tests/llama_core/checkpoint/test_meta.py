@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from llama_core.checkpoint.meta_params import config_from_params, read_params
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.weights import weight_specs
 from llama_core.config import EngineConfig
-from llama_core.errors import CheckpointError, ConfigError, LlamaError, NonFiniteLogits
+from llama_core.errors import CheckpointError, ConfigError, NonFiniteLogits
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from tests.support import checkpoints
@@ -57,13 +56,6 @@ def test_weights_are_converted_and_progress_counts_every_byte_once(tmp_path: Pat
     assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1][0] == total
 
 
-def test_rope_freqs_in_a_checkpoint_are_ignored(tmp_path: Path) -> None:
-    shards = split(random_weights(WIDE), 1)
-    shards[0]["rope.freqs"] = torch.ones(4)
-    write(tmp_path, shards)
-    assert "rope.freqs" not in load(tmp_path)
-
-
 @pytest.mark.parametrize("embedding_dim", [1, 0])
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_llama_3_2_may_leave_its_output_layer_out(tmp_path: Path, num_shards: int, embedding_dim: int) -> None:
@@ -81,20 +73,10 @@ def test_llama_3_2_may_leave_its_output_layer_out(tmp_path: Path, num_shards: in
     assert open_weights(tmp_path, config).dtype is torch.float32
 
 
-def test_another_model_without_its_output_layer_is_refused(tmp_path: Path) -> None:
-    weights = random_weights(WIDE)
-    del weights["output.weight"]
-    write(tmp_path, split(weights, 1))
-    with pytest.raises(CheckpointError, match=r"output\.weight is missing"):
-        checkpoints.load(tmp_path, open_checkpoint(tmp_path).model_config(640))
-
-
 # Faults 28 to 33 of docs/faults.md
 
 
-def test_no_shard_and_no_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no shard"):
-        load(tmp_path)
+def test_what_is_no_checkpoint_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"nowhere: no such directory\. Nothing is downloaded: .* `hf download ORG/NAME"
     ):
@@ -102,69 +84,6 @@ def test_no_shard_and_no_directory_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(CheckpointError, match=r"tokenizer\.model: a file in no known format"):
         load(tmp_path / "tokenizer.model")
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    write(tmp_path, split(random_weights(WIDE), 4))
-    (tmp_path / "consolidated.02.pth").unlink()
-    with pytest.raises(CheckpointError, match=r"consolidated\.02\.pth: this shard is missing"):
-        load(tmp_path)
-
-
-def test_a_missing_last_shard_is_detected_by_shapes(tmp_path: Path) -> None:
-    write(tmp_path, split(random_weights(WIDE), 4))
-    (tmp_path / "consolidated.03.pth").unlink()
-    with pytest.raises(CheckpointError, match=r"shape|part of"):
-        load(tmp_path)
-
-
-def test_a_duplicated_shard_is_named(tmp_path: Path) -> None:
-    shards = split(random_weights(WIDE), 2)
-    write(tmp_path, [shards[0], shards[0]])
-    with pytest.raises(CheckpointError, match=r"01\.pth: holds the same weights as consolidated\.00\.pth"):
-        load(tmp_path)
-
-
-def test_swapped_shards_are_named(tmp_path: Path) -> None:
-    write(tmp_path, split(random_weights(WIDE), 2))
-    first, second, aside = tmp_path / "consolidated.00.pth", tmp_path / "consolidated.01.pth", tmp_path / "aside"
-    first.rename(aside), second.rename(first), aside.rename(second)
-    with pytest.raises(CheckpointError, match=r"00\.pth: holds shard consolidated\.01"):
-        load(tmp_path)
-
-
-def test_shards_of_two_checkpoints_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [split(random_weights(WIDE, seed=1), 2)[0], split(random_weights(WIDE, seed=2), 2)[1]])
-    with pytest.raises(CheckpointError, match="different checkpoints"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99, -1])
-def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
-    write(tmp_path, split(random_weights(WIDE), 2))
-    path = tmp_path / "consolidated.01.pth"
-    content = path.read_bytes()
-    path.write_bytes(content[: int(keep * len(content)) if 0 < abs(keep) < 1 else int(keep)])
-    with pytest.raises(CheckpointError, match=r"consolidated\.01\.pth"):
-        load(tmp_path)
-
-
-def test_a_flipped_bit_is_detected_or_changes_no_weight(tmp_path: Path) -> None:
-    weights = random_weights(WIDE)
-    write(tmp_path, split(weights, 1))
-    path = tmp_path / "consolidated.00.pth"
-    content = path.read_bytes()
-    found = 0
-    for i in range(60):
-        position = (i * 7919 * 613 + 13) % len(content)
-        path.write_bytes(content[:position] + bytes([content[position] ^ (1 << i % 8)]) + content[position + 1 :])
-        try:
-            got = load(tmp_path)
-        except CheckpointError as error:
-            found += "consolidated.00.pth" in str(error)
-        else:
-            assert all(torch.equal(got[name], weights[name]) for name in weights)
-    assert found > 40
 
 
 class Malicious:
@@ -211,10 +130,19 @@ def test_the_first_five_missing_unexpected_or_misshapen_weights_are_named(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "fault", ["no shard", "missing", "last missing", "duplicated", "swapped", "mixed", "truncated"]
+    ("fault", "message"),
+    [
+        ("no shard", "no shard"),
+        ("missing", r"consolidated\.00\.pth: this shard is missing"),
+        ("last missing", "shape|part of"),
+        ("duplicated", r"01\.pth: holds the same weights as consolidated\.00\.pth"),
+        ("swapped", r"00\.pth: holds shard consolidated\.01"),
+        ("mixed", "different checkpoints"),
+        ("truncated", r"consolidated\.01\.pth"),
+    ],
 )
-def test_invalid_shards_are_refused_before_memory_is_allocated(
-    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_shards_are_refused_by_name_before_memory_is_allocated(
+    tmp_path: Path, fault: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def allocated(*args: Any, **options: Any) -> None:
         raise AssertionError("memory for a weight or a cache was allocated")
@@ -230,25 +158,10 @@ def test_invalid_shards_are_refused_before_memory_is_allocated(
         second.write_bytes(second.read_bytes()[:-100])
     for path in {"no shard": [first, second], "missing": [first], "last missing": [second]}.get(fault, []):
         path.unlink()
-    monkeypatch.setattr(torch, "empty", allocated)
+    monkeypatch.setattr("llama_core.execution.rank_loading.planned_weights", allocated)
     monkeypatch.setattr("llama_core.execution.rank_loading.SlotTable", allocated)
-    with pytest.raises(CheckpointError, match=str(tmp_path)):
+    with pytest.raises(CheckpointError, match=message):
         ModelRunner.load(engine_config(tmp_path), alone("cpu"))
-
-
-def test_weights_of_another_width_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
-    write(tmp_path, split(random_weights(WIDE), 2))
-    config = config_from_params(WIDE | {"dim": 128}, vocab_size=640)
-    with pytest.raises(CheckpointError, match=r"tok_embeddings.weight has shape \[640, 32\].*expected \[640, 64\] or"):
-        open_weights(tmp_path, config)
-
-
-@pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), {"norm.weight": "text"}], ids=["list", "tensor", "text"])
-def test_a_shard_without_a_dict_of_weights_is_named(tmp_path: Path, content: Any) -> None:
-    write(tmp_path, split(random_weights(WIDE), 1))
-    torch.save(content, tmp_path / "consolidated.00.pth")
-    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -306,41 +219,6 @@ def test_a_tensor_of_an_unsupported_kind_is_refused_by_name(tmp_path: Path, weig
     write(tmp_path, [shard])
     with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*norm\.weight"):
         load(tmp_path)
-
-
-def test_a_weight_name_that_is_not_a_string_is_refused(tmp_path: Path) -> None:
-    (shard,) = split(random_weights(WIDE), 1)
-    damaged: Any = shard | {7: torch.zeros(3)}
-    write(tmp_path, [damaged])
-    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*int"):
-        load(tmp_path)
-
-
-def test_a_value_that_float16_cannot_hold_is_named(tmp_path: Path) -> None:
-    weights = random_weights(WIDE)
-    weights["layers.0.feed_forward.w1.weight"][1, 2] = 1e6
-    write(tmp_path, split(weights, 1))
-    load(tmp_path)
-    with pytest.raises(CheckpointError, match=r"layers\.0\.feed_forward\.w1\.weight.*float16"):
-        load(tmp_path, dtype=torch.float16)
-
-
-def test_the_checkpoint_dtype_is_that_of_the_matrices(tmp_path: Path) -> None:
-    weights = random_weights(WIDE, dtype=torch.bfloat16)
-    write(tmp_path, split({n: w.float() if "norm" in n else w for n, w in weights.items()}, 1))
-    assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
-
-
-def test_a_corrupted_file_is_named_by_a_llama_error(tmp_path: Path) -> None:
-    """For each file of a checkpoint, replaced by random bytes or zeros."""
-    whole = write(tmp_path / "whole", split(random_weights(WIDE), 2))
-    for name in ("consolidated.00.pth", "consolidated.01.pth", "params.json"):
-        for junk in (b"", b"\x00" * 1000, b"PK\x03\x04" + os.urandom(500)):
-            broken = tmp_path / "broken"
-            shutil.copytree(whole, broken, dirs_exist_ok=True)
-            (broken / name).write_bytes(junk)
-            with pytest.raises(LlamaError, match=name):
-                ModelRunner.load(engine_config(broken), alone("cpu"))
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")

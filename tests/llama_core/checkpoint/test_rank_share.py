@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from llama_core.checkpoint.rank_share import RankShare, is_even
-from llama_core.checkpoint.weights import weight_specs
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.errors import ConfigError
 from llama_core.model_config import ModelConfig
 
@@ -47,20 +46,6 @@ def test_parts_are_as_even_as_they_come(world_size: int) -> None:
         assert abs(len(share.heads) - 9 / world_size) <= 2  # whole groups of three heads on up to three ranks
 
 
-def test_a_split_is_even_where_the_number_of_ranks_divides_every_dimension() -> None:
-    assert [n for n in range(1, 10) if is_even(model(), n)] == [1, 3]
-    assert [n for n in range(1, 9) if is_even(model(8, 4, 1024), n)] == [1, 2, 4]
-
-
 def test_more_ranks_than_query_heads_are_refused() -> None:
     with pytest.raises(ConfigError, match="model_parallel_size 10 is more than the 9 query heads"):
         RankShare.of(model(), 0, 10)
-
-
-def test_weights_are_cut_at_whole_heads() -> None:
-    specs = weight_specs(model())
-    boxes = [specs["layers.1.attention.wq.weight"].part(share) for share in shares(model(), 2)]
-    assert boxes == [((0, 0), (192, 576)), ((192, 0), (384, 576))]
-    assert specs["layers.1.attention.wo.weight"].part(shares(model(), 2)[1]) == ((0, 192), (576, 384))
-    copies = [specs["layers.0.attention.wk.weight"].part(share).start[0] for share in shares(model(), 9)]
-    assert copies == [0, 0, 0, 64, 64, 64, 128, 128, 128]

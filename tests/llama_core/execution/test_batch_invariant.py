@@ -202,7 +202,7 @@ def test_ranks_add_their_parts_in_float32_in_the_order_of_ranks(ranks: Callable[
         assert found == [expected] * 3
 
 
-def test_where_it_cannot_be_kept_the_start_fails_and_the_native_backend_always_keeps_it() -> None:
+def test_a_backend_that_cannot_be_batch_invariant_refuses_to_start() -> None:
     from tests.conftest import GOLDEN
     from tests.support import on_ranks
 

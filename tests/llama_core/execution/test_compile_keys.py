@@ -23,7 +23,7 @@ from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from tests.support.compile_keys import recorded_keys
-from tests.support.counted_memory import META, LiveBytes, meta_backend
+from tests.support.counted_memory import META, meta_backend
 
 pytest.importorskip("triton")
 STEPS = 60
@@ -100,19 +100,3 @@ def test_no_step_launches_a_variant_that_the_start_has_not_compiled(name: str) -
             backend.logits_of_tokens(range(begin, min(end, config.max_step_tokens)))
         assert keys <= compiled, keys - compiled
     assert len(compiled) > 10
-
-
-@torch.inference_mode()
-def test_a_step_in_graphs_takes_few_operations_of_torch() -> None:
-    """A GPU waits for a host that queues steps more slowly."""
-    decodes = [Row(slot, 300, 1, True) for slot in range(32)]
-    with recorded_keys():
-        backend, slots, _ = opened("bfloat16")
-        for has_prompt, most in ((False, 6), (True, 16)):
-            for _ in range(5):
-                if has_prompt:
-                    slots.admit(SlotInit(32, list(range(1, 2001)), list(range(126)), SamplingParams(0.7, seed=1)))
-                counter = LiveBytes()
-                with counter:
-                    backend.start(decodes + [Row(32, 0, 2000, True)] * has_prompt, keep_logits=False)
-            assert counter.num_operations <= most

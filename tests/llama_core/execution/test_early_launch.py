@@ -11,9 +11,7 @@ from tests.support.early_kernels import (
     functions,
     launched_early,
     loaded_before_wait,
-    may_read,
 )
-from tests.support.kernel_compiler import waits_first
 
 LETS_START = "let_next_start(is_early)"
 PRODUCTS = {"_product_of_rows", "_gated_product"}
@@ -47,16 +45,3 @@ def test_no_product_starts_beside_another() -> None:
     sooner, later = f"if combine_follows:\n    {LETS_START}", f"if not combine_follows:\n    {LETS_START}"
     assert attend.index(sooner) < attend.index(WAIT) < attend.index(later)
     assert sum(text.count(LETS_START) for text in attend) == 2
-
-
-def test_a_kernel_may_read_some_memory_before_it_waits() -> None:
-    assert may_read("_attend") == {4} and may_read("_add_norm") == {3} and not may_read("_gated_product")
-    tiles = "\tld.param.b64 \t%rd1, [_attend_param_4];\n\tmad.wide.s32 \t%rd2, %r46, 8, %rd1;\n"
-    queries, wait = "\tld.param.b64 \t%rd3, [_attend_param_0];\n", "\tgriddepcontrol.wait; // dummy %r1\n"
-    load, derived = "\tld.global.b64 { %rd5 }, [ %rd2 + 0 ];\n", "\tadd.s64 \t%rd6, %rd3, %rd5;\n"
-    assert waits_first(tiles + load + wait, {4})
-    assert not waits_first(tiles + load + wait, {0})
-    pair = "\t@%p1 ld.global.v2.b32 { %r2, %r3 }, [ %rd6 + 0 ];\n"
-    assert not waits_first(tiles + queries + load + derived + pair + wait, {4})
-    assert waits_first(tiles + queries + load + derived + pair + wait, {0, 4})
-    assert not waits_first("\tld.global.b64 { %rd5 }, [ %rd9 + 0 ];\n" + wait, {4})  # of no parameter

@@ -15,19 +15,8 @@ import torch
 
 from llama_core.errors import ConfigError
 from llama_core.execution.fused.device import choose_ops
-from llama_core.execution.fused.step_plan import bucket_sizes
 from tests.support.interpreter import interpret
 from tests.support.kernel_differences import assert_small
-
-
-@pytest.mark.parametrize("largest", [1, 3, 8, 33, 64, 264])
-def test_every_number_of_tokens_has_a_bucket_that_is_not_much_larger(largest: int) -> None:
-    sizes = bucket_sizes(largest)
-    assert sizes == sorted(set(sizes)) and sizes[-1] == largest
-    for count in range(1, largest + 1):
-        bucket = next(size for size in sizes if size >= count)
-        assert bucket <= max(2 * count, count + 31)
-
 
 KERNELS = """
 import json

@@ -12,16 +12,13 @@ from llama_core.execution.parallel import Parallel, alone, leave
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
-from tests.support import on_ranks
 from tests.support.full_runs import examples
 from tests.support.simulated_device import SimulatedDevice
 from tests.support.simulated_steps import (
     SimulatedRun,
     assert_expected,
-    expected_masks,
     requests_of,
     simulated,
-    simulated_masks,
     simulated_runner,
 )
 
@@ -30,7 +27,6 @@ NUM_REQUESTS = examples(6, 10)  # of one rank
 NUM_OF_GROUP = examples(3, 6)
 
 
-# In each run, the masks below are computed on a device that is never eager, and preemptions on one that is half of the time.
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.full) for seed in (0, 1, 3, 4, 5))])
 def test_tokens_are_right_however_late_the_device_computes(seed: int) -> None:
     requests = requests_of(seed, NUM_REQUESTS)
@@ -54,9 +50,7 @@ def test_a_rank_that_leaves_releases_its_graphs_before_it_destroys_the_group(ran
         assert "CUDA graphs" in before and when_destroyed == "fused"
 
 
-def test_a_rank_that_leaves_while_a_collective_waits_for_a_dead_peer_ends_its_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_leaving_while_a_collective_waits_for_a_dead_peer_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     device, calls = SimulatedDevice(), Mock()
     calls.exit.side_effect = SystemExit
     runner = simulated_runner(alone("cpu"), MP1, device, max_batch_size=1, max_step_tokens=8)
@@ -98,39 +92,6 @@ def test_a_step_is_one_copy_in_and_one_out_and_waits_for_nothing() -> None:
         assert not pending.is_done
         pending.result()
         assert len(device.host_accesses) == before[3]
-
-
-@pytest.mark.parametrize("eagerness", [0.0, 0.6])
-def test_masks_change_the_tokens_of_their_step_however_late_the_device_computes(eagerness: float) -> None:
-    tokens, _ = simulated_masks(alone("cpu"), MP1, 5, eagerness)
-    assert tokens == expected_masks(MP1)
-
-
-def test_masks_are_known_to_rank_0_alone_and_all_ranks_join_its_collectives(ranks: Any) -> None:
-    runs = ranks(2).call(simulated_masks, MP1, 6, 0.4)
-    assert runs[0][0] == runs[1][0] == expected_masks(MP1)
-    assert runs[0][1] == runs[1][1]
-
-
-def test_changes_beyond_the_buffer_take_one_copy_more_and_no_wait() -> None:
-    """All slots are admitted at once with long texts, as after a restart."""
-    device = SimulatedDevice()
-    runner = simulated_runner(alone("cpu"), MP1, device)
-    blocks = runner.config.blocks_per_sequence
-    admit = [
-        SlotInit(
-            slot,
-            [1, *range(5 + slot, 154 + slot)],
-            list(range(slot * blocks, (slot + 1) * blocks)),
-            SamplingParams(0.0),
-        )
-        for slot in range(8)
-    ]
-    batch = StepInput(0, 1, [Row(slot, 0, 5 + slot, True) for slot in range(7)], admit=admit)
-    before = device.num_copies, device.num_waits
-    pending = runner.start(batch)
-    assert (device.num_copies, device.num_waits) == (before[0] + 3, before[1])
-    assert pending.result().tokens == on_ranks.new_runner(alone("cpu"), MP1, backend="torch").step(batch).tokens
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])

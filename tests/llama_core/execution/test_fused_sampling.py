@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from llama_core.execution import logit_rules
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.sampler import unpacked
-from llama_core.execution.logit_rules import LogitRules
 from llama_core.execution.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
@@ -148,11 +146,7 @@ def check_odd_rows(ops: TorchOps, device: torch.device) -> None:
     usual = tokens_of(ops, plain_case(logits), "sampled", device)
     broken = logits.clone()
     broken[1, 4999], broken[2, 0], broken[3, 4500] = math.nan, math.inf, -math.inf
-    for mode, expected in (
-        ("sampled", usual),
-        ("ruled", usual),
-        ("greedy", logits.argmax(-1).tolist()),
-    ):
+    for mode, expected in (("sampled", usual), ("ruled", usual), ("greedy", logits.argmax(-1).tolist())):
         found = tokens_of(ops, plain_case(broken), mode, device)
         assert found == [expected[0], NOT_FINITE, NOT_FINITE, NOT_FINITE, expected[4]], mode
 
@@ -264,23 +258,3 @@ def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
     check_limits(ops, device)
     check_zeros(ops, device)
     check_large(ops, device)
-
-
-def test_a_table_of_rules_has_room_for_all_that_a_request_may_name() -> None:
-    vocab = 5000
-    params = SamplingParams(
-        logit_bias=tuple((i, 1.0) for i in range(1024)),
-        bad_words=(*((2000 + i,) for i in range(48)), *(tuple(range(32)) for _ in range(48))),
-        allowed_token_ids=tuple(range(4096)),
-        min_tokens=3,
-    )
-    rules = LogitRules(SlotInit(0, [1], [], params, delayed=tuple(range(3000, 3256))), vocab)
-    ends = [first + len(words) for first, words in logit_rules.parts_of(rules)]
-    begins = [first for first, _ in logit_rules.parts_of(rules)]
-    assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
-    assert ends[-1] == logit_rules.table_words(vocab)
-
-
-def test_a_token_that_is_biased_twice_has_the_sum_of_its_biases() -> None:
-    rules = LogitRules(SlotInit(0, [1], [], SamplingParams(logit_bias=((3, 1.5), (4, 2.0), (3, -0.5)))), 10)
-    assert rules.biases == {3: 1.0, 4: 2.0}

@@ -1,12 +1,9 @@
-"""The native backend: the same bits in any batch and with any instructions; int8; all-gathers; where it is unavailable."""
+"""The native backend: all-gathers, values that are not finite, and where it is unavailable."""
 
-import ctypes
 import logging
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -14,17 +11,11 @@ from llama_core import Llama
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.native import backend, build, library
 from llama_core.execution.native.all_gather import shared_memory
-from llama_core.execution.native.backend import NativeBackend
-from llama_core.execution.native.library import AbiMismatch
 from llama_core.execution.parallel import Parallel, alone
-from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.execution.weight_formats.registry import QUANTIZED
-from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
 
-DEMO = Path(__file__).parents[3] / "demo"
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
 # 4 heads of 64 dimensions on 2 key/value heads: whole register tiles.
 SHAPE = {
@@ -66,17 +57,6 @@ def test_ranks_gather_the_same_values_through_gloo_as_through_shared_memory(rank
     assert ranks(2).call(logits_by_gloo_fallback, model) == ranks(2).call(logits_by_shared_memory, model)
 
 
-def test_no_rank_uses_memory_that_another_could_not_map(ranks: Any) -> None:
-    assert ranks(2).call(shared_memory_where_rank_1_fails) == [True, True]
-
-
-def shared_memory_where_rank_1_fails(parallel: Parallel) -> bool:
-    with patch(
-        "llama_core.execution.native.all_gather.mmap.mmap", side_effect=OSError if parallel.rank == 1 else mmap.mmap
-    ):
-        return shared_memory(parallel, 4096) is None
-
-
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
     """library_path and the library loaded from it are remembered for the process."""
@@ -107,15 +87,6 @@ def test_without_a_compiler_torch_computes_and_the_log_says_why(
 
 
 @pytest.mark.usefixtures("fresh_build")
-def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("LLAMA_CXXFLAGS", "--no-such-flag")
-    with pytest.raises(build.Unavailable, match="no-such-flag"):
-        build.library_path()
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"], "nothing half-made is left"
-
-
-@pytest.mark.usefixtures("fresh_build")
 def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -123,17 +94,6 @@ def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
     monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
     with pytest.raises(build.Unavailable, match="belongs to this user alone"):
         build.library_path()
-
-
-@pytest.mark.usefixtures("fresh_build")
-def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = list(SlotSampling._fields_)
-    swapped = type("SlotSampling", (ctypes.Structure,), {"_fields_": [fields[1], fields[0], *fields[2:]]})
-    for name, value, line in (("SlotSampling", swapped, "SlotSampling"), ("OPS", library.OPS[::-1], "Op")):
-        with monkeypatch.context() as patched:
-            patched.setattr(library, name, value)
-            with pytest.raises(AbiMismatch, match=f"it has {line}.*expected {line}"):
-                library.load_library()
 
 
 @pytest.mark.parametrize(
@@ -148,26 +108,6 @@ def test_torch_computes_what_the_native_backend_does_not_support(settings: dict[
         on_ranks.build(alone("cpu"), mp1, **settings, backend="native")
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "int4_min"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dim", [24, 40, 64])
-def test_values_of_one_request_reach_no_later_request_at_any_width(
-    tmp_path: Path, dim: int, dtype: str, quantization: str
-) -> None:
-    shape = SHAPE | {"dim": dim, "n_heads": 4, "n_kv_heads": 2}
-    directory = str(checkpoints.write(tmp_path, [checkpoints.random_weights(shape)], shape))
-    runner = on_ranks.build(alone("cpu"), directory, dtype, backend="native", quantization=quantization).runner
-    assert isinstance(runner.backend, NativeBackend)
-    runner.backend.poke_embedding(333, float("nan"))
-
-    def non_finite(tokens: list[int]) -> list[int]:
-        admit = [SlotInit(0, tokens, [0, 1], SamplingParams(temperature=0.0))]
-        return runner.step(StepInput(0, 0, [Row(0, 0, len(tokens), True)], admit=admit)).non_finite
-
-    assert non_finite([1, 333, 5]) == [0]
-    assert non_finite([1, 7, 5]) == []
-
-
 @pytest.mark.parametrize("quantization", ["none", *(name for name in QUANTIZED if name != "fp8")])
 def test_a_value_that_is_not_finite_is_reported_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
     weights = checkpoints.random_weights(SHAPE)
@@ -176,10 +116,3 @@ def test_a_value_that_is_not_finite_is_reported_and_not_rounded_away(tmp_path: P
     directory = str(checkpoints.write(tmp_path, [weights], SHAPE))
     with pytest.raises(NonFiniteLogits):
         on_ranks.build(alone("cpu"), directory, "float32", backend="native", quantization=quantization)
-
-
-def test_a_step_that_does_not_fit_is_refused_before_it_is_computed(model: str) -> None:
-    runner = on_ranks.build(alone("cpu"), model, backend="native").runner
-    for rows in ([Row(0, 0, 65, False)], [Row(0, 100, 60, True)], [Row(0, -1, 1, True)]):
-        with pytest.raises(ValueError, match=r"out of bounds|too large"):
-            runner.step(StepInput(0, 0, rows))

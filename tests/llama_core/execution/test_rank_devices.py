@@ -1,7 +1,6 @@
 """The GPU that a rank takes of those that its process sees, without a GPU."""
 
 import atexit
-import os
 from typing import Any
 
 import pytest
@@ -32,27 +31,6 @@ def test_a_rank_of_a_group_takes_the_gpu_with_its_index_and_makes_it_current(fou
     assert joined.device == torch.device("cuda", 2) and four_gpus == [joined.device]
     assert join(0, 3, "auto", store).device == torch.device("cuda", 0)
     assert join(1, 3, "cpu", store, device_index=2).device == torch.device("cpu")
-
-
-def test_nccl_registers_no_graph_unless_the_environment_says_so(
-    four_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Registration is a collective, in which the others would wait for a rank that cannot capture."""
-    store: Any = None
-    join(0, 2, "cpu", store)
-    assert "NCCL_GRAPH_REGISTER" not in os.environ
-    join(0, 2, "cuda", store)
-    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
-    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "1")
-    join(0, 2, "cuda", store)
-    assert os.environ["NCCL_GRAPH_REGISTER"] == "1"
-
-
-def test_a_rank_whose_gpu_is_not_visible_is_refused_and_shares_none(four_gpus: list[torch.device]) -> None:
-    store: Any = None
-    with pytest.raises(ConfigError, match="rank 1 is to use the GPU with index 4, torch sees 4"):
-        join(1, 2, "cuda", store, device_index=4)
-    assert not four_gpus
 
 
 def test_torchrun_s_local_rank_picks_the_gpu(four_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:

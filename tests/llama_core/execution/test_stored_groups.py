@@ -1,4 +1,4 @@
-"""GGUF's Q8_0, Q4_0 and Q4_1 stay in memory what they are in the file, and packing their values finds the same codes."""
+"""GGUF's Q8_0, Q4_0 and Q4_1 stay in memory what they are in the file."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,8 @@ import torch
 from gguf import GGMLQuantizationType as Encoding
 
 from llama_core.config import EngineConfig
-from llama_core.execution import backend_choice
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
-from llama_core.execution.weight_plan import WeightPlan
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support.gguf_files import encode
@@ -51,7 +49,7 @@ def dequantized(encoding: Encoding) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("encoding", FORMATS, ids=lambda encoding: encoding.name)
-def test_weights_as_stored_have_the_bits_of_weights_that_are_packed_from_their_values(
+def test_stored_groups_have_the_bits_of_groups_packed_from_their_values(
     tmp_path: Path, encoding: Encoding, dtype: str
 ) -> None:
     stored = write_model(tmp_path / "stored", encoding=encoding)
@@ -76,23 +74,6 @@ def test_each_matrix_keeps_its_own_encoding(tmp_path: Path) -> None:
     assert "int4_min (7 matrices), int8_groups (output)" in description
     expanded, _ = last_logits(alone("cpu"), file, "float32", quantization="none")
     assert (logits - expanded).abs().max().item() < 1e-4 * (expanded.max() - expanded.min()).item()
-
-
-def test_the_torch_backend_expands_stored_groups_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = write_model(tmp_path, encoding=Encoding.Q4_0)
-    expanded, _ = last_logits(alone("cpu"), file, "float32", quantization="none")
-    by_torch, _ = last_logits(alone("cpu"), file, "float32", backend="torch")
-    assert "the torch backend expands weights to float32" in caplog.text
-    assert (by_torch - expanded).abs().max().item() < 1e-4 * (expanded.max() - expanded.min()).item()
-
-
-def test_matrices_that_ranks_cut_within_groups_are_named_with_the_format_that_holds_them(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    plan = WeightPlan("bfloat16", {"layers.0.down": "bfloat16", "output": "int4"}, {}, ("layers.0.down",))
-    backend_choice.plan_held("native", EngineConfig("", 640, 64, 2), plan, Parallel(0, 16, torch.device("cpu")))
-    assert "1 matrices that are stored quantized are held in bfloat16" in caplog.text
-    assert "16 ranks cut through groups of 32 inputs: layers.0.down" in caplog.text
 
 
 def logits_on_ranks(parallel: Parallel, file: str, dtype: str) -> list[float]:

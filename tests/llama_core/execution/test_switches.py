@@ -217,7 +217,7 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instruct
     assert len(results) == 8 + len(FORMATS) and all(differing == [] for _, _, differing in results), results
 
 
-def test_a_float16_checkpoint_is_computed_in_bfloat16_natively_and_in_float16_by_torch() -> None:
+def test_a_float16_checkpoint_is_bfloat16_natively_and_float16_in_torch() -> None:
     model, stored = model_with("none"), torch.float16
     runner = plain_model.load_runner(alone("cpu"), model, stored=stored, dtype="auto")
     assert runner.report.dtype == "bfloat16 (the checkpoint is float16)" and isinstance(runner.backend, NativeBackend)

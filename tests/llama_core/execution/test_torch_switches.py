@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.execution.fused.device import choose_ops
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Row, SlotInit, StepInput
@@ -64,15 +63,3 @@ def test_logits_are_near_a_plain_forward_on_any_number_of_ranks(ranks: Any, worl
             error = (logits - expected).abs().max() / (expected.max() - expected.min())
             assert error < 1e-5, switch
             assert kind == ("FairscaleTransformer" if (world_size, backend) == (2, "torch") else "FusedTransformer")
-
-
-def test_cudnns_attention_is_off_on_a_gpu() -> None:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        torch.backends.cuda.enable_cudnn_sdp(True)
-        choose_ops("torch", torch.device("cpu"))
-        assert torch.backends.cuda.cudnn_sdp_enabled()
-        choose_ops("torch", torch.device("cuda"))
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -6,7 +6,6 @@ import pytest
 
 from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.source import DENSE
-from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.execution.weight_plan import WeightPlan, plan_weights
 
 # 6 heads of 16 dimensions: half of them are 48 inputs of wo, which is no multiple of 32. Half of the 256 hidden units is.
@@ -26,20 +25,6 @@ def planned(
         return next((found for end, found in stored.items() if name.endswith(end)), DENSE)
 
     return plan_weights(CONFIG, stored_format, quantization, dtype, world_size)
-
-
-def test_matrices_come_in_the_order_in_which_the_native_engine_counts_them() -> None:
-    names = [f"layers.{i}.{matrix}" for i in range(2) for matrix in ("qkv", "out", "gate_up", "down")]
-    assert list(planned(DENSE).matrices) == [*names, "output"]
-
-
-def test_none_expands_every_matrix_and_each_other_name_quantizes_every_matrix() -> None:
-    for stored in (DENSE, "int4", "int8_groups"):
-        assert planned(stored, "none").is_plain and str(planned(stored, "none")) == "bfloat16"
-        for quantization in QUANTIZED:
-            plan = planned(stored, quantization)
-            assert plan.formats == (quantization,)
-            assert str(plan) == f"bfloat16 with {quantization} weights"
 
 
 def test_auto_keeps_each_matrix_as_it_is_stored() -> None:
@@ -67,13 +52,6 @@ def test_parts_of_one_matrix_that_are_stored_differently_share_a_format(parts: t
     assert plan.keeps_groups("layers.0.attention.wq.weight") is (expected != "bfloat16")
 
 
-def test_a_requested_format_keeps_the_groups_that_are_stored_in_it() -> None:
-    assert planned("int4", "int4").keeps_groups("layers.0.feed_forward.w1.weight")
-    assert planned("int4", "int4_min").keeps_groups("layers.0.feed_forward.w1.weight")
-    assert not planned("int4_min", "int4").keeps_groups("layers.0.feed_forward.w1.weight")
-    assert not planned("int8_groups", "int8").keeps_groups("layers.0.feed_forward.w1.weight")
-
-
 def test_a_matrix_whose_groups_the_ranks_cut_is_expanded() -> None:
     plan = planned("int4", world_size=2)
     assert plan.expanded == ("layers.0.out", "layers.1.out")
@@ -81,8 +59,3 @@ def test_a_matrix_whose_groups_the_ranks_cut_is_expanded() -> None:
     again = planned("int4", "int4", world_size=2)
     assert again.matrices["layers.0.out"] == "int4" and not again.keeps_groups("layers.0.attention.wo.weight")
     assert planned("int4").expanded == planned(DENSE, world_size=2).expanded == ()
-
-
-def test_an_expanded_plan_reads_no_groups() -> None:
-    plan = planned("int4").expand()
-    assert plan.is_plain and not plan.keeps_groups("output.weight")

@@ -1,9 +1,7 @@
 """A grammar that cannot be followed is refused with llguidance's reason, and every check is bounded."""
 
-import os
 import subprocess
 import sys
-import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +17,7 @@ from llama_core.grammar.build import (
     lark_grammar,
     regex_grammar,
 )
-from llama_core.grammar.check import MAX_BYTES, checked, in_background
+from llama_core.grammar.check import MAX_BYTES, checked
 
 MARK = "Zq7Marker"
 
@@ -186,13 +184,3 @@ def test_results_are_kept_for_each_scope_alone() -> None:
             with pytest.raises(InvalidParameter, match="other"):
                 checked(bad, "other", scope)
     assert compiled.call_count == 4
-
-
-def test_background_work_has_the_lowest_priority_and_raises_what_it_raises() -> None:
-    def priority() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    before = threading.stack_size()
-    assert in_background(priority) == 19 and threading.stack_size() == before
-    with pytest.raises(ZeroDivisionError):
-        in_background(lambda: 1 // 0)

@@ -2,14 +2,11 @@
 
 import random
 import threading
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llama_core.errors import NoTokenAllowed
@@ -19,14 +16,13 @@ from llama_core.grammar import masks
 from llama_core.grammar.answers import answer_grammar
 from llama_core.grammar.build import json_schema_grammar, lark_grammar, regex_grammar
 from llama_core.grammar.masks import SlotGrammars
-from llama_core.grammar.matchers import GrammarRefused, MatcherFailed, Matchers
-from llama_core.grammar.vocabulary import grammar_vocabulary
+from llama_core.grammar.matchers import Matchers
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.scheduling.step import Row, SlotInit, StepInput, StepOutput
+from llama_core.scheduling.step import StepOutput
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tools.registry import find_tool_format
@@ -203,91 +199,3 @@ def test_an_answer_whose_masks_are_too_slow_three_times_ends_alone(
     assert served.outputs == [expected[4][:7], *expected[5:]]
     error = served.sequences[0].error
     assert isinstance(error, NoTokenAllowed) and "the grammar is too slow: 3 tokens" in error.message
-
-
-def test_an_answer_beyond_the_limits_is_followed_again_by_a_grammar_of_its_own(
-    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    match, begin, tries, own = SlotGrammars._match, Matchers.begin, Counter[int](), []
-
-    def exceeds(self: SlotGrammars, row: Any, bits: Any) -> Any:
-        if row.position - row.slot.first == 3:
-            tries[id(row.slot)] += 1
-            if tries[id(row.slot)] == 1:
-                raise MatcherFailed("too large")
-        return match(self, row, bits)
-
-    def noted(self: Matchers, scope: str, grammar: str, tokens: list[int], *, is_alone: bool = False) -> Any:
-        own.append(is_alone)
-        return begin(self, scope, grammar, tokens, is_alone=is_alone)
-
-    monkeypatch.setattr(SlotGrammars, "_match", exceeds)
-    monkeypatch.setattr(Matchers, "begin", noted)
-    served = Served(runner, [requests()[1]] * 3)
-    served.run()
-    assert served.outputs == [expected[1]] * 3 and own.count(True) == 3
-
-
-def test_a_grammar_that_is_refused_is_not_compiled_for_the_rows_in_flight(
-    runner: ModelRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def refused(self: Matchers, grammar: str) -> Any:
-        made.append(grammar)
-        raise GrammarRefused("too large")
-
-    monkeypatch.setattr(Matchers, "_compiled", refused)
-    served = Served(runner, requests()[4:], depth=3)
-    served.run()
-    assert served.sequences[0].error is not None and served.outputs[1:] == expected[5:] and len(made) == 1
-
-
-def test_ranks_that_schedule_for_themselves_wait_instead(
-    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, often_late: None
-) -> None:
-    compiled = Matchers._compiled
-
-    def slow(self: Matchers, grammar: str) -> Any:
-        time.sleep(0.1)
-        return compiled(self, grammar)
-
-    monkeypatch.setattr(Matchers, "_compiled", slow)
-    served = Served(on_ranks.new_runner(alone("cpu"), str(DEMO)), requests(), depth=1)
-    served.run()
-    assert served.outputs == expected and not served.num_deferred
-
-
-def test_rows_after_a_deferred_one_are_void_and_the_next_admission_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, goes_on = Matchers._compiled, threading.Event()
-    monkeypatch.setattr(Matchers, "_compiled", lambda self, grammar: goes_on.wait(LATE_S) and compiled(self, grammar))
-    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
-    slots = SlotGrammars(lambda: vocabulary, TOKENIZER.n_words, 1)
-    slots.prepare()
-    params = SamplingParams(grammar=regex_grammar("[ab]{9}"), max_tokens=9)
-    slots.admit(SlotInit(0, [1, 5], [0], params))
-
-    def step(start: int) -> tuple[list[int], np.ndarray]:
-        of_step = slots.begin([Row(0, start, 1, True)])
-        assert of_step is not None
-        of_step.wait()
-        slots.follow(of_step, partial(list, [0]))
-        assert not of_step.reasons
-        return of_step.deferred, of_step.bits
-
-    assert [step(start)[0] for start in (1, 2, 3)] == [[0], [0], [0]]
-    goes_on.set()
-    assert step(4)[0] == [0], "the masks of the first position are ready, not those of this one"
-    while (found := step(1))[0]:
-        pass
-    slots.admit(SlotInit(0, [1, 5], [0], params))
-    assert (step(1)[1] == found[1]).all() and found[1].any()
-    slots.close()
-
-
-def test_a_deferred_step_says_so_and_refuses_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlotGrammars, "_fill_row", lambda _, row, of_step, deadline_s: of_step.defer(row))
-    params = SamplingParams(grammar=regex_grammar("[ab]{9}"), max_tokens=9)
-    init = SlotInit(0, [1, 5], [0], params)
-    output = runner.step(StepInput(0, 0, [Row(0, 0, 2, True)], admit=[init]))
-    assert output.deferred == [0] and not output.refused and not output.non_finite

@@ -129,58 +129,6 @@ def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> Non
     assert found["errors"][0] is None and "grammar" in found["errors"][1]
 
 
-def test_an_error_that_the_vocabulary_shows_repeats_nothing_of_the_grammar() -> None:
-    grammar = wanted(lark_grammar("start: <secret>"))
-    reason = serve([request("The cat", 1, grammar)])["errors"][0]
-    assert "unknown special token" in reason and "secret" not in reason
-
-
-def test_the_tokenizer_is_asked_once_for_a_text_that_grammars_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
-    asked: list[str] = []
-    encode = type(TOKENIZER).encode
-
-    def counted(self: Any, text: str, **options: Any) -> list[int]:
-        asked.append(text)
-        return encode(self, text, **options)
-
-    monkeypatch.setattr(type(TOKENIZER), "encode", counted)
-    for text in (b'"name":', b'\t\t"age"', b'"name":', b'\t\t"age"'):
-        assert vocabulary.decode_bytes(vocabulary.tokenize_bytes(text)) == text
-    assert 0 < len(asked) <= 2
-
-
-def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
-    slots = SlotGrammars(lambda: grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.vocab_size, 2)
-    prompt = TOKENIZER.encode("Say", bos=True, eos=False)
-    generated = TOKENIZER.encode('{"name": "Tom", "kind', bos=False, eos=False)
-    params = request("", 0, OBJECT)[1]
-    slots.admit(SlotInit(0, prompt, [0], params, prompt_length=len(prompt)))
-    slots.admit(SlotInit(1, prompt + generated, [1], params, prompt_length=len(prompt)))
-    masks = []
-    for i, token in enumerate([*generated, 0]):
-        rows = [Row(0, len(prompt) + i - 1, 1, True)]
-        masks.append(slots.begin(rows))
-        assert masks[-1] is not None
-        masks[-1].wait()
-        slots.follow(masks[-1], partial(list, [token]))
-    whole = slots.begin([Row(1, 0, len(prompt + generated), True)])
-    assert whole is not None and masks[-1] is not None
-    whole.wait()
-    assert (whole.bits == masks[-1].bits).all() and int(whole.bits.any()) > 0 and not whole.reasons
-    assert slots.begin([Row(1, 0, 3, False)]) is None
-    slots.close()
-
-
-@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "number"}, {"type": "array", "minItems": 50}])
-def test_an_answer_that_reaches_max_tokens_is_cut_there(schema: dict[str, Any]) -> None:
-    closing = (token for token in range(TOKENIZER.n_words) if TOKENIZER.token_bytes(token)[-1:] in (b'"', b"]", b"}"))
-    bias = tuple((token, -50.0) for token in (*closing, *TOKENIZER.stop_ids))
-    prompt, params = request("Write", 1, wanted(json_schema_grammar(schema)))
-    found = serve([(prompt, replace(params, max_tokens=20, logit_bias=bias))])
-    assert found["reasons"] == ["length"] and found["errors"] == [None] and len(found["outputs"][0]) == 20
-
-
 @pytest.mark.parametrize("common", ["", "key_"], ids=["keys that differ at once", "keys whose first tokens are forced"])
 def test_masks_after_refused_drafts_are_those_of_the_tokens_that_were_sampled(common: str) -> None:
     """A matcher that takes tokens back keeps the mask after them, which it takes for that of as many other tokens."""

@@ -1,6 +1,5 @@
 """What rank 0 keeps of grammars for later answers is bounded, and is made once."""
 
-from concurrent.futures import wait
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -9,10 +8,9 @@ import pytest
 from llguidance import LLMatcher
 
 from llama_core.grammar import matchers
-from llama_core.grammar import vocabulary as vocabularies
 from llama_core.grammar.build import regex_grammar
 from llama_core.grammar.masks import SlotGrammars
-from llama_core.grammar.matchers import GrammarRefused, Matchers
+from llama_core.grammar.matchers import Matchers
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
@@ -61,25 +59,3 @@ def test_only_sequences_of_one_scope_share_a_compiled_grammar(monkeypatch: pytes
     assert not step.reasons
     slots.close()
     assert next(num_compiled) == 3
-
-
-def test_a_kept_grammar_needs_no_thread_unless_many_tokens_are_read() -> None:
-    kept = Matchers(VOCABULARY)
-    grammar = regex_grammar("[a-z ]+")
-    tokens = TOKENIZER.encode("a long text of many words " * 4, bos=False, eos=False)
-    wait([kept.begin("", grammar, [])])
-    assert kept.begin("", grammar, tokens[:9]).done() and len(tokens) > 16
-    read = kept.begin("", grammar, tokens).result()
-    assert read.is_accepting() and not read.is_error()
-    kept.close()
-    with pytest.raises(GrammarRefused, match="no tokenizer"):
-        Matchers(None).begin("", grammar, []).result()
-
-
-def test_the_ids_of_forced_texts_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabularies, "_KEPT_TEXTS", 2)
-    vocabulary = vocabularies._Vocabulary(TOKENIZER)
-    for number in (1, 20, 256, 257, 2000):
-        text = "a" * number
-        assert vocabulary(text) == vocabulary(text) == list(vocabulary._ids_of(text.encode()))
-        assert len(vocabulary._kept) <= 2 and max(map(len, vocabulary._kept), default=0) <= 256

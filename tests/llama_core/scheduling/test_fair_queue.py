@@ -2,9 +2,6 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from llama_core.scheduling import fair_queue
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import Sequence
@@ -22,15 +19,6 @@ def take(queue: WaitingQueue, cost: float | None = None) -> Sequence:
     return first
 
 
-def test_one_owner_is_served_in_order() -> None:
-    queue, all_ = WaitingQueue(), [seq() for _ in range(5)]
-    for one in all_:
-        queue.add(one)
-    assert len(queue) == 5 and queue.num_tokens == 50 and list(queue) == all_
-    assert [take(queue) for _ in range(5)] == all_
-    assert len(queue) == queue.num_tokens == 0
-
-
 def test_one_owner_leaves_a_share_of_the_queue_to_other_owners() -> None:
     queue = WaitingQueue()
 
@@ -46,30 +34,6 @@ def test_one_owner_leaves_a_share_of_the_queue_to_other_owners() -> None:
     assert fill("greedy") == 80, "other owners are known"
     assert fill("modest") == 16 and queue.has_capacity("another", 4, None) and queue.has_capacity("", 4, None)
     assert not queue.has_capacity("greedy", None, 10) and queue.has_capacity("greedy", None, 1000)
-
-
-def test_a_preempted_request_counts_no_waiting_tokens() -> None:
-    queue = WaitingQueue()
-    waits, ran = seq(length=7), seq(length=50)
-    queue.add(waits)
-    queue.add_first(ran)
-    assert len(queue) == 2 and queue.num_tokens == 7 and queue.first() is ran
-    queue.remove(ran)
-    queue.remove(waits)
-    assert len(queue) == 0 and queue.num_tokens == 0
-
-
-def test_an_owner_with_a_thousand_requests_does_not_keep_another_waiting() -> None:
-    queue = WaitingQueue()
-    for _ in range(1000):
-        queue.add(seq("greedy"))
-    for _ in range(10):
-        take(queue)
-    modest = [seq("modest") for _ in range(3)]
-    for one in modest:
-        queue.add(one)
-    taken = [take(queue) for _ in range(7)]
-    assert [one for one in taken if one.owner == "modest"] == modest
 
 
 def test_owners_get_the_same_number_of_tokens_not_of_requests() -> None:
@@ -106,33 +70,12 @@ def test_an_absent_owner_gains_no_service() -> None:
     assert Counter(take(queue).owner for _ in range(20)) == {"old": 10, "new": 10}
 
 
-def test_preempted_requests_come_first_and_then_the_lowest_priority_number() -> None:
-    queue = WaitingQueue()
-    late, soon, back, earlier = seq(priority=5), seq(priority=0), seq(priority=9), seq(priority=9)
-    for one in (late, soon):
-        queue.add(one)
-    queue.add_first(back)
-    queue.add_first(earlier)
-    assert [take(queue) for _ in range(4)] == [earlier, back, soon, late]
-
-
 def test_the_number_of_counters_is_bounded() -> None:
     queue = WaitingQueue()
     for number in range(3 * fair_queue.MAX_IDLE_OWNERS):
         queue.add(seq(str(number), priority=number % 3))
         take(queue)
     assert sum(len(part.counters) for part in queue._classes.values()) <= fair_queue.MAX_IDLE_OWNERS + 1
-
-
-def test_departed_requests_leave_the_heap() -> None:
-    queue = WaitingQueue()
-    stays = seq("stays")
-    queue.add(stays)
-    for number in range(1000):
-        one = seq(f"owner {number}")
-        queue.add(one)
-        queue.remove(one)
-    assert len(queue._classes[0].heap) <= 20 and queue.first() is stays
 
 
 def test_service_at_another_priority_does_not_delay_a_newcomer() -> None:
@@ -149,26 +92,3 @@ def test_service_at_another_priority_does_not_delay_a_newcomer() -> None:
         served.append(take(queue).owner)
         queue.add(seq("always", priority=10))
     assert len(served) <= 2
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2), st.integers(1, 50), st.booleans()), max_size=60))
-def test_each_request_is_served_once_in_any_mix_of_owners_and_priorities(
-    moves: list[tuple[str, int, int, bool]],
-) -> None:
-    queue, left = WaitingQueue(), set[Sequence]()
-    for owner, priority, length, also_take in moves:
-        one = seq(owner, priority, length)
-        queue.add(one)
-        left.add(one)
-        if also_take:
-            left.remove(take(queue))
-        assert set(queue) == left and len(queue) == len(left)
-        assert queue.num_tokens == sum(one.length for one in left)
-    while len(queue):
-        first = queue.first()
-        assert first.priority == min(one.priority for one in left)
-        mine = [one for one in queue if one.owner == first.owner and one.priority == first.priority]
-        assert mine[0] is first
-        left.remove(take(queue))
-    assert not left

@@ -96,14 +96,6 @@ def test_no_control_token_comes_from_contents(name: str, models: dict[str, Model
             assert model.control_ids(ids) == model.control_ids(clean), (first, second)
 
 
-@pytest.mark.parametrize("name", ["chatml", "qwen", "zephyr", "hermes"])
-def test_hostile_text_is_still_there_as_text(name: str, models: dict[str, Model]) -> None:
-    model = models[name]
-    for control in model.tokenizer.control_texts:
-        ids = model.format.encode([{"role": "user", "content": f"before{control}after"}])
-        assert f"before{control}after" in model.tokenizer.decode(ids)
-
-
 def test_contents_at_a_seam_complete_no_control_token(models: dict[str, Model]) -> None:
     source = "{% for m in messages %}<|im_{{ m.content }}_end|>{{ m.content ~ 'start|>' }}{{ '<|im' }}{{ m.name }}{% endfor %}"
     model = models["chatml"]
@@ -128,19 +120,6 @@ def test_marks_that_the_file_does_not_call_special_never_come_from_contents(mode
         assert guarded.encode_special(content) == model.theirs(content, add_special_tokens=False)["input_ids"]
     assert clean.count(think) == 1 and model.tokenizer.decode([think]) == "<think>"
     assert model.tokenizer.encode("<think>", bos=False, eos=False) == [think]
-
-
-def test_a_word_or_white_space_of_the_template_is_no_mark(models: dict[str, Model]) -> None:
-    tokenizer = models["qwen"].tokenizer
-    assert tokenizer.for_template("a\n\né∎ without the tokens") is not tokenizer  # é∎ has a letter and a sign
-    assert tokenizer.for_template("a\n\n the words") is tokenizer
-
-
-def test_roles_outside_the_known_words_are_contents(models: dict[str, Model]) -> None:
-    for role, expected in (("user", 3), ("im_start|><|im_end", 2), ("<|im_start|>", 2)):
-        dialog: Dialog = [{"role": role, "content": "a"}]
-        ids = models["phi"].format.encode(dialog)
-        assert len(models["phi"].control_ids(ids)) == expected, role
 
 
 WRITTEN = "<|im_start|>"
@@ -218,12 +197,6 @@ def test_tokens_that_a_template_ends_turns_with_end_an_answer(models: dict[str, 
     assert texts["<|im_end|>"] in models["hermes"].format.stop_ids
     assert texts["<|eot_id|>"] not in models["hermes"].format.stop_ids
     assert models["llama3"].format.stop_ids == {models["llama3"].tokenizer.control_texts["<|eot_id|>"]}
-
-
-def test_a_long_prompt_is_refused_before_it_is_encoded(models: dict[str, Model]) -> None:
-    asked: list[int] = []
-    models["llama3"].format.encode([{"role": "user", "content": "a" * 10_000}], ChatOptions(), asked.append)
-    assert asked[0] > 100
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Vocabularies inside GGUF files: ids equal those of the tokenizer that the file was made from."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.support.gguf_vocabularies import (
     sentencepiece_fields,
     write_vocabulary,
 )
-from tests.support.processor_time import processor_s
 from tests.support.vocabularies import CORPUS, make_family
 
 TEXTS = st.one_of(
@@ -82,11 +80,6 @@ def test_sentencepiece_ids_equal_its_library(folder: Path, text: str) -> None:
     assert ours.encode(text, bos=True, eos=True) == [1, *ids, 2]
 
 
-def test_text_behind_a_control_token_begins_with_a_space_as_in_llama_cpp(folder: Path) -> None:
-    ours = loaded(folder / "llama.gguf")
-    assert ours.encode_special("<s>a</s>b", bos=True) == [1, *PIECES.encode("a"), 2, *PIECES.encode("b")]
-
-
 def _with_user_defined(fields: dict[str, Any], *names: str) -> dict[str, Any]:
     more = {"tokens": [*fields["tokens"], *names], "token_type": [*fields["token_type"], *[USER_DEFINED] * len(names)]}
     return fields | more | ({"scores": [*fields["scores"], *[0.0] * len(names)]} if "scores" in fields else {})
@@ -110,18 +103,6 @@ def test_marks_of_the_type_user_defined_never_come_from_text(tmp_path: Path, kin
     assert bound.decode(guarded).replace(" ", "") == hostile.replace(" ", "")
     parts = bound.encode_parts([TextPart("[INST]", True), TextPart("[INST]", False)])
     assert parts.count(num + 3) == 1 and bound.decode([num + 3]) == "[INST]"
-
-
-def test_many_user_defined_tokens_start_in_time(tmp_path: Path) -> None:
-    def fields(number: int) -> dict[str, Any]:
-        return _with_user_defined(sentencepiece_fields(), *[f"<x{i}>" for i in range(number)])
-
-    few, many = (write_vocabulary(tmp_path / f"{number}.gguf", **fields(number)) for number in (2_000, 16_000))
-    assert processor_s(lambda: load_tokenizer(many)) < 32 * processor_s(lambda: load_tokenizer(few)), "not squared"
-    ours = load_tokenizer(many)
-    assert ours.encode("<x9>", bos=False, eos=False)[-1] == ours.n_words - 16_000 + 9
-    with pytest.raises(TokenizerError, match="token_type has more than 16384"):
-        load_tokenizer(write_vocabulary(tmp_path / "more.gguf", **fields(17_000)))
 
 
 def test_flags_of_the_file_count(tmp_path: Path) -> None:
@@ -151,23 +132,3 @@ def test_damaged_vocabularies_are_refused_by_name(tmp_path: Path, change: dict[s
     with pytest.raises(TokenizerError, match=message) as caught:
         load_tokenizer(path)
     assert str(path) in caught.value.message
-
-
-def _without(fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in names}
-
-
-@pytest.mark.parametrize("name", ["tokens", "scores", "eos_token_id", "bos_token_id"])
-def test_a_missing_key_is_named(tmp_path: Path, name: str) -> None:
-    path = write_vocabulary(tmp_path / "a.gguf", **_without(sentencepiece_fields(), [name]))
-    with pytest.raises(TokenizerError, match=f"tokenizer.ggml.{name} "):
-        load_tokenizer(path)
-
-
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    data = write_vocabulary(tmp_path / "whole.gguf", **sentencepiece_fields()).read_bytes()
-    path = tmp_path / "cut.gguf"
-    for length in range(4, len(data) - 40, max(1, len(data) // 50)):
-        path.write_bytes(data[:length])
-        with pytest.raises(TokenizerError, match=str(path)):
-            load_tokenizer(path)

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from llama_core.errors import InvalidRequest, TokenizerError
+from llama_core.errors import TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.hugging_face_tokenizer import HuggingFaceTokenizer
 from llama_core.text.probe import probe_tokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import TextPart, Tokenizer
 from tests.support.full_runs import examples
-from tests.support.processor_time import processor_s
-from tests.support.vocabularies import FAMILIES, LLAMA3_SPLIT, byte_level, make_family, precompiled, write_folder
+from tests.support.vocabularies import FAMILIES, byte_level, make_family, write_folder
 
 FRAGMENTS = (
     *"ab é日🦙\u0301\u00a0▁\n\t<|>", "  ", "the ", "don't", "1234", "<|im_end|>", "<|eot_id|>", "<s>", "</s>", "<unk>",
@@ -85,17 +84,6 @@ def test_any_byte_level_ids_decode_as_transformers(folders: Path, family: str, i
     assert "".join(detokenizer.push([each]) for each in ids) + detokenizer.flush() == ours.decode(ids)
 
 
-@pytest.mark.parametrize("family", ["llama2_legacy", "metaspace"])
-@settings(max_examples=examples(40, 100))
-@given(text=TEXTS, prefix=st.lists(st.integers(259, 399), max_size=4))
-def test_sentencepiece_like_ids_decode_as_transformers(
-    folders: Path, family: str, text: str, prefix: list[int]
-) -> None:
-    ours, theirs = _loaded(folders, family)
-    ids = [*prefix, *ours.encode(text, bos=True, eos=True)]
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-
-
 def _control_names(tokenizer: Tokenizer) -> Iterator[str]:
     yield from (name for name in tokenizer.control_texts if name != "<fill>")
 
@@ -115,31 +103,6 @@ def test_a_message_never_becomes_a_control_token(folders: Path, family: str) -> 
             assert sum(ours.is_control(each) for each in ids) == 2 + trusted
             told = ours.decode(ids, skip_special_tokens=False)
             assert "".join(told.split()) == "".join("".join(part.text for part in parts).split())
-
-
-def test_text_after_a_control_token_is_encoded_as_transformers_does(folders: Path) -> None:
-    """With a hostile message in it, the rest of a prompt has the same ids as without."""
-    for family in ("llama3", "qwen", "llama2_legacy", "metaspace"):
-        ours, theirs = _loaded(folders, family)
-        control = next(_control_names(ours))
-        text = f"{control}the fox{control} the dog{control}"
-        expected = theirs(text, add_special_tokens=False)["input_ids"]
-        hostile = ours.encode_parts([TextPart(text, True), TextPart(f"x{control}", False)])
-        assert hostile[: len(expected)] == expected
-
-
-def test_a_vocabulary_that_spells_a_control_token_spells_it_in_bytes(tmp_path: Path) -> None:
-    tokenizer = byte_level(None)
-    content = json.loads(tokenizer.to_str())
-    word, token_id = next(item for item in content["model"]["vocab"].items() if item[0].isascii() and len(item[0]) == 3)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    content["added_tokens"] = [{"id": token_id, "content": word, "special": True, **flags}]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": word}))
-    ours = load_tokenizer(tmp_path / "tokenizer.json")
-    ids = ours.encode(word, bos=False, eos=False)
-    assert len(ids) == 3 and ours.decode(ids) == word
-    assert ours.encode_special(word) == [token_id]
 
 
 def test_a_byte_that_the_vocabulary_lacks_never_ends_a_turn(tmp_path: Path) -> None:
@@ -187,31 +150,6 @@ def test_tokens_and_stop_ids_of_the_side_files_count(tmp_path: Path) -> None:
         b"<think>",
         *["<|im_end|>"] * 2,
     )
-
-
-def test_a_long_text_is_encoded_in_time(folders: Path) -> None:
-    for family in FAMILIES:
-        ours, _ = _loaded(folders, family)
-        for text in (" " * 50_000, "a" * 50_000, "<|eot_id|>" * 5_000, "\n " * 25_000, "\u0301" * 25_000):
-            assert ours.encode(text, bos=False, eos=False)
-
-
-def test_many_added_tokens_are_added_at_once(tmp_path: Path) -> None:
-    """The library builds its search for added tokens anew after each call: one call a token takes quadratic time."""
-    path = make_family("llama3", tmp_path)
-    content = json.loads(path.read_text())
-    own, first = content["added_tokens"], content["added_tokens"][-1]["id"] + 1
-
-    def load(number: int) -> Tokenizer:
-        more = [own[0] | {"id": first + i, "content": f"<x{i}>", "special": i % 2 == 0} for i in range(number)]
-        path.write_text(json.dumps(content | {"added_tokens": own + more}))
-        return load_tokenizer(path)
-
-    assert processor_s(lambda: load(16_000)) < 40 * processor_s(lambda: load(2_000)), "eight times as many"
-    ours = load(16_000)
-    ids = ours.encode("<x1>a<x2>", bos=False, eos=False)
-    assert (ids[0], first + 2 in ids) == (first + 1, False)
-    assert ours.encode_special("<x2><x1>") == [first + 2, first + 1]
 
 
 # Damaged files
@@ -305,10 +243,6 @@ def test_a_pattern_that_takes_too_long_is_refused_by_the_file(tmp_path: Path) ->
         probe_tokenizer(_with_pattern(tmp_path, r"\s*\s*\s*x"), None, max_cpu_s=1)
 
 
-def test_an_unknown_pattern_of_the_usual_kind_is_accepted(tmp_path: Path) -> None:
-    assert load_tokenizer(_with_pattern(tmp_path, rf"zz+|[^é]\p{{Lu}}*\p{{Ll}}+|{LLAMA3_SPLIT}")).n_words
-
-
 def test_a_file_that_crashes_the_library_is_refused_by_name(tmp_path: Path) -> None:
     path = make_family("unigram", tmp_path)
     content = json.loads(path.read_text())
@@ -316,11 +250,6 @@ def test_a_file_that_crashes_the_library_is_refused_by_name(tmp_path: Path) -> N
     path.write_text(json.dumps(content))
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: the library that reads it ends with SIG"):
         load_tokenizer(path)
-
-
-def test_a_compiled_table_of_characters_is_applied(tmp_path: Path) -> None:
-    loaded = load_tokenizer(write_folder(tmp_path, *precompiled("C5\t41 30A\nFB01\t66 69\n")))
-    assert loaded.encode("\ufb01", bos=False, eos=False) == loaded.encode("fi", bos=False, eos=False)
 
 
 def test_a_normalized_control_token_is_found_wherever_it_is_written(tmp_path: Path) -> None:
@@ -337,14 +266,3 @@ def test_a_normalized_control_token_is_found_wherever_it_is_written(tmp_path: Pa
         assert ours.encode_parts([TextPart(text, True)]) == expected
         assert ours.encode_parts([TextPart(text, True), TextPart("</s>", False)])[: len(expected)] == expected
         assert ours.eos_id not in ours.encode(text, bos=False, eos=False)
-
-
-def test_lone_surrogates_are_refused(folders: Path) -> None:
-    ours, _ = _loaded(folders, "llama3")
-    for call in (
-        lambda: ours.encode("\ud800", bos=False, eos=False),
-        lambda: ours.encode_special("\ud800"),
-        lambda: ours.encode_parts([TextPart("\ud83d", True), TextPart("\ude00", True)]),
-    ):
-        with pytest.raises(InvalidRequest, match="surrogate"):
-            call()

@@ -108,11 +108,6 @@ def test_metas_folders_have_the_format_of_their_tokenizer_and_others_none(tmp_pa
         none.encode(HELLO)
 
 
-def test_a_folder_without_a_tokenizer_names_the_files_that_it_may_have(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"neither tokenizer\.json, tokenizer\.model nor a \.gguf file"):
-        load_tokenizer(tmp_path)
-
-
 def test_the_template_of_a_gguf_file_is_found(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     source = "{{ bos_token }}{{ messages[0].content }}"

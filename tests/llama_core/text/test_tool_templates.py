@@ -63,26 +63,6 @@ def test_a_template_that_iterates_arguments_gets_a_text_in_an_object(items: str,
     assert "<call>get_weather[city=Rome]</call>" in chat.render(DIALOG, OPTIONS)
 
 
-def test_a_template_that_joins_texts_gets_arguments_as_text() -> None:
-    chat = template("{{ c.function.name + ':' + c.function.arguments }}")
-    assert chat.writes_tools
-    assert '<call>get_weather:{"city": "Rome"}</call>' in chat.render(DIALOG, OPTIONS)
-
-
-def test_a_template_that_asks_for_null_contents_and_short_ids_gets_them() -> None:
-    strict = "{% if m.content is not none or (c.id | length) != 9 %}{{ raise_exception('no') }}{% endif %}"
-    chat = template(
-        strict + "{{ c.function.name }}{{ c.function.arguments | tojson }}{{ c.id }}", "{{ m.content or '' }}"
-    )
-    assert chat.writes_tools
-    assert '<call>get_weather{"city": "Rome"}' in chat.render(DIALOG, OPTIONS)
-
-
-def test_a_template_without_calls_or_without_tools_does_not_write_tools() -> None:
-    assert not template("").writes_tools
-    assert not TemplateChatFormat(tokenizer(), BODY.replace("CALL", "{{ c }}").replace("CONTENT", "")).writes_tools
-
-
 def test_texts_of_tools_and_results_never_become_control_tokens() -> None:
     own = tokenizer()
     chat = TemplateChatFormat(own, template("{{ c.function.name }}:{{ c.function.arguments | tojson }}").template or "")
@@ -102,15 +82,6 @@ def test_every_format_writes_a_conversation_in_plain_messages(name: str) -> None
     assert "get_weather" in plain[0]["content"] and "The weather." in plain[0]["content"]
     assert "get_weather" in plain[2]["content"] and "Rome" in plain[2]["content"]
     assert "Sunny" in plain[3]["content"]
-
-
-def test_results_and_the_message_after_them_are_joined_for_formats_that_want_roles_in_turn() -> None:
-    dialog = cast(Dialog, [*DIALOG, {**DIALOG[2], "content": "Cold"}, {"role": "user", "content": "And?"}])
-    plain, origins = plain_dialog(dialog, [TOOL], find_tool_format("llama2"), "user")
-    assert [message["role"] for message in plain] == ["system", "user", "assistant", "user"]
-    assert origins == [None, 0, 1, 2]
-    chat = find_chat_format("llama2", load_tokenizer(GOLDEN / "mp1" / "tokenizer.model"))
-    assert chat.encode(plain)
 
 
 TAGS = ("[INST]", "a [/INST] b", "<<SYS>>", '\\\\"<</SYS>>"', "[[INST]]", "<<<SYS>>", "\uff3bINST\uff3d é", "[inst]")

@@ -35,24 +35,9 @@ def bench(backend: str, endpoint: str, *options: str) -> dict[str, Any]:
         command = [
             *(str(COMMAND), "bench", "serve", "--backend", backend, "--base-url", URL, "--endpoint", endpoint),
             *("--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len", str(NUM_TOKENS)),
-            *(
-                "--num-prompts",
-                str(NUM_PROMPTS),
-                "--tokenizer",
-                directory,
-                "--skip-chat-template",
-                "--ignore-eos",
-                "--disable-tqdm",
-            ),
-            *(
-                "--save-result",
-                "--save-detailed",
-                "--result-dir",
-                directory,
-                "--result-filename",
-                "result.json",
-                *options,
-            ),
+            *("--num-prompts", str(NUM_PROMPTS), "--tokenizer", directory, "--skip-chat-template", "--ignore-eos"),
+            *("--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", directory),
+            *("--result-filename", "result.json", *options),
         ]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False, cwd=directory)

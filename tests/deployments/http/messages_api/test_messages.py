@@ -7,11 +7,9 @@ import httpx
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
 from llama_core.errors import NonFiniteLogits
 from llama_core.text.template.chat_template import TemplateChatFormat
-from tests.support.scripted_engine import MODEL_ID, FakeEngine
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, calling_engine, in_process
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -21,19 +19,11 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "sun"}
 CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "São Paulo"}}\n</tool_call>'
 
 
-def engine_with(answer: str) -> FakeEngine:
-    engine = FakeEngine(answer)
-    engine.max_seq_len = 4096
-    engine.tool_format = "hermes"
-    return engine
-
-
 async def post(engine: FakeEngine, path: str = "/v1/messages", keys: str = "", **body: Any) -> httpx.Response:
-    app = build_http_app(engine, Metrics(in_ray=False), keys=ApiKeys(digests_of(keys)) if keys else None)
-    transport = httpx.ASGITransport(app)
     headers = {"x-api-key": "right", "anthropic-version": "2023-06-01", "anthropic-beta": "a-1"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
-        return await client.post(path, params={"beta": "true"}, json={"messages": HELLO, "max_tokens": 500} | body)
+    body = {"messages": HELLO, "max_tokens": 500} | body
+    async with in_process(engine, keys=ApiKeys(digests_of(keys)) if keys else None) as client:
+        return await client.post(path, params={"beta": "true"}, json=body, headers=headers)
 
 
 async def message(engine: FakeEngine, **body: Any) -> dict[str, Any]:
@@ -93,8 +83,8 @@ def without_ids(found: dict[str, Any]) -> dict[str, Any]:
 )
 async def test_a_stream_adds_up_to_the_whole_message(body: dict[str, Any], reason: str, sequence: str | None) -> None:
     answer = CALL if "tools" in body else "Hello there, how are you?"
-    whole = await message(engine_with(answer), **body)
-    events = events_of((await post(engine_with(answer), stream=True, **body)).text)
+    whole = await message(calling_engine(answer), **body)
+    events = events_of((await post(calling_engine(answer), stream=True, **body)).text)
     assert without_ids(joined(events)) == without_ids(whole)
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     assert [events[0]["type"], events[-2]["type"], events[-1]["type"]] == [
@@ -105,13 +95,13 @@ async def test_a_stream_adds_up_to_the_whole_message(body: dict[str, Any], reaso
 
 
 async def test_a_call_is_a_block_with_its_input() -> None:
-    text, call = (await message(engine_with(CALL), tools=TOOLS))["content"]
+    text, call = (await message(calling_engine(CALL), tools=TOOLS))["content"]
     assert text == {"type": "text", "text": "Let me look."}
     assert call == {"type": "tool_use", "id": call["id"], "name": "get_weather", "input": {"city": "São Paulo"}}
 
 
 async def test_the_apis_own_tools_are_not_offered() -> None:
-    engine = engine_with(CALL)
+    engine = calling_engine(CALL)
     await message(engine, tools=TOOLS)
     found = await message(engine, tools=[*SEARCH, *TOOLS, {"type": "bash_20250124", "name": "bash"}])
     assert found["content"][1]["name"] == "get_weather"
@@ -122,7 +112,7 @@ async def test_the_apis_own_tools_are_not_offered() -> None:
 
 
 async def test_input_that_was_cut_off_has_what_is_complete() -> None:
-    found = await message(engine_with(CALL), tools=TOOLS, stop_sequences=["Paulo"])
+    found = await message(calling_engine(CALL), tools=TOOLS, stop_sequences=["Paulo"])
     assert found["content"][1]["input"] == {}
     assert found["stop_reason"] == "stop_sequence"
 
@@ -133,7 +123,7 @@ async def test_max_tokens_beyond_the_context_ends_with_the_context() -> None:
 
 
 async def test_usage_counts_cached_tokens_apart() -> None:
-    engine = engine_with("Hi")
+    engine = calling_engine("Hi")
     num_prompt = (await message(engine))["usage"]["input_tokens"]
     counted = await post(engine, "/v1/messages/count_tokens")
     assert counted.json() == {"input_tokens": num_prompt}
@@ -150,7 +140,7 @@ async def test_usage_counts_cached_tokens_apart() -> None:
 
 
 async def test_a_conversation_with_tools_has_the_prompt_of_the_same_chat() -> None:
-    engine = engine_with("Sunny.")
+    engine = calling_engine("Sunny.")
     turns = [
         *HELLO,
         {"role": "assistant", "content": [
@@ -180,31 +170,6 @@ async def test_a_conversation_with_tools_has_the_prompt_of_the_same_chat() -> No
     assert engine.streams[0].prompt == engine.streams[1].prompt
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "llama3_json", "pythonic", "mistral", "llama2"])
-async def test_a_tool_may_have_the_longest_name_that_the_api_allows(tool_format: str) -> None:
-    name = "mcp__" + "n" * 123
-    written = {
-        "pythonic": f"[{name}()]",
-        "mistral": f'[TOOL_CALLS] [{{"name": "{name}", "arguments": {{}}}}]',
-        "llama3_json": f'{{"name": "{name}", "parameters": {{}}}}',
-    }
-    answer = written.get(tool_format, f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>')
-    engine = engine_with(answer)
-    engine.tool_format = tool_format
-    tools = [{"name": name, "input_schema": {"type": "object"}}]
-    (call,) = (await message(engine, tools=tools, tool_choice={"type": "tool", "name": name}))["content"]
-    assert (call["name"], call["input"]) == (name, {})
-    turns = [*HELLO, {"role": "assistant", "content": [call]}]
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "x"}]
-    await message(engine, messages=[*turns, {"role": "user", "content": results}], tools=tools)
-    refused = await post(engine, tools=[{"name": name + "n", "input_schema": {}}])
-    assert refused.json()["error"]["message"].startswith("tools[0].name: must have 1 to 128 of")
-
-
-async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
-    await message(engine_with("x"), metadata={"user_id": "u" * 2000})
-
-
 @pytest.mark.parametrize(
     ("body", "begins"),
     [
@@ -213,17 +178,13 @@ async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: is required"),
         ({"tools": SEARCH, "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice: needs tools"),
         ({"tools": [*SEARCH, *TOOLS], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice: must name"),
-        ({"tools": SEARCH, "tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
         ({"tools": [*SEARCH, {"name": "a b", "input_schema": {}}]}, "tools[1].name: "),
-        ({"tools": [{"name": "a"}]}, "tools[0]: input_schema: is required"),
         ({"tools": [*SEARCH, {"input_schema": {}}]}, "tools[1]: name: is required"),
-        ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
         ({"tools": [{"name": "a", "input_schema": {"properties": {"a": {"type": "x"}}}}]},
          "tools[0].input_schema: Invalid type"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"items": {"not": {"pattern": "a"}}}}}},
          'output_config.format: Unimplemented keys: ["not"]'),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice: name: "),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
         ({"stop_sequences": "x"}, "stop_sequences: must be a list of strings"),
         ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens: "),
         ({"messages": [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "a"}, RESULT]}, *HELLO]},
@@ -233,7 +194,7 @@ async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
     ],
 )  # fmt: skip
 async def test_a_bad_request_names_the_field_that_the_client_sent(body: dict[str, Any], begins: str) -> None:
-    answer = await post(engine_with("x"), **body)
+    answer = await post(calling_engine("x"), **body)
     assert answer.status_code == 400
     error = answer.json()
     assert set(error) == {"type", "error", "request_id"}
@@ -243,7 +204,7 @@ async def test_a_bad_request_names_the_field_that_the_client_sent(body: dict[str
 
 
 async def test_other_errors_have_the_types_of_their_status() -> None:
-    engine = engine_with("x")
+    engine = calling_engine("x")
     found = {
         "not_found_error": await post(engine, model="other"),
         "authentication_error": await post(engine, keys="wrong"),
@@ -257,7 +218,7 @@ async def test_other_errors_have_the_types_of_their_status() -> None:
 
 
 async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
-    engine = engine_with("one two three")
+    engine = calling_engine("one two three")
     engine.fail_at = (3, NonFiniteLogits("the model computed NaN"))
     last = events_of((await post(engine, stream=True, model=MODEL_ID)).text)[-1]
     assert last["type"] == "error"
@@ -267,7 +228,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("display", [None, "summarized", "omitted"])
 async def test_thinking_is_a_block_of_its_own_unless_it_is_omitted(display: str | None, stream: bool) -> None:
-    engine = engine_with("So it is.\n</think>\n\nYes.")
+    engine = calling_engine("So it is.\n</think>\n\nYes.")
     template = "{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}<think>{# </think> #}"
     engine.chat_format = TemplateChatFormat(engine.tokenizer, template)
     body: dict[str, Any] = {} if display is None else {"thinking": {"type": "adaptive", "display": display}}

@@ -2,18 +2,15 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
-from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
 from deployments.http.dialog_fields import TemplateOptions
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.sampling_fields import SamplingFields
 from deployments.http.validation import validate
 from llama_core.errors import InvalidParameter
 from llama_core.text.template.chat_template import TemplateChatFormat
-from tests.support.scripted_engine import FakeEngine, FakeStream
+from tests.support.scripted_engine import FakeEngine, FakeStream, ask
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEMPLATE = "{{ tone }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -46,9 +43,7 @@ def made() -> FakeEngine:
 
 
 async def asked(engine: FakeEngine, path: str, body: dict[str, Any]) -> tuple[FakeStream, dict[str, Any]]:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        answer = await client.post(path, json=body)
+    answer = await ask(engine, path, body)
     assert answer.status_code == 200, answer.text
     return engine.streams[-1], answer.json()
 

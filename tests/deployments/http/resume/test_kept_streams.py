@@ -1,19 +1,13 @@
 """What is kept stays within its bounds: the least recently used stream goes first, then the largest that is being read."""
 
-import asyncio
-import gc
-import tracemalloc
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.metrics import Metrics
 from deployments.http.answer import AnswerSerializer
-from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.choices import Choices
 from deployments.http.plan import Plan
-from deployments.http.resume.journal import Journal, parsed_id
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
     Asked,
@@ -26,7 +20,7 @@ from deployments.http.resume.kept_streams import (
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
-from tests.support.joined_events import id_of, joined
+from tests.support.joined_events import id_of
 from tests.support.loop_engine import LoopEngine
 from tests.support.metric_samples import samples
 from tests.support.waiting import until_true
@@ -97,71 +91,6 @@ async def test_an_owner_with_many_streams_displaces_none_of_an_owner_with_few(ar
     assert names(store)[0] == "few" and 2 <= len(store) <= 4 and store.num_bytes <= 4 * ROOM
 
 
-async def test_a_stream_is_kept_beside_larger_ones_of_another_api_key() -> None:
-    async with LoopEngine().running() as engine:
-        limits = HttpLimits(keep=KeepLimits(max_bytes=100_000))
-        app = build_http_app(engine, Metrics(in_ray=False), limits, keys=ApiKeys(digests_of("aaaa,bbbb")))
-        events = await cut(app, BODY, "a", 10, Authorization="Bearer aaaa")
-        for number in range(8):
-            await cut(app, BODY | {"filler": "x" * 30_000}, str(number), 10, Authorization="Bearer bbbb")
-        rest = call(app, BODY, "a", id_of(events[-1]), Authorization="Bearer aaaa")
-        assert joined(events + await rest.end()) and rest.status == 200
-
-
-async def test_a_dropped_stream_is_suspended_when_its_reader_leaves() -> None:
-    store = KeptStreams(KeepLimits(60.0, 1))
-    stream, reader = kept(store, "a")
-    choices = cast(FakeChoices, stream.continuation.choices if stream.continuation is not None else None)
-    assert not len(store) and not choices.is_suspended, "the reader goes on"
-    store.put_back(stream, reader)
-    assert choices.is_suspended
-
-
-async def test_an_expired_stream_leaves_nothing() -> None:
-    store = KeptStreams(KeepLimits(0.01, 2**20))
-    stream, reader = kept(store, "a")
-    stream.journal.add(EVENT)
-    store.put_back(stream, reader)
-    await asyncio.sleep(0.05)
-    assert not len(store) and not store.num_bytes
-
-
-async def test_events_after_each_number_are_those_that_were_added() -> None:
-    sizes: list[int] = []
-    journal = Journal(sizes.append)
-    added = journal.add(EVENT * 3) + journal.add(b"") + journal.add(EVENT * 200)
-    for number in (0, 1, 3, 202, 203):
-        assert b"".join(journal.after(number)) == b"\n\n".join(added.split(b"\n\n")[number:])
-    assert parsed_id(id_of(added.split(b"\n\n")[1])) == (journal.name, 2)
-    assert sum(sizes) >= len(added)
-
-
-@pytest.mark.parametrize(
-    "more", [{}, {"logprobs": 0}, {"n": 4}, pytest.param({"prompt": list(range(3, 600))}, marks=pytest.mark.full)]
-)
-async def test_kept_streams_take_about_the_memory_that_is_counted(more: dict[str, Any]) -> None:
-    """Within a factor of two, so that the bound is one of memory."""
-    async with LoopEngine().running() as engine:
-        app = app_of(engine, max_bytes=2**30)
-        (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
-        body = BODY | {"max_tokens": 120} | more
-        await cut(app, body, "first", 100)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            before, counted_before = tracemalloc.get_traced_memory()[0], store.num_bytes
-            for number in range(8):
-                await cut(app, body, str(number), 100)
-            gc.collect()
-            taken = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-        counted = store.num_bytes - counted_before
-        assert len(store) == 9
-        assert taken < 2 * counted, f"{taken / 8:.0f} bytes a stream, counted {counted / 8:.0f}"
-        assert counted < 4 * taken, f"{taken / 8:.0f} bytes a stream, counted {counted / 8:.0f}"
-
-
 async def test_the_bound_holds_over_http_and_the_latest_stream_can_be_resumed() -> None:
     async with LoopEngine().running() as engine:
         app = app_of(engine, max_bytes=100_000)
@@ -195,13 +124,3 @@ async def test_what_is_kept_resumed_and_dropped_is_counted() -> None:
     for name in ("second", "third", "fourth"):
         kept(store, name)
     assert samples(metrics.render())['llama_dropped_streams_total{cause="memory"}'] == 1 and len(store) == 2
-
-
-async def test_a_resumed_request_is_counted_once() -> None:
-    engine, metrics = LoopEngine(), Metrics(in_ray=False)
-    app = build_http_app(engine, metrics)
-    async with engine.running():
-        events = await cut(app, BODY, "k", 3)
-        assert await call(app, BODY, "k", id_of(events[-1])).end()
-    seen = samples(metrics.render())
-    assert (seen["llama_resumed_streams_total"], seen["llama_kept_streams_total"]) == (1, 1)

@@ -2,18 +2,16 @@
 
 import asyncio
 import contextlib
-import itertools
 from typing import Any
 
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.metrics import Metrics
-from deployments.http import logprobs, sse
 from deployments.http.app import HttpApp, HttpLimits, build_http_app
 from deployments.http.resume.kept_streams import KeepLimits
 from tests.support.asgi_client import AsgiCall
-from tests.support.joined_events import id_of, joined, without_ids
+from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
 from tests.support.scripted_engine import FakeEngine
 from tests.support.tool_calls import TOOLS
@@ -96,24 +94,6 @@ async def _idle(engine: LoopEngine) -> bool:
     return engine.num_live == 0 and engine.num_blocks_used == 0
 
 
-async def test_log_probabilities_in_several_events_of_one_delta_are_cut_between_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A prompt's log-probabilities are written in slices; each slice is an event."""
-    async with LoopEngine().running() as engine:
-        body = BODY | {"prompt": list(range(3, 603)), "echo": True, "logprobs": 0, "max_tokens": 1}
-        monkeypatch.setattr(logprobs, "SLICE_ENTRIES", 100)
-        monkeypatch.setattr(sse, "SLICE_BYTES", 1000)  # of a message: the client leaves between two events of one delta
-        assert await equals_uncut_at_every_event(engine, body) > 6
-
-
-async def test_token_ids_beside_tool_calls_are_cut_between_any_two_events() -> None:
-    engine = FakeEngine(CALL)
-    engine.max_seq_len, engine.tool_format = 4096, "hermes"
-    body = HELLO | {"max_tokens": 200, "tools": [TOOLS[0].described()], "return_token_ids": True}
-    assert await equals_uncut_at_every_event(engine, body, CHAT) > 10
-
-
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
 async def test_tool_calls_of_every_api_are_cut_between_any_two_events(path: str) -> None:
     engine = FakeEngine(CALL)
@@ -127,22 +107,7 @@ async def test_tool_calls_of_every_api_are_cut_between_any_two_events(path: str)
     assert await equals_uncut_at_every_event(engine, body, path) > 10
 
 
-async def test_a_stream_is_cut_again_and_again() -> None:
-    async with LoopEngine().running() as engine:
-        app, body = app_of(engine), BODY | {"n": 2, "temperature": 1.0} | USAGE
-        uncut = await call(app, body, "").end()
-        events: list[bytes] = []
-        for _ in itertools.count():
-            one = call(app, body, last=id_of(events[-1]) if events else "")
-            new = (await one.arrived(3))[:3]
-            await one.leave()
-            events += new
-            if not new:
-                break
-        assert joined(events) == joined(uncut)
-
-
-async def test_a_disconnect_frees_every_block_at_once_and_resuming_computes_the_tokens_again() -> None:
+async def test_a_disconnect_frees_every_block_and_resuming_computes_the_tokens_again() -> None:
     async with LoopEngine().running() as engine:
         app = app_of(engine)
         first = call(app, BODY | {"max_tokens": 500})
@@ -315,18 +280,3 @@ async def test_a_stream_that_failed_is_not_kept() -> None:
     answer = call(app, BODY, last=id_of(events[0]))
     await answer.end()
     assert answer.status == 404
-
-
-async def test_an_answer_that_is_not_streamed_ignores_the_key() -> None:
-    async with LoopEngine().running() as engine:
-        answer = call(app_of(engine), BODY | {"stream": False})
-        await answer.end()
-        assert answer.status == 200 and answer.body.startswith(b'{"id"')
-
-
-async def test_events_with_ids_are_the_same_events() -> None:
-    async with LoopEngine().running() as engine:
-        app = app_of(engine)
-        plain, numbered = await call(app, BODY, "").end(), await call(app, BODY).end()
-        assert len(plain) == len(numbered)
-        assert joined(map(without_ids, numbered)) == joined(plain)
