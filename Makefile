@@ -6,7 +6,7 @@ CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest $(FULL)
-CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
+CXX_FILES := $(wildcard llama_core/backends/native/*.[ch]pp llama_core/backends/native/*/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
 .PHONY: help setup serve test test-full chaos soak fuzz gpu-check gpu-bench audit lint clean
 
@@ -45,7 +45,7 @@ test test-full:
 	@# Beside the set-up, which keeps one core busy: the native engine for the instruction sets that tests compare.
 	@# pip compiles no module, because most are never imported: Python compiles a module when it is first imported.
 	@$(PYTHON) tests/support/native_builds.py $(FULL) & \
-	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.execution.native || exit; wait
+	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.backends.native || exit; wait
 	@status=0; log=$$(mktemp); \
 	(nice -n 5 $(PYTEST) -n 2 -m "not ranks and not servers" || status=1; \
 	nice -n 5 $(MAKE) --no-print-directory lint || status=1; exit $$status) >$$log 2>&1 & \

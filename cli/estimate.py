@@ -99,7 +99,7 @@ def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[s
 
 def _cache_on_gpu(estimate: "MemoryEstimate", gpu: str) -> dict[str, Any]:
     """What weights and working memory leave for the cache on the rank that has least left; negative where they do not fit."""
-    from llama_core.execution.memory_budget import GPU_HEADROOM
+    from llama_core.backends.memory_budget import GPU_HEADROOM
 
     taken = max(one.weights + one.working for one in estimate.ranks)
     free = int(GPU_BYTES[gpu] * (1 - GPU_HEADROOM)) - _CONTEXT_BYTES - taken

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deployments.api_keys import digests_of
-from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import (
     DEFAULT_STEP_TOKENS,
@@ -22,12 +21,13 @@ from llama_core.config import (
     EngineConfig,
     PrefixCacheScope,
 )
-from llama_core.execution.weight_formats.registry import QUANTIZATIONS
+from llama_core.files.manifest import Manifest
 from llama_core.log_lines import LogFormat
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.registry import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.registry import TOOL_FORMAT_NAMES
+from llama_core.weight_formats import QUANTIZATIONS
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,7 +15,6 @@ from typing import Any, overload
 
 from ray.serve.context import _get_serve_request_context
 
-from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
 from deployments.handle_call import Call, ChatReader
@@ -31,9 +30,10 @@ from deployments.handle_types import (
     joined,
     whole,
 )
-from deployments.http.plan import Plan
-from deployments.http.request_log import RequestRecord
-from deployments.tracing.tracing import Tracing
+from deployments.observe.metrics import Metrics
+from deployments.observe.request_log import RequestRecord
+from deployments.observe.tracing import Tracing
+from deployments.openai.plan import Plan
 from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,

@@ -8,11 +8,11 @@ from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
 from deployments.handle_types import ChatPart, Sampled, ToolCallPart
-from deployments.http.answer_ending import AnswerEnding
-from deployments.http.parsed_chat import call_id, call_id_seed
-from deployments.http.plan import Plan
-from deployments.http.request_log import RequestRecord
-from deployments.http.single_answer import SingleAnswer
+from deployments.observe.request_log import RequestRecord
+from deployments.openai.answers.answer_ending import AnswerEnding
+from deployments.openai.answers.parsed_chat import call_id, call_id_seed
+from deployments.openai.answers.single_answer import SingleAnswer
+from deployments.openai.plan import Plan
 from llama_core.errors import CallersDeadlineExceeded, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Request
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning

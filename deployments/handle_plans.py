@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from deployments.engine.service import LlamaService
 from deployments.handle_types import ChatRequest, Continuation, Prompt
-from deployments.http.field_types import MAX_CHOICES, bad_words_of
-from deployments.http.plan import Plan, answer_parsing, chat_grammar, encode_chat
-from deployments.http.prompt_encoder import PromptEncoder, TextLimits
-from deployments.http.structured_outputs import grammar_of
+from deployments.openai.field_types import MAX_CHOICES, bad_words_of
+from deployments.openai.plan import Plan, answer_parsing, chat_grammar, encode_chat
+from deployments.openai.prompt_encoder import PromptEncoder, TextLimits
+from deployments.openai.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import callers_grammar
 from llama_core.scheduling.request import Request

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from deployments.http.schemas import ChatBody
-from deployments.http.validation import validate
+from deployments.openai.schemas import ChatBody
+from deployments.openai.validation import validate
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.text.chat_format import Dialog
 from llama_core.text.tools.tool import Tool

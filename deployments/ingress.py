@@ -20,7 +20,6 @@ from cluster.driver.standby import StandbyPool
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
 from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
-from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.handle_api import HandleApi
 from deployments.http.app import build_http_app
@@ -30,8 +29,9 @@ from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.local.small_cluster import keep_replica_on_loopback
-from deployments.replica_log import log_like_serve
-from deployments.tracing.tracing import open_tracing
+from deployments.observe.metrics import Metrics
+from deployments.observe.replica_log import log_like_serve
+from deployments.observe.tracing import open_tracing
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from llama_core.execution.runner import ModelRunner
+from llama_core.backends.runner import ModelRunner
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.scheduler import Scheduler

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from llama_core.checkpoint.digest import CheckpointDigest
-from llama_core.checkpoint.manifest import Manifest
 from llama_core.errors import ConfigError
-from llama_core.execution.weight_formats.registry import QUANTIZATIONS
+from llama_core.files.digest import CheckpointDigest
+from llama_core.files.manifest import Manifest
+from llama_core.weight_formats import QUANTIZATIONS
 
 # max_seq_len where neither the operator nor the checkpoint says: the default of Meta's reference model.
 UNKNOWN_CONTEXT = 2048

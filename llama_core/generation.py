@@ -17,13 +17,13 @@ from pathlib import Path
 from llguidance import LLTokenizer
 from tqdm import tqdm
 
+from llama_core.backends import parallel as groups
+from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
-from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution import parallel as groups
-from llama_core.execution.runner import ModelRunner
+from llama_core.files.manifest import Manifest
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.results import (
     ChatPrediction,
@@ -47,7 +47,7 @@ from llama_core.text.registry import (
     tokenizer_files,
 )
 from llama_core.text.template.files import template_files
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -8,19 +8,19 @@ from typing import Final
 
 import torch
 
-from llama_core.checkpoint.hf_quantization import FORMATS, packed_bits
-from llama_core.checkpoint.json_fields import Fields, read_object
+from llama_core.backends.backend_choice import BackendKind, choose, step_bytes_of
+from llama_core.backends.kv_cache import cache_dtype
+from llama_core.backends.memory_budget import LEAST_CONTEXT, layer_block_bytes, planned_weight_bytes
+from llama_core.backends.native import backend as native
+from llama_core.backends.parallel import Parallel, resolve_device
+from llama_core.backends.weight_plan import WeightPlan
 from llama_core.checkpoint.registry import checkpoint_path, format_name, open_checkpoint
-from llama_core.checkpoint.source import DENSE, Slice, WeightReader
-from llama_core.checkpoint.weights import OUTPUT, Box, is_linear
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.backend_choice import BackendKind, choose, step_bytes_of
-from llama_core.execution.kv_cache import cache_dtype
-from llama_core.execution.memory_budget import LEAST_CONTEXT, layer_block_bytes, planned_weight_bytes
-from llama_core.execution.native import backend as native
-from llama_core.execution.parallel import Parallel, resolve_device
-from llama_core.execution.weight_plan import WeightPlan
+from llama_core.files.hf.quantization import FORMATS, packed_bits
+from llama_core.files.json_fields import Fields, read_object
+from llama_core.files.source import DENSE, Slice, WeightReader
+from llama_core.files.weights import OUTPUT, Box, is_linear
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.text.registry import find_tokenizer, load_tokenizer

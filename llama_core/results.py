@@ -10,7 +10,7 @@ from llama_core.errors import InvalidParameter, SpecialTags
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 from llama_core.text.chat_format import SAFE_RESPONSE, Dialog, Message
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

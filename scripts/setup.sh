@@ -16,4 +16,4 @@ $pip install "$(grep '^torch==' constraints.txt)"
 $pip install --no-build-isolation --constraint constraints.txt "$(grep '^fairscale==' constraints.txt)"
 $pip install --no-build-isolation --constraint constraints.txt --editable '.[test]'
 # Compile the native backend for this machine's CPU, so that the first start does not wait. Without a compiler torch computes.
-"$venv/bin/python" -m llama_core.execution.native
+"$venv/bin/python" -m llama_core.backends.native

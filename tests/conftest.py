@@ -145,7 +145,7 @@ def _rank_main(rank: int, world_size: int, store: str, pipe: multiprocessing.con
     import torch
     import torch.distributed as dist
 
-    from llama_core.execution.parallel import join
+    from llama_core.backends.parallel import join
 
     torch.set_num_threads(1)
     parallel = join(rank, world_size, "cpu", dist.FileStore(store, world_size))  # type: ignore[attr-defined]

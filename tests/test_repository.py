@@ -11,9 +11,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.args import ServerArgs
 from deployments.engine.interface import Engine
-from deployments.engine.metric import Gauge, Histogram
-from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from deployments.observe.metric import Gauge, Histogram
+from deployments.observe.metrics import Metrics
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.generation import Llama
 from tests.conftest import GROUPS, MARKS

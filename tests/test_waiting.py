@@ -8,7 +8,7 @@ from pathlib import Path
 CLOCKS = {
     "cluster/driver/test_group_start.py": "brings a deadline forward",
     "deployments/engine/test_step_pacing.py": "its clock is virtual",
-    "deployments/tracing/test_request_spans.py": "compares the order of times, not their differences",
+    "deployments/observe/test_request_spans.py": "compares the order of times, not their differences",
 }
 CLOCK = re.compile(r"(time|monotonic|perf_counter|process_time|thread_time)(_ns)?")
 

@@ -11,13 +11,13 @@ import torch
 
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.make_checkpoint import SHAPES
-from llama_core.checkpoint.meta_params import config_from_params
-from llama_core.checkpoint.source import CheckpointSource, Slice, WeightReader
-from llama_core.checkpoint.weights import Box
+from llama_core.backends.fused.backend import FusedBackend
+from llama_core.backends.parallel import alone
+from llama_core.backends.runner import ModelRunner
 from llama_core.config import CacheDType, Device, DType, EngineConfig
-from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.parallel import alone
-from llama_core.execution.runner import ModelRunner
+from llama_core.files.meta_params import config_from_params
+from llama_core.files.source import CheckpointSource, Slice, WeightReader
+from llama_core.files.weights import Box
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput

@@ -22,7 +22,7 @@ CAPTURES: Final = "generate"  # the part that captures graphs
 
 def always(weights: object, rows: int) -> bool:
     """A choice of `TritonOps`: every product of few rows in a kernel of ours, also in float32."""
-    from llama_core.execution.fused.product_kernels import MOST_ROWS
+    from llama_core.backends.fused.product_kernels import MOST_ROWS
 
     return rows <= MOST_ROWS
 
@@ -78,11 +78,11 @@ def parts(device: torch.device) -> dict[str, Callable[[], None]]:
 def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     """A layer's kernels over decodes, drafts and chunks, with and without biases, norms and a window, and batch-invariant."""
     from benchmarks.gpu.sections.attention import attention_tiles
-    from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.fused.ops import HeadNorms
-    from llama_core.execution.fused.step_memory import max_split_decode_tokens
-    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
-    from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
+    from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.ops import HeadNorms
+    from llama_core.backends.fused.step_memory import max_split_decode_tokens
+    from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
+    from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
     from llama_core.scheduling.step import Row
 
     n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
@@ -131,8 +131,8 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
 
 def launch_products(device: torch.device, dtype: torch.dtype) -> None:
     """The product of each quantized format, for one row, a few and many, and batch-invariant ones with and without splits."""
-    from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
-    from llama_core.execution.weight_formats.kernels import multiply
+    from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
+    from llama_core.backends.weight_formats.kernels import multiply
 
     outputs, inputs = 48, 96
     codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, device=device)
@@ -151,9 +151,9 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
 
 def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
     """Products with epilogues in each format, for a tile of each number of rows, of odd sizes, with splits and without."""
-    from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.weight_formats.matrices import find_weight_format
-    from llama_core.execution.weight_formats.registry import QUANTIZED
+    from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.weight_formats.matrices import find_weight_format
+    from llama_core.weight_formats import QUANTIZED
 
     ops = TritonOps(fuses=always)
     for name in (str(dtype).removeprefix("torch."), *QUANTIZED):
@@ -173,11 +173,11 @@ def launch_sampling(device: torch.device) -> None:
     """Every way to sample, and logprobs, over a vocabulary of several chunks."""
     from typing import get_args
 
-    from llama_core.execution import logit_rules
-    from llama_core.execution.fused.kernels import TritonSampler
-    from llama_core.execution.fused.sampler import Mode, SamplingState
-    from llama_core.execution.fused.step_plan import SampleTensors
-    from llama_core.execution.sampling_tensors import SlotSamplingArray
+    from llama_core.backends import logit_rules
+    from llama_core.backends.fused.kernels import TritonSampler
+    from llama_core.backends.fused.sampler import Mode, SamplingState
+    from llama_core.backends.fused.step_plan import SampleTensors
+    from llama_core.backends.sampling_tensors import SlotSamplingArray
 
     rows, slots, vocab = 3, 4, 5000
     index = torch.arange(rows, device=device)

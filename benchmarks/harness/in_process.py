@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from benchmarks.harness.workload import Request
+from llama_core.backends import parallel as groups
+from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
 from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig
-from llama_core.execution import parallel as groups
-from llama_core.execution.runner import ModelRunner
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 if TYPE_CHECKING:
     from llama_core import Llama
-    from llama_core.text.tokenizer import Tokenizer
+    from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 # Settings that change how much is computed are off unless the command line sets them; peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")

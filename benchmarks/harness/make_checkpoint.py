@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.options import command_parser
-from llama_core.checkpoint.meta_params import config_from_params
+from llama_core.files.meta_params import config_from_params
 from llama_core.model_config import ModelConfig
 
 

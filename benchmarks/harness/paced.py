@@ -14,7 +14,7 @@ import deployments.app
 from cluster.wire.rank_runner import RendezvousSpec
 from deployments.args import ServerArgs
 from llama_core.config import EngineConfig
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 STEP_MS = "PACED_STEP_MS"

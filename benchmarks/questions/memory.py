@@ -36,7 +36,7 @@ SAFE_VOCABULARY = 256  # ids below this exist in every model
 MB = 1e6
 _PLAN = re.compile(r"rank (\d+) of \d+: memory plan: ([\d.]+) MB weights, ([\d.]+) MB cache.*?, ([\d.]+) MB working")
 _EMPTY_RANK = """
-import ray, torch, torch.distributed, cluster.rank.rank_process, llama_core.execution.parallel, llama_core.execution.runner
+import ray, torch, torch.distributed, cluster.rank.rank_process, llama_core.backends.parallel, llama_core.backends.runner
 import os
 from benchmarks.harness.processes import of_programs
 print(of_programs([os.getpid()])[0].rss_bytes)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cluster.wire.rank_status import RankIdentity
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from cluster.driver.ray_calls import answer_within, in_passing_thread, kill_acto
 from cluster.wire.rank_status import RankIdentity, RankStatus
 from cluster.wire.rank_worker import RankWorker
 from llama_core.errors import RankFailure
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from cluster.wire.rank_status import RankStatus
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, RankFailure
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from cluster.wire.rank_runner import RankRunner, RendezvousSpec, RunnerFactory
 from cluster.wire.rank_status import Phase, RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation, connect
 from llama_core.config import EngineConfig
-from llama_core.execution.rank_report import RankReport
 from llama_core.host_memory import available_host_bytes
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
+from llama_core.rank_report import RankReport
 
 logger = logging.getLogger(__name__)
 
@@ -232,9 +232,9 @@ def _import_at_low_priority(has_gpus: bool) -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # Linux has a priority for each thread
-    importlib.import_module("llama_core.execution.runner")
+    importlib.import_module("llama_core.backends.runner")
     if has_gpus:
-        importlib.import_module("llama_core.execution.fused.device").import_kernels()
+        importlib.import_module("llama_core.backends.fused.device").import_kernels()
     # The collection in `prepare` then walks no object of torch, for which it takes 0.1 s.
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ from llama_core.config import EngineConfig
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-    from llama_core.execution.parallel import Parallel
+    from llama_core.backends.parallel import Parallel
 
 
 def load_model_runner(
@@ -24,8 +24,8 @@ def load_model_runner(
     """
     import torch
 
-    from llama_core.execution.parallel import alone
-    from llama_core.execution.runner import ModelRunner
+    from llama_core.backends.parallel import alone
+    from llama_core.backends.runner import ModelRunner
 
     # In this thread, because it runs the steps. Setting the number again that OMP_NUM_THREADS has set would cost a thread pool.
     if torch.get_num_threads() != rendezvous.num_threads:
@@ -53,7 +53,7 @@ def _grammar_vocabulary(config: EngineConfig) -> "LLTokenizer":
 def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":
     import torch.distributed as dist
 
-    from llama_core.execution.parallel import join
+    from llama_core.backends.parallel import join
 
     store = dist.TCPStore(  # type: ignore[attr-defined]
         rendezvous.store_host,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from llama_core.config import EngineConfig
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 
@@ -30,7 +30,7 @@ class RendezvousSpec:
 
 
 class RankRunner(Protocol):
-    """The part of `llama_core.execution.runner.ModelRunner` that a rank uses."""
+    """The part of `llama_core.backends.runner.ModelRunner` that a rank uses."""
 
     @property
     def report(self) -> RankReport: ...

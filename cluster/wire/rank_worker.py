@@ -13,7 +13,7 @@ from cluster.wire.rank_runner import RunnerFactory
 from cluster.wire.rank_status import RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation
 from llama_core.config import EngineConfig
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 
 _RANK_PROCESS: Final = "cluster.rank.rank_process:RankProcess"
 

@@ -27,7 +27,7 @@ from llama_core.scheduling.request import Request, Sequence, check_prompt
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

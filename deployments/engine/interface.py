@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 
 from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, NotReady
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 _META = SamplingParams()  # Meta's reference's values
 

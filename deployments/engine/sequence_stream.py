@@ -12,7 +12,7 @@ from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Request, Sequence, TokenLogprob
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 
 class SequenceStream:

@@ -19,10 +19,10 @@ from deployments.engine.interface import EngineState, Readiness, SamplingDefault
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
-from llama_core.checkpoint.generation_config import read_recommended_sampling
 from llama_core.checkpoint.registry import format_name, open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
-from llama_core.execution.rank_report import RankReport
+from llama_core.files.generation_config import read_recommended_sampling
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import mix_seed

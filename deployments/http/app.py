@@ -14,24 +14,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
-from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
-from deployments.http.errors import json_response
 from deployments.http.generation import GenerationEndpoint
 from deployments.http.generation_kinds import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationKind
 from deployments.http.hosts import AllowedHosts
 from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.routes import MESSAGES, count_tokens_route
 from deployments.http.openapi import openapi_document
-from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
-from deployments.http.request_log import RequestRecord
 from deployments.http.responses_api.routes import RESPONSES
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
-from deployments.tracing.tracing import Tracing
+from deployments.observe.metrics import Metrics
+from deployments.observe.request_log import RequestRecord
+from deployments.observe.tracing import Tracing
+from deployments.openai.errors import json_response
+from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 
 __all__ = ["HttpApp", "HttpLimits", "build_http_app"]

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
-from deployments.http.errors import HostNotAllowed, Unauthorized, error_response
 from deployments.http.hosts import AllowedHosts
 from deployments.http.routing import route_path
+from deployments.openai.errors import HostNotAllowed, Unauthorized, error_response
 from llama_core.errors import LlamaError
 
 PROBE_PATHS = frozenset({"/health", "/ping", "/ready"})  # load balancers and Kubernetes send no key, and any Host

@@ -10,8 +10,8 @@ from copy import copy
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.answer_ending import AnswerEnding
-from deployments.http.plan import Plan
+from deployments.openai.answers.answer_ending import AnswerEnding
+from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
 

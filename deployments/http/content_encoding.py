@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from deployments.http.errors import InvalidJson, UnsupportedMediaType
+from deployments.openai.errors import InvalidJson, UnsupportedMediaType
 
 GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 PIECE_BYTES: Final = 128 * 2**10  # about 0.3 ms of work

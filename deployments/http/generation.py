@@ -10,24 +10,24 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from deployments.engine.interface import Engine
-from deployments.engine.metrics import Metrics
-from deployments.http.answer import AnswerSerializer, CollectedChoice, WholeSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
-from deployments.http.field_types import Body
 from deployments.http.generation_kinds import GenerationKind
 from deployments.http.limits import HttpLimits
-from deployments.http.plan import MAX_OWNER_CHARS, Plan
-from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER, headers_of
-from deployments.http.request_log import RequestRecord
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.resume.resumption import Resumption, resumption
-from deployments.http.slices import run_in_slices
 from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
-from deployments.http.whole_answer import send_whole
-from deployments.tracing.tracing import Tracing
+from deployments.observe.metrics import Metrics
+from deployments.observe.request_log import RequestRecord
+from deployments.observe.tracing import Tracing
+from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice, WholeSerializer
+from deployments.openai.answers.slices import run_in_slices
+from deployments.openai.answers.whole_answer import send_whole
+from deployments.openai.field_types import Body
+from deployments.openai.plan import MAX_OWNER_CHARS, Plan
+from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from deployments.engine.interface import Engine, TokenStream
-from deployments.http import answer_schemas
-from deployments.http.answer import WholeSerializer
-from deployments.http.field_types import Body
-from deployments.http.openai_answers import CompletionSerializer
-from deployments.http.parsed_chat import chat_serializer
-from deployments.http.plan import Plan, plan_chat, plan_completion
-from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.schemas import ChatBody, CompletionBody
-from deployments.http.score import (
+from deployments.openai.answers import schemas as answer_schemas
+from deployments.openai.answers.answer import WholeSerializer
+from deployments.openai.answers.openai_answers import CompletionSerializer
+from deployments.openai.answers.parsed_chat import chat_serializer
+from deployments.openai.field_types import Body
+from deployments.openai.plan import Plan, plan_chat, plan_completion
+from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.schemas import ChatBody, CompletionBody
+from deployments.openai.score import (
     ClassifyBody,
     ClassifySerializer,
     ScoreBody,

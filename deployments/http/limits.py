@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from deployments.http.prompt_encoder import TextLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.request_body import BodyLimits
 from deployments.http.resume.kept_streams import KeepLimits
+from deployments.openai.prompt_encoder import TextLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from deployments.http.answer_schemas import AnthropicError, Error
 from deployments.http.auth import PROBE_PATHS
-from deployments.http.errors import ANTHROPIC_PREFIX
 from deployments.http.routing import ApiRoute
+from deployments.openai.answers.schemas import AnthropicError, Error
+from deployments.openai.errors import ANTHROPIC_PREFIX
 
 TITLE, VERSION = "Llama on Ray", "1"
 DESCRIPTION = "OpenAI's completions, chat completions and responses, and Anthropic's messages."

@@ -18,11 +18,11 @@ from starlette.types import Receive
 
 from deployments.http.content_encoding import gunzipped, is_compressed
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
-from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
 from deployments.http.request_id import headers_of
-from deployments.http.validation import BodyT, validate
+from deployments.openai.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
+from deployments.openai.limiter import ConcurrencyLimiter
+from deployments.openai.validation import BodyT, validate
 from llama_core.errors import QueueFull, RequestCancelled
 
 MAX_FIELDS = 1000  # of the body itself: the schema checks each of them

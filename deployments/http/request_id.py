@@ -11,7 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.errors import exception_response, is_anthropic
+from deployments.openai.errors import exception_response, is_anthropic
 from llama_core.errors import LlamaError
 from llama_core.log_lines import LogSubject, log_subject, where
 

@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.engine.interface import Engine, EngineState
-from deployments.engine.metrics import CONTENT_TYPE, Metrics
-from deployments.http import answer_schemas
-from deployments.http.errors import error_object, json_response, retry_after_s
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
-from deployments.http.plan import check_model
-from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.routing import ApiRoute
-from deployments.http.tokenizer_schemas import DetokenizeBody, TokenizeBody
+from deployments.observe.metrics import CONTENT_TYPE, Metrics
+from deployments.openai.answers import schemas as answer_schemas
+from deployments.openai.errors import error_object, json_response, retry_after_s
+from deployments.openai.plan import check_model
+from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
 
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.http.errors import RouteNotFound, route_not_found
+from deployments.openai.errors import RouteNotFound, route_not_found
 
 PREFIXES = ("v1", "api", "openai")  # of base URLs
 # APIs of OpenAI and others that clients ask for, by the first word of their paths.

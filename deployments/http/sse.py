@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Iterator
 
 from starlette.types import Send
 
-from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.errors import as_llama_error
 from deployments.http.proxy_coalescing import ProxyCoalescing
-from deployments.http.request_log import RequestRecord
+from deployments.observe.request_log import RequestRecord
+from deployments.openai.answers.answer import AnswerSerializer
+from deployments.openai.errors import as_llama_error
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.log_lines import where
 

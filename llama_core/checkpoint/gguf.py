@@ -6,9 +6,9 @@ Reads no weight and needs no torch: `gguf_weights` does.
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama_core.checkpoint.gguf_config import gguf_config, stop_ids
-from llama_core.checkpoint.gguf_model import SUFFIX, GgufModel
-from llama_core.checkpoint.source import CheckpointSource, WeightReader
+from llama_core.files.gguf.config import gguf_config, stop_ids
+from llama_core.files.gguf.model import SUFFIX, GgufModel
+from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model_config import ModelConfig
 
 
@@ -52,6 +52,6 @@ class GgufCheckpoint(CheckpointSource):
         return gguf_config(self._model, vocab_size)
 
     def open_weights(self, config: ModelConfig) -> WeightReader:
-        from llama_core.checkpoint.gguf_weights import GgufWeights  # imports torch
+        from llama_core.weights.gguf import GgufWeights  # imports torch
 
         return GgufWeights(self._model, config)

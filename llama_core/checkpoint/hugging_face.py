@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama_core.checkpoint.generation_config import read_stop_ids
-from llama_core.checkpoint.hf_config import read_config
-from llama_core.checkpoint.hf_files import INDEX, find_weights, is_weights_file
-from llama_core.checkpoint.hf_quantization import packed_bits
-from llama_core.checkpoint.json_fields import Fields, read_object
-from llama_core.checkpoint.source import CheckpointSource, WeightReader
+from llama_core.files.generation_config import read_stop_ids
+from llama_core.files.hf.config import read_config
+from llama_core.files.hf.files import INDEX, find_weights, is_weights_file
+from llama_core.files.hf.quantization import packed_bits
+from llama_core.files.json_fields import Fields, read_object
+from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model_config import ModelConfig
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -60,7 +60,7 @@ class HuggingFaceCheckpoint(CheckpointSource):
         return read_config(self.path / _CONFIG, vocab_size=vocab_size)
 
     def open_weights(self, config: ModelConfig) -> WeightReader:
-        from llama_core.checkpoint.hf_weights import HuggingFaceWeights  # imports torch
+        from llama_core.weights.hf import HuggingFaceWeights  # imports torch
 
         path = self.path / _CONFIG
         return HuggingFaceWeights(

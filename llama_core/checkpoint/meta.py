@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llama_core.checkpoint.generation_config import generation_files, read_stop_ids
-from llama_core.checkpoint.meta_params import may_be_tied, read_params
-from llama_core.checkpoint.source import CheckpointSource, WeightReader
-from llama_core.checkpoint.weights import OUTPUT
 from llama_core.errors import CheckpointError
+from llama_core.files.generation_config import generation_files, read_stop_ids
+from llama_core.files.meta_params import may_be_tied, read_params
+from llama_core.files.source import CheckpointSource, WeightReader
+from llama_core.files.weights import OUTPUT
 from llama_core.model_config import ModelConfig
 
 _SHARD_NAME = re.compile(r"consolidated\.(\d+)\.pth")
@@ -65,7 +65,7 @@ class MetaCheckpoint(CheckpointSource):
         return replace(config, tied_embeddings=has_no_output(self.path)) if may_be_tied(config) else config
 
     def open_weights(self, config: ModelConfig) -> WeightReader:
-        from llama_core.checkpoint.meta_weights import MetaWeights  # imports torch
+        from llama_core.weights.meta import MetaWeights  # imports torch
 
         return MetaWeights(self.path, find_shards(self.path), config)
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol, cast
 
-from llama_core.checkpoint.gguf_model import find_models, refuse_later_part
-from llama_core.checkpoint.source import CheckpointSource
 from llama_core.errors import CheckpointError
+from llama_core.files.gguf.model import find_models, refuse_later_part
+from llama_core.files.source import CheckpointSource
 
 # Name -> class, imported on first use. The first class that recognizes the path opens it; the last class recognizes every
 # path, so that its error says what is wrong with a path of no known format.

@@ -8,7 +8,7 @@ from typing import Final
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 # Texts inside a JSON string by length. llguidance decides about all tokens of a slice at once where the grammar allows any text
 # of it. Near the end of a string with a maximum length only short slices apply; llguidance's own begin at 10 characters.

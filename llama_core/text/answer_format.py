@@ -11,7 +11,7 @@ from llama_core.text.reasoning import (
     find_marks,
     prompt_begins_reasoning,
 )
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds
 from llama_core.text.tools.leading import LeadingParser
 from llama_core.text.tools.parser import AnswerParser

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
 
 from llama_core.errors import InvalidDialog
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.tool import Tool
 
 Role = Literal["system", "user", "assistant", "ipython", "tool"]

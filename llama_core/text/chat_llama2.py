@@ -18,7 +18,7 @@ from llama_core.text.chat_format import (
     messages_of,
 )
 from llama_core.text.client_templates import LLAMA2_TEMPLATE
-from llama_core.text.tokenizer import Tokenizer, is_encodable
+from llama_core.text.tokenizers.tokenizer import Tokenizer, is_encodable
 
 B_INST: Final = "[INST]"
 E_INST: Final = "[/INST]"

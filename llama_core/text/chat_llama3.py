@@ -16,7 +16,7 @@ from llama_core.text.chat_format import (
     messages_of,
 )
 from llama_core.text.client_templates import LLAMA3_TEMPLATE
-from llama_core.text.tokenizer import Tokenizer, is_encodable
+from llama_core.text.tokenizers.tokenizer import Tokenizer, is_encodable
 
 BEGIN: Final = "<|begin_of_text|>"
 HEADER_START: Final = "<|start_header_id|>"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # one for each byte that is not part of a valid UTF-8 character
 

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from llama_core.errors import NoChatTemplate
 from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 
 class NoChatFormat(ChatFormat):

@@ -8,19 +8,19 @@ from typing import Any, Final, Protocol, cast
 from llama_core.errors import ConfigError, TokenizerError
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.chat_llama3 import HEADER_START
-from llama_core.text.files import SIDE_FILES
 from llama_core.text.no_chat_format import NoChatFormat
-from llama_core.text.probe import probe_tokenizer
 from llama_core.text.template.files import find_template, given_template
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.files import SIDE_FILES
+from llama_core.text.tokenizers.probe import probe_tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 # Name -> class, imported on first use. The first class that recognizes the file loads it; the last class recognizes every
 # file, so that its error describes a file of unknown kind.
 TOKENIZERS: Final[Mapping[str, str]] = {
-    "hugging_face": "llama_core.text.hugging_face_tokenizer:HuggingFaceTokenizer",
-    "tiktoken": "llama_core.text.tiktoken_tokenizer:TiktokenTokenizer",
-    "gguf": "llama_core.text.gguf_tokenizer:GGUF",
-    "sentencepiece": "llama_core.text.sentencepiece_tokenizer:SentencePieceTokenizer",
+    "hugging_face": "llama_core.text.tokenizers.hugging_face_tokenizer:HuggingFaceTokenizer",
+    "tiktoken": "llama_core.text.tokenizers.tiktoken_tokenizer:TiktokenTokenizer",
+    "gguf": "llama_core.text.tokenizers.gguf_tokenizer:GGUF",
+    "sentencepiece": "llama_core.text.tokenizers.sentencepiece_tokenizer:SentencePieceTokenizer",
 }
 CHAT_FORMATS: Final[Mapping[str, str]] = {
     "llama2": "llama_core.text.chat_llama2:Llama2ChatFormat",
@@ -134,8 +134,8 @@ def open_chat_format(
     folder = Path(checkpoint)
     found = given_template(template) if template is not None else find_template(folder)
     if found is not None:
-        from llama_core.text.hugging_face_files import SideFiles  # imports tokenizers
         from llama_core.text.template.chat_template import TemplateChatFormat  # imports Jinja2
+        from llama_core.text.tokenizers.hugging_face_files import SideFiles  # imports tokenizers
 
         named = SideFiles(folder).special_tokens if folder.is_dir() else {}
         return TemplateChatFormat(tokenizer, found.source, origin=found.origin, special_tokens=named)

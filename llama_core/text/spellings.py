@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 
 def spellings(words: Collection[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -4,8 +4,8 @@ import sys
 
 import uvicorn
 
-from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from deployments.observe.metrics import Metrics
 from tests.support.scripted_engine import FakeEngine
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.replica_log import log_like_serve
+from deployments.observe.replica_log import log_like_serve
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import continuation

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.handle_types import ChatRequest, Sampled, Score
-from deployments.http.field_types import MAX_CHOICES
+from deployments.openai.field_types import MAX_CHOICES
 from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.scheduling.request import Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from llama_core.errors import InvalidDialog, SpecialTags
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.registry import find_chat_format, load_tokenizer, open_chat_format
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.fuzz.outcome import Outcome
 from tests.support.chat_templates import FAMILIES, make_chat_model
 

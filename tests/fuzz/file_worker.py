@@ -18,15 +18,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from llama_core.checkpoint.loader import rank_weights
-from llama_core.checkpoint.manifest import Manifest
-from llama_core.checkpoint.rank_share import RankShare
+from llama_core.backends.rotary import rotary_table
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, SpecialTags, TokenizerError
-from llama_core.execution.rotary import rotary_table
+from llama_core.files.manifest import Manifest
+from llama_core.files.rank_share import RankShare
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tokenizer import TextPart
+from llama_core.text.tokenizers.tokenizer import TextPart
+from llama_core.weights.loader import rank_weights
 from tests.support import gguf_models
 from tests.support.hugging_face import CONFIGS, in_hugging_faces_layout, random_weights, read
 from tests.support.hugging_face import VOCAB_SIZE as HF_VOCAB_SIZE
@@ -63,7 +63,7 @@ _is_loading = False
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not _is_loading:
         return
-    if event == "subprocess.Popen" and "llama_core.text.probe" in str(arguments[1]):
+    if event == "subprocess.Popen" and "llama_core.text.tokenizers.probe" in str(arguments[1]):
         return
     writes = event == "open" and isinstance(arguments[1], str) and any(letter in arguments[1] for letter in "wax+")
     if writes or (event.startswith(_DEEDS) and not event.startswith(_HARMLESS)):

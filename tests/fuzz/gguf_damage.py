@@ -8,7 +8,7 @@ from random import Random
 
 import gguf
 
-from llama_core.checkpoint.gguf_file import GgufFile
+from llama_core.files.gguf.file import GgufFile
 from tests.fuzz.damage import Damage
 from tests.fuzz.json_damage import damaged
 from tests.support.gguf_models import write_model

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from llama_core.checkpoint.digest import sha256_of
-from llama_core.checkpoint.manifest import FILE_NAME
+from llama_core.files.digest import sha256_of
+from llama_core.files.manifest import FILE_NAME
 from tests.fuzz.damage import Damage
 from tests.fuzz.file_worker import FOLDER
 from tests.fuzz.json_damage import VALUES, damage_json, damaged

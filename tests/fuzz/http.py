@@ -7,10 +7,10 @@ from typing import Protocol
 import h11
 import httpx
 
-from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
-from deployments.http.errors import is_anthropic
 from deployments.http.request_id import TIMEOUT_HEADER
+from deployments.observe.metrics import Metrics
+from deployments.openai.errors import is_anthropic
 from tests.fuzz.messages import GENERATION, MARK, Message, cheap, made
 from tests.fuzz.outcome import Outcome
 from tests.support.scripted_engine import FakeEngine, FakeStream

@@ -8,10 +8,10 @@ from typing import Any
 
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.http.schemas import ChatBody, CompletionBody
-from deployments.http.score import ClassifyBody, ScoreBody
-from deployments.http.tokenizer_schemas import DetokenizeBody, TokenizeBody
-from deployments.http.unsupported import CHAT_NEUTRAL
+from deployments.openai.schemas import ChatBody, CompletionBody
+from deployments.openai.score import ClassifyBody, ScoreBody
+from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
+from deployments.openai.unsupported import CHAT_NEUTRAL
 from tests.fuzz.json_damage import VALUES as ANY_VALUES
 from tests.fuzz.json_damage import damage_json
 

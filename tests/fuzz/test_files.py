@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from llama_core.checkpoint import hf_weights
-from llama_core.checkpoint.meta_weights import MetaWeights
 from llama_core.text.registry import load_tokenizer
+from llama_core.weights import hf as hf_weights
+from llama_core.weights.meta import MetaWeights
 from tests.fuzz import file_worker, files, hf_damage
 from tests.fuzz.damage import put_demo
 

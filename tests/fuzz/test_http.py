@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.http import errors as http_errors
-from deployments.http import request_body
+from deployments.openai import errors as http_errors
+from deployments.openai import validation
 from llama_core.errors import LlamaError
 from tests.fuzz.http import fuzz_in_process, judge
 from tests.fuzz.messages import COMPLETIONS, MARK, Message
@@ -50,7 +50,7 @@ def test_an_answer_is_checked_for_status_shape_and_repeated_input(
 
 
 async def test_an_exception_in_the_server_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_body, "_explain", lambda details: http_errors.INTERNAL)
+    monkeypatch.setattr(validation, "_explain", lambda details: http_errors.INTERNAL)
     outcome = await fuzz_in_process(300, seed=1)
     assert any("status 500" in finding for finding in outcome.findings)
 

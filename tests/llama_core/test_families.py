@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llama_core.execution.parallel import alone
+from llama_core.backends.parallel import alone
 from tests.support import families
 from tests.support.full_runs import with_full_ones
 

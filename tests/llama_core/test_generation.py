@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from llama_core import Llama
+from llama_core.backends.fused.backend import FusedBackend
+from llama_core.backends.native.backend import NativeBackend
 from llama_core.config import BackendName
 from llama_core.errors import ConfigError, ContextLengthExceeded, InvalidDialog, InvalidParameter, NonFiniteLogits
-from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.native.backend import NativeBackend
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from llama_core.text.chat_format import SAFE_RESPONSE

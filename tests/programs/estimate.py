@@ -41,8 +41,8 @@ def run_rank(rank: int, words: list[str], store_file: str) -> None:
 
     import cluster.rank.rank_process
     import cluster.rank.runner_factory  # noqa: F401
-    from llama_core.execution.parallel import alone, join
-    from llama_core.execution.runner import ModelRunner
+    from llama_core.backends.parallel import alone, join
+    from llama_core.backends.runner import ModelRunner
 
     num_ranks = int(words[1])
     torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from llama_core.execution.parallel import alone
+from llama_core.backends.parallel import alone
 from tests.conftest import RankPool
 from tests.support import families
 from tests.support.interpreter import interpreted_environment, prepare_interpreter
@@ -33,12 +33,12 @@ def report(name: str, where: str, results: list[families.Expected], expected: fa
 
 def interpret(root: Path, name: str) -> bool:
     """The family's model in this process, whose Triton interprets kernels."""
-    from llama_core.execution.fused.device import StepDevice
-    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.backends.fused.device import StepDevice
+    from llama_core.backends.fused.kernels import TritonOps
 
     expected = families.write(root / name, name)
     with patch(
-        "llama_core.execution.rank_loading.choose_ops",
+        "llama_core.backends.rank_loading.choose_ops",
         lambda kind, device, **options: (TritonOps(**options), StepDevice(device)),
     ):
         got = families.run(alone("cpu"), str(root / name), "fused")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from deployments.http.app import HttpLimits
-from deployments.http.plan import MAX_PROMPT_LOGPROBS
 from deployments.http.request_body import BodyLimits
+from deployments.openai.plan import MAX_PROMPT_LOGPROBS
 from tests.servers.conftest import THROUGH_HAPROXY
 from tests.support.full_runs import examples
 from tests.support.raw_http import (

@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from llama_core.execution.fused.ops import TorchOps
-from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, TileSizes, plan_of
-from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
+from llama_core.backends.fused.ops import TorchOps
+from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, TileSizes, plan_of
+from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
 from tests.support.examples import each_example, st
 

@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from llama_core.backends.backend_choice import matrix_types
+from llama_core.backends.fused.backend import FusedBackend
+from llama_core.backends.fused.buffers import DeviceSlots
+from llama_core.backends.fused.device import StepDevice, Work
+from llama_core.backends.fused.model import FusedTransformer
+from llama_core.backends.parallel import Parallel
+from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
-from llama_core.execution.backend_choice import matrix_types
-from llama_core.execution.fused.backend import FusedBackend
-from llama_core.execution.fused.buffers import DeviceSlots
-from llama_core.execution.fused.device import StepDevice, Work
-from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.parallel import Parallel
-from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
 
 META = torch.device("meta")
@@ -100,8 +100,8 @@ def without_kernels() -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    from llama_core.execution.weight_formats import matrices
-    from llama_core.execution.weight_formats.kernels import multiply
+    from llama_core.backends.weight_formats import matrices
+    from llama_core.backends.weight_formats.kernels import multiply
 
     def launch(kernel: object, grid: object) -> Callable[..., None]:
         return lambda *args, **constants: None
@@ -119,8 +119,8 @@ def meta_backend(
     model: ModelConfig, num_ranks: int, device: StepDevice, **fields: Any
 ) -> tuple[FusedBackend, DeviceSlots, EngineConfig]:
     """Rank 0's backend in bfloat16 without weights or cache. Inside `without_kernels`."""
-    from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.fused.product_kernels import of_few_rows
+    from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.product_kernels import of_few_rows
 
     fields = {"max_seq_len": 4096, "max_batch_size": 64, "max_step_tokens": 2048} | fields
     config, parallel = EngineConfig("", model.vocab_size, **fields), Parallel(0, num_ranks, META)

@@ -9,7 +9,7 @@ from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import RankIdentity, Share
 from cluster.wire.rank_worker import RankWorker
 from llama_core.config import EngineConfig
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOutput
 from tests.support.fake_ranks import FakeRanks, arbitrary

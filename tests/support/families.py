@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from llama_core.backends.parallel import Parallel
+from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
-from llama_core.execution.parallel import Parallel
-from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE

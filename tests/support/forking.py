@@ -92,7 +92,7 @@ def run_with_torch(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program of the model without importing torch once more. args: its `sys.argv[1:]`. changes: to `environment()`,
     without which torch was imported."""
-    server = fork_server(("torch", "llama_core.execution.runner"))
+    server = fork_server(("torch", "llama_core.backends.runner"))
     return server.run(source, ["-c", *args], environment(**changes or {}), timeout_s=timeout_s)
 
 

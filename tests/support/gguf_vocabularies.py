@@ -7,7 +7,7 @@ from typing import Any
 import gguf
 import sentencepiece
 
-from llama_core.text.gguf_vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from llama_core.text.tokenizers.gguf_vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from tests.conftest import GOLDEN
 from tests.support.vocabularies import FAMILIES
 

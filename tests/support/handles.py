@@ -3,9 +3,9 @@
 from typing import Any
 
 from deployments.args import ServerArgs
-from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.ingress import LlamaIngress
+from deployments.observe.metrics import Metrics
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 

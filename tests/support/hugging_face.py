@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from llama_core.checkpoint.hf_config import model_from_config
-from llama_core.checkpoint.weights import weight_specs
+from llama_core.files.hf.config import model_from_config
+from llama_core.files.weights import weight_specs
 from llama_core.model_config import ModelConfig
 
 VOCAB_SIZE = 640

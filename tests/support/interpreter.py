@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.forking import fork_server
 
 _VARIABLE = "TRITON_INTERPRET"
-_MODULES = ("torch", "triton", "llama_core.execution.runner")  # what most programs import
+_MODULES = ("torch", "triton", "llama_core.backends.runner")  # what most programs import
 _FIRST = f"from {__name__} import prepare_interpreter\nprepare_interpreter()\n"
 
 

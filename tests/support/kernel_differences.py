@@ -5,10 +5,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from llama_core.execution.fused.ops import HeadNorms, TorchOps
-from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
-from llama_core.execution.rotary import rotary_table
-from llama_core.execution.weight_formats.matrices import QuantizedMatrix, find_weight_format
+from llama_core.backends.fused.ops import HeadNorms, TorchOps
+from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
+from llama_core.backends.rotary import rotary_table
+from llama_core.backends.weight_formats.matrices import QuantizedMatrix, find_weight_format
 from llama_core.model_config import RopeConfig
 from tests.support.examples import each_example, st
 
@@ -20,7 +20,7 @@ FORMATS = ("int8", "fp8", *GROUPED)
 
 def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """The largest difference from torch of the kernels that copy and store, over several shapes."""
-    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.backends.fused.kernels import TritonOps
 
     kernels, meaning = TritonOps(), TorchOps()
     generator = torch.Generator().manual_seed(1)
@@ -75,8 +75,8 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
 
 def check_beside_float64(device: torch.device, dtype: torch.dtype, examples: int) -> None:
     """Norms, rotation, SwiGLU and quantized products of random shapes, beside what torch computes in float64."""
-    from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.weight_formats.kernels import multiply
+    from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.weight_formats.kernels import multiply
 
     kernels, meaning = TritonOps(), TorchOps()
     share = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 0.03}[dtype]
@@ -144,7 +144,7 @@ def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float3
 
 def largest_product_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """The largest difference of Triton's products from products with the dequantized weights, relative to the largest value."""
-    from llama_core.execution.weight_formats.kernels import multiply
+    from llama_core.backends.weight_formats.kernels import multiply
 
     generator = torch.Generator().manual_seed(6)
     worst: dict[str, float] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from llama_core.execution.weight_formats.format import HeldWeights
+    from llama_core.backends.weight_formats.format import HeldWeights
 
 
 class Shape(NamedTuple):
@@ -49,11 +49,11 @@ FAMILIES: Final = {
 
 def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_modes: bool) -> None:
     """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
-    from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.fused.ops import HeadNorms
-    from llama_core.execution.fused.step_memory import max_split_decode_tokens
-    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
-    from llama_core.execution.kv_cache import FLOAT8_BYTES
+    from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.ops import HeadNorms
+    from llama_core.backends.fused.step_memory import max_split_decode_tokens
+    from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles
+    from llama_core.backends.kv_cache import FLOAT8_BYTES
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(sizes, dtype=of)
@@ -102,8 +102,8 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
 
 def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
     """The product of each quantized format, for each number of rows, and batch-invariant products."""
-    from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
-    from llama_core.execution.weight_formats.kernels import multiply
+    from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
+    from llama_core.backends.weight_formats.kernels import multiply
 
     outputs = inputs = 256
     codes = torch.zeros((outputs, inputs), dtype=torch.int8)
@@ -126,8 +126,8 @@ def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
 
 def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], row_counts: Seq[int]) -> None:
     """Products with SwiGLU and the addition to hidden states in their epilogues, for each number of rows."""
-    from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.fused.product_kernels import add_product, gated_product, product
+    from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.product_kernels import add_product, gated_product, product
 
     norm = torch.zeros(shape.dim, dtype=dtype)
     for rows in row_counts:
@@ -146,7 +146,7 @@ def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], r
 
 def held(name: str, outputs: int, inputs: int, dtype: torch.dtype) -> "HeldWeights":
     """Weights without values, in memory that is never touched."""
-    from llama_core.execution.weight_formats.format import HeldWeights
+    from llama_core.backends.weight_formats.format import HeldWeights
 
     is_packed, groups = name in ("int4", "int4_min"), inputs // 32
     if name == "plain":
@@ -163,11 +163,11 @@ def launch_sampling(vocab: int) -> None:
     """Every kernel of a head behind the logits, with and without rules and masks."""
     from typing import get_args
 
-    from llama_core.execution import logit_rules
-    from llama_core.execution.fused.kernels import TritonSampler
-    from llama_core.execution.fused.sampler import Mode, SamplingState
-    from llama_core.execution.fused.step_plan import SampleTensors
-    from llama_core.execution.sampling_tensors import SlotSamplingArray
+    from llama_core.backends import logit_rules
+    from llama_core.backends.fused.kernels import TritonSampler
+    from llama_core.backends.fused.sampler import Mode, SamplingState
+    from llama_core.backends.fused.step_plan import SampleTensors
+    from llama_core.backends.sampling_tensors import SlotSamplingArray
 
     rows, slots = 2, 3
     index, cpu = torch.zeros(rows, dtype=torch.int64), torch.device("cpu")

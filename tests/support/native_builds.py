@@ -14,9 +14,9 @@ from types import ModuleType
 FLAGS = ("", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2")
 HAS_AVX512 = platform.machine() == "x86_64" and "avx512f" in Path("/proc/cpuinfo").read_text()
 # This CPU's and AVX2: where this CPU has no AVX-512, its own build is one of AVX2. AVX-512 without VNNI multiplies weights in
-# another way, which tests/llama_core/execution/test_weight_products.py compares.
+# another way, which tests/llama_core/backends/test_weight_products.py compares.
 IN_EACH_RUN = ("", "-march=x86-64-v3") if HAS_AVX512 else ("",)
-_BUILD = Path(__file__).parents[2] / "llama_core" / "execution" / "native" / "build.py"
+_BUILD = Path(__file__).parents[2] / "llama_core" / "backends" / "native" / "build.py"
 
 
 def unsupported_reason(flags: str) -> str | None:

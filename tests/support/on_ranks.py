@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llama_core.backends.parallel import Parallel
+from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
-from llama_core.execution.parallel import Parallel
-from llama_core.execution.runner import ModelRunner
 from llama_core.generation import Llama
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.block_pool import BlockPool

@@ -10,12 +10,12 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from llama_core.checkpoint.source import DENSE, GroupedSlice, Slice
-from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, Box, weight_specs
+from llama_core.backends.parallel import Parallel
+from llama_core.backends.rotary import rotary_table
+from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
-from llama_core.execution.parallel import Parallel
-from llama_core.execution.rotary import rotary_table
-from llama_core.execution.runner import ModelRunner
+from llama_core.files.source import DENSE, GroupedSlice, Slice
+from llama_core.files.weights import EMBEDDING, OUTPUT, Box, weight_specs
 from llama_core.model_config import ModelConfig
 
 Weights = dict[str, torch.Tensor]
@@ -134,7 +134,7 @@ def load_runner(
     fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 160, "device": "cpu", "dtype": "float32"}
     config = EngineConfig("memory", model.vocab_size, **fields | settings)  # type: ignore[arg-type]
     checkpoint = MemoryCheckpoint(model, random_weights(model, seed, stored))
-    with patch("llama_core.execution.rank_loading.open_checkpoint", lambda path: checkpoint):
+    with patch("llama_core.backends.rank_loading.open_checkpoint", lambda path: checkpoint):
         runner = ModelRunner.load(config, parallel)
     runner.allocate_cache(runner.max_num_blocks())
     runner.warm_up()

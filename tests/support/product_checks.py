@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.every_kernel import always
-from llama_core.execution.weight_formats.format import TorchMatrix
-from llama_core.execution.weight_formats.matrices import find_weight_format
-from llama_core.execution.weight_formats.registry import QUANTIZED
+from llama_core.backends.weight_formats.format import TorchMatrix
+from llama_core.backends.weight_formats.matrices import find_weight_format
+from llama_core.weight_formats import QUANTIZED
 
 FORMATS = ("plain", *QUANTIZED)
 # Of a rounding to the type, of values near 1; results round up to five times.
@@ -85,7 +85,7 @@ class ProductCase:
 
 def check_values(case: ProductCase) -> None:
     """Beside float64, within some roundings of each result."""
-    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.backends.fused.kernels import TritonOps
 
     ops, x, norm = TritonOps(fuses=always), case.values(case.rows, case.inputs), case.values(case.hidden)
     for outputs in (2 * case.hidden, case.hidden):
@@ -93,7 +93,7 @@ def check_values(case: ProductCase) -> None:
         bias = case.bias(outputs)
         plain = F.linear(x.double(), dense)
         name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
-        with patch(f"llama_core.execution.fused.product_kernels.{name}", 1):
+        with patch(f"llama_core.backends.fused.product_kernels.{name}", 1):
             assert_near(ops.product(x, matrix), plain, plain.abs() + 1, case)
         total = plain if bias is None else plain + bias.double()
         if outputs > case.hidden:
@@ -119,7 +119,7 @@ def assert_near(got: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, c
 def check_bits(case: ProductCase) -> None:
     """Equal to a product, rounded once, before the kernels that the epilogues replace, and the norm within its roundings;
     nothing beyond the rows is written."""
-    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.backends.fused.kernels import TritonOps
 
     ops, separate, norm = TritonOps(fuses=always), TritonOps(), case.values(case.hidden)
     x = case.integers(-3, 3, case.rows, case.inputs).to(case.dtype)
@@ -141,7 +141,7 @@ def check_bits(case: ProductCase) -> None:
 
 def check_neighbours(case: ProductCase) -> None:
     """A row has the same bits beside other rows, which may hold anything."""
-    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.backends.fused.kernels import TritonOps
 
     ops, norm = TritonOps(fuses=always), case.values(case.hidden)
     kept = case.seed % case.rows

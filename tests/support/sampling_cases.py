@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from llama_core.execution import logit_rules
-from llama_core.execution.fused.sampler import SamplingState, TorchSampler
-from llama_core.execution.fused.step_plan import SampleTensors
-from llama_core.execution.logit_rules import LogitRules
-from llama_core.execution.sampling import GREEDY_BELOW, uniform
-from llama_core.execution.sampling_tensors import SlotSamplingArray
+from llama_core.backends import logit_rules
+from llama_core.backends.fused.sampler import SamplingState, TorchSampler
+from llama_core.backends.fused.step_plan import SampleTensors
+from llama_core.backends.logit_rules import LogitRules
+from llama_core.backends.sampling import GREEDY_BELOW, uniform
+from llama_core.backends.sampling_tensors import SlotSamplingArray
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit
 from tests.support.examples import st

@@ -18,9 +18,9 @@ import httpx
 import uvicorn
 
 from deployments.engine.interface import Delta, Engine, EngineState, Readiness, SamplingDefaults, TokenStream
-from deployments.engine.metrics import Metrics
 from deployments.engine.timeline import Timeline
 from deployments.http.app import HttpLimits, build_http_app
+from deployments.observe.metrics import Metrics
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams

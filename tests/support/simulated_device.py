@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llama_core.execution.fused.device import Work
-from llama_core.execution.fused.ops import TorchOps
-from llama_core.execution.fused.step_plan import AttentionTiles
+from llama_core.backends.fused.device import Work
+from llama_core.backends.fused.ops import TorchOps
+from llama_core.backends.fused.step_plan import AttentionTiles
 from llama_core.model_config import FULL_ATTENTION
 
 # Operations that make the host wait for a GPU, or that read memory of the host.

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llama_core.execution.parallel import Parallel, alone
-from llama_core.execution.runner import ModelRunner
+from llama_core.backends.parallel import Parallel, alone
+from llama_core.backends.runner import ModelRunner
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from llama_core.scheduling.step import Pending, StepOutput
 from tests.support import on_ranks
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
-_LOADING = "llama_core.execution.rank_loading"
+_LOADING = "llama_core.backends.rank_loading"
 Requests = list[tuple[list[int], SamplingParams]]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from llama_core.text.library_tokenizer import bytes_of
+from llama_core.text.tokenizers.library_tokenizer import bytes_of
 
 CORPUS: Final = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind: it's 12345 times lazier than 678 foxes.",

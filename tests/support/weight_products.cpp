@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <string>
 
-#include "epilogues.hpp"
-#include "projection.hpp"
+#include "layers/epilogues.hpp"
+#include "layers/projection.hpp"
 #include "weight_formats.hpp"
 
 using namespace llama;

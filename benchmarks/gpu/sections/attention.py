@@ -18,9 +18,9 @@ from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.varlen import varlen_attention
 from benchmarks.harness.common import Spread
-from llama_core.execution.fused.device import choose_ops
-from llama_core.execution.fused.ops import TorchOps
-from llama_core.execution.fused.step_plan import (
+from llama_core.backends.fused.device import choose_ops
+from llama_core.backends.fused.ops import TorchOps
+from llama_core.backends.fused.step_plan import (
     SAMPLE_COLUMNS,
     TILE_COLUMNS,
     TOKEN_COLUMNS,

@@ -6,7 +6,7 @@ from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.engine import HandMadeSteps, open_engine
 from benchmarks.gpu.recorder import Recorder
 from benchmarks.gpu.settings import Settings
-from llama_core.execution.fused.step_plan import LARGEST_PADDING
+from llama_core.backends.fused.step_plan import LARGEST_PADDING
 
 TOLERANCE = 0.03
 

@@ -25,7 +25,7 @@ from benchmarks.gpu.recorder import Recorder, Unavailable, waited
 from benchmarks.gpu.settings import Settings, add_settings, settings_of
 from benchmarks.harness.common import REPOSITORY
 from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
-from llama_core.execution.fused.device import import_kernels
+from llama_core.backends.fused.device import import_kernels
 
 _LIMIT_S = 60.0
 

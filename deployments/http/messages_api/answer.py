@@ -7,13 +7,13 @@ import msgspec
 from pydantic_core import from_json
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.answer import CollectedChoice
-from deployments.http.errors import anthropic_error_object
 from deployments.http.messages_api.schemas import MessagesBody
-from deployments.http.plan import Plan, plan_chat
-from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.single_answer import SingleAnswer, named_event, new_id
-from deployments.http.slices import Sliced
+from deployments.openai.answers.answer import CollectedChoice
+from deployments.openai.answers.single_answer import SingleAnswer, named_event, new_id
+from deployments.openai.answers.slices import Sliced
+from deployments.openai.errors import anthropic_error_object
+from deployments.openai.plan import Plan, plan_chat
+from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning

@@ -1,6 +1,6 @@
 """The parts of bodies of Anthropic's messages: content blocks, tools, and what the answer may be.
 
-Unknown fields are ignored and null means absent, as in `deployments/http/schemas.py`. `cache_control` is among them: prefixes
+Unknown fields are ignored and null means absent, as in `deployments/openai/schemas.py`. `cache_control` is among them: prefixes
 are cached anyway.
 """
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, WithJsonSchema, model_validator
 
-from deployments.http.errors import Unsupported
-from deployments.http.field_types import (
+from deployments.openai.errors import Unsupported
+from deployments.openai.field_types import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     MAX_TOKENS,
@@ -19,10 +19,10 @@ from deployments.http.field_types import (
     Stop,
     only_text,
 )
-from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
-from deployments.http.translation import kind_of
-from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
-from deployments.http.validation import KIND_MARK
+from deployments.openai.tool_fields import MAX_ID_CHARS, MAX_TOOLS
+from deployments.openai.translation import kind_of
+from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
+from deployments.openai.validation import KIND_MARK
 from llama_core.errors import InvalidParameter
 
 

@@ -4,16 +4,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.engine.interface import Engine
-from deployments.http import answer_schemas
-from deployments.http.errors import json_response
 from deployments.http.generation_kinds import GenerationKind
 from deployments.http.messages_api.answer import MessagesSerializer, plan_messages
 from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
-from deployments.http.plan import check_model, encode_chat
-from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.routes import BODY_STATUSES, check_takes_requests
 from deployments.http.routing import ApiRoute
+from deployments.openai.answers import schemas as answer_schemas
+from deployments.openai.errors import json_response
+from deployments.openai.plan import check_model, encode_chat
+from deployments.openai.prompt_encoder import PromptEncoder
 
 MESSAGES = GenerationKind(
     "/v1/messages",

@@ -4,7 +4,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from deployments.http.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger
 from deployments.http.messages_api.content import (
     InputMessages,
     InputTools,
@@ -17,9 +16,10 @@ from deployments.http.messages_api.content import (
     ToolChoice,
 )
 from deployments.http.messages_api.to_chat import NAMES, chat_messages, ending_fields, output_fields, tool_fields
-from deployments.http.sampling_fields import sampled
-from deployments.http.translation import TranslatedChat, translated
-from deployments.http.unsupported import (
+from deployments.openai.field_types import MAX_TOKENS, Flag, Integer, OptionalInteger
+from deployments.openai.sampling_fields import sampled
+from deployments.openai.translation import TranslatedChat, translated
+from deployments.openai.unsupported import (
     CHAT_NEUTRAL,
     CHATS_OWN,
     CheckedBody,

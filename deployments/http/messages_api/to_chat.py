@@ -13,7 +13,7 @@ from deployments.http.messages_api.content import (
     ToolChoice,
     ToolResultBlock,
 )
-from deployments.http.translation import ChatMessages
+from deployments.openai.translation import ChatMessages
 
 NAMES: Final = {
     "parameters": "input_schema",

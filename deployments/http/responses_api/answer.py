@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.answer import PING, CollectedChoice
-from deployments.http.plan import Plan, plan_chat
-from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.responses_api.content import OFFERED
 from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.http.single_answer import SingleAnswer, named_event, new_id
-from deployments.http.slices import Sliced
+from deployments.openai.answers.answer import PING, CollectedChoice
+from deployments.openai.answers.single_answer import SingleAnswer, named_event, new_id
+from deployments.openai.answers.slices import Sliced
+from deployments.openai.plan import Plan, plan_chat
+from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason
 from llama_core.text.tools.pieces import CallStart, Piece

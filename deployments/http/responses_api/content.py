@@ -1,18 +1,18 @@
 """The parts of bodies of OpenAI's responses: input items, tools, and what the answer may be.
 
-Unknown fields are ignored and null means absent, as in `deployments/http/schemas.py`.
+Unknown fields are ignored and null means absent, as in `deployments/openai/schemas.py`.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
-from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag, only_text
-from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
-from deployments.http.translation import kind_of
-from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
-from deployments.http.validation import KIND_MARK
+from deployments.openai.errors import Unsupported
+from deployments.openai.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag, only_text
+from deployments.openai.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
+from deployments.openai.translation import kind_of
+from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
+from deployments.openai.validation import KIND_MARK
 from llama_core.errors import InvalidParameter
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")

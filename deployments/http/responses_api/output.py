@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from deployments.http.single_answer import new_id
+from deployments.openai.answers.single_answer import new_id
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 Fields = dict[str, object]

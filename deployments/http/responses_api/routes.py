@@ -1,9 +1,9 @@
 """The route of OpenAI's responses."""
 
-from deployments.http import answer_schemas
 from deployments.http.generation_kinds import GenerationKind
 from deployments.http.responses_api.answer import ResponsesSerializer, plan_response
 from deployments.http.responses_api.schemas import ResponsesBody
+from deployments.openai.answers import schemas as answer_schemas
 
 RESPONSES = GenerationKind(
     "/v1/responses",

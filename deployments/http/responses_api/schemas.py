@@ -5,14 +5,14 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from deployments.http.dialog_fields import TemplateOptions
-from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_TOKENS, Flag, OptionalInteger
 from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
 from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
-from deployments.http.sampling_fields import SamplingFields
-from deployments.http.translation import TranslatedChat, translated
-from deployments.http.unsupported import (
+from deployments.openai.dialog_fields import TemplateOptions
+from deployments.openai.errors import Unsupported
+from deployments.openai.field_types import MAX_TOKENS, Flag, OptionalInteger
+from deployments.openai.sampling_fields import SamplingFields
+from deployments.openai.translation import TranslatedChat, translated
+from deployments.openai.unsupported import (
     CHAT_NEUTRAL,
     CHATS_OWN,
     CheckedBody,

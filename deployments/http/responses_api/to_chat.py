@@ -12,7 +12,7 @@ from deployments.http.responses_api.content import (
     ResponseTool,
     TextFormat,
 )
-from deployments.http.translation import ChatMessages
+from deployments.openai.translation import ChatMessages
 
 NAMES: Final = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
 Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem

@@ -10,14 +10,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deployments.engine.metrics import Metrics
-from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.errors import StreamTakenOver
-from deployments.http.plan import Plan
 from deployments.http.resume.journal import Journal
 from deployments.http.resume.numbered import NumberedSerializer
+from deployments.observe.metrics import Metrics
+from deployments.openai.answers.answer import AnswerSerializer
+from deployments.openai.errors import StreamTakenOver
+from deployments.openai.plan import Plan
 from llama_core.shared_cache import heaviest_owner
 
 BASE_BYTES = 16 * 2**10  # of a stream without its events: serializer, detokenizers, parsers

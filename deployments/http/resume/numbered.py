@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from deployments.engine.interface import Delta
-from deployments.http.answer import AnswerSerializer, CollectedChoice
 from deployments.http.resume.journal import Journal
-from deployments.http.slices import Sliced
+from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice
+from deployments.openai.answers.slices import Sliced
 from llama_core.errors import LlamaError
 
 

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
-from deployments.http.errors import IdempotencyKeyReused, StreamNotFound
-from deployments.http.plan import Plan
 from deployments.http.resume.journal import parsed_id
 from deployments.http.resume.kept_streams import Asked, Continuation, KeptStream, KeptStreams, Reader, StreamKey
 from deployments.http.resume.numbered import NumberedSerializer
+from deployments.openai.answers.answer import AnswerSerializer
+from deployments.openai.errors import IdempotencyKeyReused, StreamNotFound
+from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter
 
 KEY_HEADER: Final = "Idempotency-Key"

@@ -29,10 +29,10 @@ from llama_core.text.template.environment import (
 )
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
 from llama_core.text.template.tool_style import ToolStyle, find_tool_style
-from llama_core.text.tokenizer import TextPart, Tokenizer, is_encodable
+from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer, is_encodable
+from llama_core.text.tokenizers.vocabulary_tokenizer import END_NAMES
 from llama_core.text.tools.plain_dialog import has_tools
 from llama_core.text.tools.tool import described
-from llama_core.text.vocabulary_tokenizer import END_NAMES
 
 # Roles that templates know. They are words of the server, so `'<|' + role + '|>'` may become a control token.
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "ipython", "function"})

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from llama_core.checkpoint.gguf_file import GgufFile
 from llama_core.errors import CheckpointError, ConfigError, TokenizerError
-from llama_core.text.files import MAP_FILE, read_bounded, read_json_object
+from llama_core.files.gguf.file import GgufFile
+from llama_core.text.tokenizers.files import MAP_FILE, read_bounded, read_json_object
 
 MAX_TEMPLATE_BYTES: Final = 2**20
 _MAX_CONFIG_BYTES: Final = 64 * 2**20  # some tokenizer_config.json list every added token

@@ -16,7 +16,7 @@ from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import RankIdentity, Share
 from llama_core.config import EngineConfig
-from llama_core.execution.rank_report import RankReport
+from llama_core.rank_report import RankReport
 from tests.cluster.conftest import LIMITS
 from tests.support.fake_runner import CONFIG, FakeFactory, FakeRunner, StandbyWithoutTorch
 from tests.support.waiting import until_true

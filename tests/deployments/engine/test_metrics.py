@@ -4,11 +4,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics as ray_metrics
 
-from deployments.engine import metrics as metrics_module
 from deployments.engine.interface import EngineState
-from deployments.engine.metrics import PATHS, Metrics
 from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
+from deployments.observe import metrics as metrics_module
+from deployments.observe.metrics import PATHS, Metrics
 from llama_core.errors import QueueFull
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams

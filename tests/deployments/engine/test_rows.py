@@ -14,7 +14,7 @@ from deployments.engine.service import LlamaService
 from llama_core.errors import ConfigError, InvalidParameter, TokenizerError
 from llama_core.grammar.vocabulary import load_vocabulary
 from llama_core.scheduling.request import check_prompt
-from llama_core.text.gguf_vocabulary import CONTROL, USER_DEFINED
+from llama_core.text.tokenizers.gguf_vocabulary import CONTROL, USER_DEFINED
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.gguf_models import DIM, VOCABULARY, random_tensors, write_model
 from tests.support.gguf_vocabularies import byte_level_fields, sentencepiece_fields

@@ -12,10 +12,10 @@ import pytest
 from cluster.driver.group_info import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
-from llama_core.checkpoint.digest import CheckpointDigest
-from llama_core.checkpoint.manifest import FILE_NAME
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
+from llama_core.files.digest import CheckpointDigest
+from llama_core.files.manifest import FILE_NAME
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 

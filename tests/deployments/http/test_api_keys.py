@@ -13,9 +13,9 @@ from deployments import api_keys
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.args import ServerArgs
 from deployments.engine.interface import Readiness
-from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from deployments.http.auth import PAGE_PATHS, PROBE_PATHS
+from deployments.observe.metrics import Metrics
 from llama_core.errors import ConfigError
 from tests.support.metric_samples import samples
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, in_process

@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices
-from deployments.http.plan import Plan
+from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.http.field_types import NOT_TEXT
+from deployments.openai.field_types import NOT_TEXT
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
 from tests.support.scripted_engine import FakeEngine, ask, calling_engine, sse

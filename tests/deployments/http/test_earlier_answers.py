@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.http.field_types import NOT_TEXT
+from deployments.openai.field_types import NOT_TEXT
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from deployments.http.errors import Unsupported
 from deployments.http.limits import HttpLimits
-from deployments.http.plan import Plan, plan_chat, plan_completion
-from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.schemas import ChatBody, CompletionBody
-from deployments.http.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, REASONS, SUCCESSORS
-from deployments.http.validation import validate
+from deployments.openai.errors import Unsupported
+from deployments.openai.plan import Plan, plan_chat, plan_completion
+from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.schemas import ChatBody, CompletionBody
+from deployments.openai.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, REASONS, SUCCESSORS
+from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter
 from tests.support.engine_fields import HARMLESS, VLLM_CHAT, VLLM_COMPLETION
 from tests.support.scripted_engine import FakeEngine

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.metrics import Metrics
-from deployments.http import plan
 from deployments.http.app import HttpLimits, build_http_app
-from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs
-from deployments.http.whole_answer import PIECE_BYTES
+from deployments.observe.metrics import Metrics
+from deployments.openai import plan
+from deployments.openai.answers.logprobs import SLICE_ENTRIES, CompletionLogprobs
+from deployments.openai.answers.whole_answer import PIECE_BYTES
 from tests.support.metric_samples import samples
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask, in_process
 

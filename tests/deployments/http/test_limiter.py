@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.request_body import BodyLimits, BodyReader
-from deployments.http.schemas import CompletionBody
+from deployments.openai.limiter import ConcurrencyLimiter
+from deployments.openai.schemas import CompletionBody
 from llama_core.errors import QueueFull
 from tests.support.waiting import until_true
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from deployments.args import ServerArgs
-from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.observe.metrics import Metrics
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.metric_samples import samples

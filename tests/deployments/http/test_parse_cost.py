@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 from pydantic_core import from_json
 
-from deployments.http.errors import InvalidJson
 from deployments.http.parse_cost import CHUNK_BYTES, MOST_IN_WORDS, takes_too_long
 from deployments.http.request_body import INLINE_BYTES, parse_json
+from deployments.openai.errors import InvalidJson
 from tests.support.processor_time import processor_s
 
 BODY_BYTES = 16 * 2**20

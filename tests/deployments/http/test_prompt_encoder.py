@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from llama_core.text.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask
 
 TOO_LONG = "zq" * MAX_SEQ_LEN  # more tokens than the context holds; the number of characters alone does not show it

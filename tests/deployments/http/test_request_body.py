@@ -16,8 +16,8 @@ from starlette.types import Message
 from deployments.http import content_encoding
 from deployments.http import request_id as middleware
 from deployments.http.app import HttpLimits
-from deployments.http.errors import InvalidJson
 from deployments.http.request_body import BodyLimits, BodyReader
+from deployments.openai.errors import InvalidJson
 from llama_core.errors import QueueFull
 from tests.support import http
 from tests.support.scripted_engine import FakeEngine, Served, canary, serve

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deployments.http.errors import InvalidJson
 from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.schemas import MessagesBody
-from deployments.http.plan import plan_completion
-from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import parse_json
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.http.schemas import ChatBody, CompletionBody
-from deployments.http.score import ClassifyBody, ScoreBody
-from deployments.http.tokenizer_schemas import DetokenizeBody
-from deployments.http.validation import validate
+from deployments.openai.errors import InvalidJson
+from deployments.openai.plan import plan_completion
+from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.schemas import ChatBody, CompletionBody
+from deployments.openai.score import ClassifyBody, ScoreBody
+from deployments.openai.tokenizer_schemas import DetokenizeBody
+from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter, InvalidRequest
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.spellings import spellings

@@ -10,10 +10,10 @@ import httpx
 import openai
 import pytest
 
-from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.choices import Choices
-from deployments.http.plan import Plan
+from deployments.observe.metrics import Metrics
+from deployments.openai.plan import Plan
 from llama_core.errors import NonFiniteLogits
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams

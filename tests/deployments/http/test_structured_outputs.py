@@ -7,9 +7,9 @@ import pytest
 from llguidance import LLMatcher
 
 from deployments.http.limits import HttpLimits
-from deployments.http.plan import plan_chat, plan_completion
-from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.schemas import ChatBody, CompletionBody
+from deployments.openai.plan import plan_chat, plan_completion
+from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.schemas import ChatBody, CompletionBody
 from llama_core.errors import InvalidRequest
 from llama_core.grammar import check
 from llama_core.grammar.build import regex_grammar

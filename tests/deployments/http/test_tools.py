@@ -10,7 +10,7 @@ import httpx
 import jsonschema
 import pytest
 
-from deployments.http.tool_fields import MAX_SCHEMA_DEPTH
+from deployments.openai.tool_fields import MAX_SCHEMA_DEPTH
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call

@@ -6,12 +6,12 @@ import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from deployments.http.errors import Unsupported
 from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.http.schemas import ChatBody
-from deployments.http.unsupported import CHAT_NEUTRAL, CheckedBody
-from deployments.http.validation import validate
+from deployments.openai.errors import Unsupported
+from deployments.openai.schemas import ChatBody
+from deployments.openai.unsupported import CHAT_NEUTRAL, CheckedBody
+from deployments.openai.validation import validate
 from tests.support.engine_fields import HARMLESS
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

@@ -18,8 +18,8 @@ from ray.serve.config import HTTPOptions
 from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, end_process, is_running
 from deployments.args import ServerArgs
-from deployments.http.errors import error_object
 from deployments.local import haproxy
+from deployments.openai.errors import error_object
 from llama_core.errors import NotReady
 from tests.support.scripted_engine import eventually
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_core.checkpoint.digest import CheckpointDigest, sha256_of, sha256_of_each
 from llama_core.errors import CheckpointError
+from llama_core.files.digest import CheckpointDigest, sha256_of, sha256_of_each
 
 
 def test_digest_value_is_the_sha256_of_what_sha256sum_prints(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llama_core.checkpoint.generation_config import RecommendedSampling, read_recommended_sampling, read_stop_ids
 from llama_core.errors import CheckpointError
+from llama_core.files.generation_config import RecommendedSampling, read_recommended_sampling, read_stop_ids
 
 
 def write(folder: Path, name: str = "generation_config.json", **fields: Any) -> None:

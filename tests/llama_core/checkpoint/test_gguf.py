@@ -9,17 +9,17 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Encoding
 
-from llama_core.checkpoint.generation_config import RecommendedSampling, read_recommended_sampling
-from llama_core.checkpoint.gguf_names import gguf_name
-from llama_core.checkpoint.gguf_types import ENCODINGS
-from llama_core.checkpoint.loader import rank_weights
-from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
-from llama_core.checkpoint.source import WeightReader
-from llama_core.checkpoint.weights import weight_specs
 from llama_core.errors import CheckpointError, ConfigError
+from llama_core.files.generation_config import RecommendedSampling, read_recommended_sampling
+from llama_core.files.gguf.names import gguf_name
+from llama_core.files.gguf.types import ENCODINGS
+from llama_core.files.rank_share import RankShare
+from llama_core.files.source import WeightReader
+from llama_core.files.weights import weight_specs
 from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.text.template.files import template_files
+from llama_core.weights.loader import rank_weights
 from tests.support.gguf_models import HEAD, VOCABULARY, write_model
 
 QUANTIZED = [Encoding[each.name] for each in ENCODINGS.values()]

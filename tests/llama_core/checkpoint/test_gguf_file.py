@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llama_core.checkpoint.gguf_file import GgufFile
 from llama_core.errors import CheckpointError
+from llama_core.files.gguf.file import GgufFile
 from tests.support.gguf_files import write_gguf
 
 METADATA = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from llama_core.checkpoint.hf_config import read_config
 from llama_core.errors import ConfigError
+from llama_core.files.hf.config import read_config
 from tests.support.hugging_face import CONFIGS, read
 
 BASE = CONFIGS["llama2"]

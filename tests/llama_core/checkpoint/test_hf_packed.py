@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from llama_core.checkpoint.hf_quantization import FORMATS
-from llama_core.checkpoint.loader import rank_weights
-from llama_core.checkpoint.rank_share import RankShare
+from llama_core.backends.weight_formats.quantize import quantize_groups
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.source import WeightReader
-from llama_core.checkpoint.weights import OUTPUT, Box, is_linear, weight_specs
 from llama_core.errors import CheckpointError, ConfigError
-from llama_core.execution.weight_formats.quantize import quantize_groups
+from llama_core.files.hf.quantization import FORMATS
+from llama_core.files.rank_share import RankShare
+from llama_core.files.source import WeightReader
+from llama_core.files.weights import OUTPUT, Box, is_linear, weight_specs
+from llama_core.weights.loader import rank_weights
 from tests.support.hugging_face import (
     CONFIGS,
     VOCAB_SIZE,

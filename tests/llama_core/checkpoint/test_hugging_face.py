@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.checkpoint.digest import sha256_of
 from llama_core.checkpoint.hugging_face import HuggingFaceCheckpoint
-from llama_core.checkpoint.loader import rank_weights
-from llama_core.checkpoint.manifest import Manifest
-from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.weights import weight_specs
 from llama_core.errors import CheckpointError, LlamaError
+from llama_core.files.digest import sha256_of
+from llama_core.files.manifest import Manifest
+from llama_core.files.rank_share import RankShare
+from llama_core.files.weights import weight_specs
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.template.files import find_template
+from llama_core.weights.loader import rank_weights
 from tests.support import hugging_face
 from tests.support.checkpoints import peak_ratio
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, in_hugging_faces_layout, random_weights, read, write

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from llama_core import Llama
-from llama_core.checkpoint.manifest import FILE_NAME, Manifest
+from llama_core.backends.parallel import alone
+from llama_core.backends.runner import ModelRunner
 from llama_core.checkpoint.meta import MetaCheckpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError
-from llama_core.execution.parallel import alone
-from llama_core.execution.runner import ModelRunner
+from llama_core.files.manifest import FILE_NAME, Manifest
 from tests.support.checkpoints import WIDE, random_weights, split, write
 
 SHARDS = ["consolidated.00.pth", "consolidated.01.pth"]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.checkpoint.meta_params import config_from_params, read_params
+from llama_core.backends.parallel import alone
+from llama_core.backends.runner import ModelRunner
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.weights import weight_specs
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, NonFiniteLogits
-from llama_core.execution.parallel import alone
-from llama_core.execution.runner import ModelRunner
+from llama_core.files.meta_params import config_from_params, read_params
+from llama_core.files.weights import weight_specs
 from tests.support import checkpoints
 from tests.support.checkpoints import WIDE, open_weights, peak_ratio, random_weights, split, write
 
@@ -158,8 +158,8 @@ def test_invalid_shards_are_refused_by_name_before_memory_is_allocated(
         second.write_bytes(second.read_bytes()[:-100])
     for path in {"no shard": [first, second], "missing": [first], "last missing": [second]}.get(fault, []):
         path.unlink()
-    monkeypatch.setattr("llama_core.execution.rank_loading.planned_weights", allocated)
-    monkeypatch.setattr("llama_core.execution.rank_loading.SlotTable", allocated)
+    monkeypatch.setattr("llama_core.backends.rank_loading.planned_weights", allocated)
+    monkeypatch.setattr("llama_core.backends.rank_loading.SlotTable", allocated)
     with pytest.raises(CheckpointError, match=message):
         ModelRunner.load(engine_config(tmp_path), alone("cpu"))
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from llama_core.checkpoint.rank_share import RankShare
 from llama_core.errors import ConfigError
+from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
 
 

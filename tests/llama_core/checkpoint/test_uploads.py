@@ -8,14 +8,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Encoding
 
-from llama_core.checkpoint.file_reads import FileReads
-from llama_core.checkpoint.loader import planned_weights
-from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.source import DENSE, Slice
-from llama_core.checkpoint.uploads import Uploads
-from llama_core.checkpoint.weights import weight_specs
 from llama_core.errors import CheckpointError
+from llama_core.files.rank_share import RankShare
+from llama_core.files.source import DENSE, Slice
+from llama_core.files.weights import weight_specs
+from llama_core.weights.file_reads import FileReads
+from llama_core.weights.loader import planned_weights
+from llama_core.weights.uploads import Uploads
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.gguf_models import VOCABULARY, write_model
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, read

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from llama_core.backends.parallel import alone
+from llama_core.backends.runner import ModelRunner
 from llama_core.errors import NoTokenAllowed
-from llama_core.execution.parallel import alone
-from llama_core.execution.runner import ModelRunner
 from llama_core.grammar import masks
 from llama_core.grammar.answers import answer_grammar
 from llama_core.grammar.build import json_schema_grammar, lark_grammar, regex_grammar

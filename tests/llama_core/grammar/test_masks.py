@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from llama_core.execution.parallel import alone
+from llama_core.backends.parallel import alone
 from llama_core.grammar.answers import answer_grammar
 from llama_core.grammar.build import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from llama_core.grammar.masks import SlotGrammars

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from llama_core import Llama
+from llama_core.backends.native.build import Unavailable
+from llama_core.backends.parallel import alone
 from llama_core.config import MAX_DRAFTS
-from llama_core.execution.native.build import Unavailable
-from llama_core.execution.parallel import alone
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import Drafting
 from llama_core.scheduling.prompt_lookup import PromptLookup

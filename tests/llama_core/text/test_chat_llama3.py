@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llama_core.text.registry import find_chat_format, load_tokenizer, open_chat_format
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.support.chat_templates import make_chat_model
 
 DIALOG: list[Any] = [

@@ -12,7 +12,7 @@ from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template import chat_template, environment
 from llama_core.text.template.chat_template import TemplateChatFormat, text_parts
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.support.chat_templates import FAMILIES, make_chat_model
 
 Dialog = list[Any]

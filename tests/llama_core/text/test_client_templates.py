@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from llama_core.text.chat_format import ChatFormat, Message
 from llama_core.text.registry import find_chat_format, load_tokenizer
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
 
 LLAMA2 = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llama_core.errors import InvalidParameter
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 GOLDEN = load_tokenizer(Path(__file__).parents[2] / "data" / "golden" / "mp1" / "tokenizer.model")
 

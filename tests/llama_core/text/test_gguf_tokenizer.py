@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_core.errors import TokenizerError
-from llama_core.text.gguf_vocabulary import USER_DEFINED
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tokenizer import TextPart, Tokenizer
+from llama_core.text.tokenizers.gguf_vocabulary import USER_DEFINED
+from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer
 from tests.support.gguf_vocabularies import (
     PIECES,
     PRE_OF_FAMILY,

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from llama_core.errors import TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
-from llama_core.text.hugging_face_tokenizer import HuggingFaceTokenizer
-from llama_core.text.probe import probe_tokenizer
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tokenizer import TextPart, Tokenizer
+from llama_core.text.tokenizers.hugging_face_tokenizer import HuggingFaceTokenizer
+from llama_core.text.tokenizers.probe import probe_tokenizer
+from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer
 from tests.support.full_runs import examples
 from tests.support.vocabularies import FAMILIES, byte_level, make_family, write_folder
 

@@ -6,9 +6,9 @@ import pytest
 
 from llama_core.errors import ConfigError, TokenizerError
 from llama_core.text.chat_llama2 import Llama2ChatFormat
-from llama_core.text.hugging_face_tokenizer import HuggingFaceTokenizer
 from llama_core.text.registry import check_vocabulary, find_chat_format, find_tokenizer, load_tokenizer, tokenizer_files
-from llama_core.text.tiktoken_tokenizer import TiktokenTokenizer
+from llama_core.text.tokenizers.hugging_face_tokenizer import HuggingFaceTokenizer
+from llama_core.text.tokenizers.tiktoken_tokenizer import TiktokenTokenizer
 from tests.conftest import GOLDEN
 from tests.support.vocabularies import make_family, write_tiktoken
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_core.errors import InvalidRequest, TokenizerError
-from llama_core.text.sentencepiece_tokenizer import MAX_MODEL_FILE_BYTES, SentencePieceTokenizer
+from llama_core.text.tokenizers.sentencepiece_tokenizer import MAX_MODEL_FILE_BYTES, SentencePieceTokenizer
 
 GOLDEN_DIR = Path(__file__).parents[2] / "data" / "golden"
 MODEL = GOLDEN_DIR / "mp1" / "tokenizer.model"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from llama_core.errors import TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tiktoken_tokenizer import TiktokenTokenizer, special_names, split_long
-from llama_core.text.tokenizer import TextPart
+from llama_core.text.tokenizers.tiktoken_tokenizer import TiktokenTokenizer, special_names, split_long
+from llama_core.text.tokenizers.tokenizer import TextPart
 from tests.support.processor_time import processor_s
 from tests.support.vocabularies import CORPUS, LLAMA3_SPLIT, byte_ranks, write_tiktoken
 

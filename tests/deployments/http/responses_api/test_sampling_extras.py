@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from deployments.http.dialog_fields import TemplateOptions
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.http.sampling_fields import SamplingFields
-from deployments.http.validation import validate
+from deployments.openai.dialog_fields import TemplateOptions
+from deployments.openai.sampling_fields import SamplingFields
+from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.scripted_engine import FakeEngine, FakeStream, ask

@@ -4,10 +4,7 @@ from typing import cast
 
 import pytest
 
-from deployments.engine.metrics import Metrics
-from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
-from deployments.http.plan import Plan
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
     Asked,
@@ -17,6 +14,9 @@ from deployments.http.resume.kept_streams import (
     Reader,
     StreamKey,
 )
+from deployments.observe.metrics import Metrics
+from deployments.openai.answers.answer import AnswerSerializer
+from deployments.openai.plan import Plan
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut

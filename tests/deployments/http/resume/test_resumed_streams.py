@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpApp, HttpLimits, build_http_app
 from deployments.http.resume.kept_streams import KeepLimits
+from deployments.observe.metrics import Metrics
 from tests.support.asgi_client import AsgiCall
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine

@@ -1,0 +1,66 @@
+"""Where a replica's log lines go, and in which format."""
+
+import logging
+from collections.abc import Sequence
+from logging.handlers import MemoryHandler
+
+from deployments.observe.request_log import Batched
+from llama_core.errors import LlamaError
+from llama_core.log_lines import JsonFormatter, LogFormat, SubjectFilter, where
+
+OURS = ("llama_core", "cluster", "deployments", "opentelemetry")
+
+
+class WithoutLoggedErrors(logging.Filter):
+    """For Serve's logger, which logs each exception of a call as an ERROR with a traceback. Errors of the LlamaError tree have
+    had their line in the request log, which says whether the caller or the server is at fault. Of others the line keeps the
+    type and the place: their message may repeat a prompt.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        if isinstance(error, LlamaError):
+            return False
+        if record.getMessage().startswith("Request failed"):
+            record.msg, record.args = "Request failed.\n%s", (where(error),)
+            record.exc_info = record.exc_text = None
+        return True
+
+
+class PassedOn(logging.Handler):
+    """Passes each record to other handlers, with the request that it concerns."""
+
+    def __init__(self, targets: Sequence[logging.Handler]) -> None:
+        super().__init__()
+        self._targets = targets
+        self.addFilter(SubjectFilter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for target in self._targets:
+            if record.levelno >= target.level:
+                target.handle(record)
+
+
+def log_like_serve(log_format: LogFormat = "text") -> None:
+    """Send our log lines, from INFO up, where Serve's own go: the replica's log file and its standard error. "json": all
+    lines there, Serve's too, are JSON."""
+    serve_log = logging.getLogger("ray.serve")
+    serve_log.addFilter(WithoutLoggedErrors())
+    if log_format == "json":
+        for handler in serve_log.handlers:
+            _writer(handler).setFormatter(JsonFormatter())
+    for name in ("llama", *OURS):
+        ours = logging.getLogger(name)
+        ours.setLevel(logging.INFO if name != "opentelemetry" else logging.WARNING)
+        ours.handlers = [PassedOn(serve_log.handlers)]
+        ours.propagate = False
+    requests = Batched(serve_log.handlers)
+    requests.addFilter(SubjectFilter())
+    logging.getLogger("llama").handlers = [requests]
+
+
+def _writer(handler: logging.Handler) -> logging.Handler:
+    """The handler that formats: Serve buffers the lines of its file."""
+    return handler.target if isinstance(handler, MemoryHandler) and handler.target is not None else handler

@@ -1,0 +1,216 @@
+"""The types of fields that several bodies share, with the bounds of their values.
+
+Each validator answers a bad value with one error that says what is valid. Knows nothing of any one body.
+"""
+
+from collections.abc import Collection
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    PlainValidator,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+
+from deployments.openai.errors import Unsupported
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.sampling_params import MAX_BAD_WORDS
+
+MAX_PRIORITY = 100
+MAX_CHOICES = 128  # prompts * n of one request
+MAX_STOPS = 16  # each costs a comparison for every character of the answer
+MAX_STOP_CHARS = 256
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_TOKENS = 2**31 - 1
+NO_LIMIT = -1  # as llama.cpp's clients send it
+MAX_NAME_CHARS = 256
+MAX_BAD_WORD_CHARS = 64
+MAX_TEMPLATE_VARIABLES = 16
+MAX_VARIABLE_CHARS = 4096
+NOT_TEXT = "[an image or a file, which this model cannot read]"
+MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
+
+TextPrompts = list[str]
+IdPrompts = list[list[int]]
+
+
+def integer(value: object) -> object:
+    """A number without a fraction as an int, as JSON Schema counts 2.0; another value as it is."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _ids(value: list[Any]) -> list[int] | None:
+    """A list of ids with at least one; None for another list."""
+    kinds = set(map(type, value))  # the fastest check of thousands of ids; excludes bool
+    if kinds == {int}:
+        return value
+    if not kinds or not kinds <= {int, float}:
+        return None
+    ids = [number for item in value if type(number := integer(item)) is int]
+    return ids if len(ids) == len(value) else None
+
+
+def _integers(value: object, validate: ValidatorFunctionWrapHandler) -> list[int]:
+    """Looks for numbers such as 2.0 only in a list that is refused, because they are rare."""
+    try:
+        valid: list[int] = validate(value)
+    except ValidationError:
+        if not isinstance(value, list) or float not in map(type, value):
+            raise
+        valid = validate([integer(item) for item in value])
+    return valid
+
+
+def _prompts(value: object) -> TextPrompts | IdPrompts:
+    """A string, a list of strings, a list of ids or a list of id lists, as a list of prompts of one kind.
+
+    A validator of our own: pydantic reports an error for each item of each type of a union, 400,000 for one bad body.
+    """
+    kinds = "must be a string, a list of strings, a list of token ids or a list of lists of token ids"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise InvalidParameter(kinds)
+    if not value:
+        raise InvalidParameter("must not be an empty list")
+    if (ids := _ids(value)) is not None:
+        return [ids]
+    if len(value) > MAX_CHOICES:
+        raise InvalidParameter(f"must have at most {MAX_CHOICES} items")
+    if all(isinstance(item, str) for item in value):
+        return value
+    prompts = [ids for item in value if isinstance(item, list) and (ids := _ids(item)) is not None]
+    if len(prompts) < len(value):
+        raise InvalidParameter(kinds + ", none of them empty")
+    return prompts
+
+
+def _stops(value: object) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise InvalidParameter("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise InvalidParameter(f"must have at most {MAX_STOPS} strings")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise InvalidParameter(f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _content(value: object) -> str:
+    """A string, or a list of text parts, joined by newlines as other servers do. An earlier answer may have refusals."""
+    kinds = "must be a string or a list of text parts"
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+        raise InvalidParameter(f"{kinds} (at most {MAX_CONTENT_PARTS})")
+    texts: list[str] = []
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise InvalidParameter(f"{kinds}: each part is an object with a type")
+        if part["type"] not in ("text", "refusal"):
+            raise Unsupported("only parts of type 'text' are supported")
+        if not isinstance(text := part.get(part["type"]), str):
+            raise InvalidParameter(f"{kinds}: each part has its text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def only_text(parts: object, text_types: Collection[str]) -> object:
+    """The parts of a tool's result. A part of another type becomes its `text`, or NOT_TEXT: agents send screenshots, and send
+    them again with every later turn."""
+    if not isinstance(parts, list):
+        return parts
+    return [_as_text(part) if _has_other_type(part, text_types) else part for part in parts]
+
+
+def _has_other_type(part: object, types: Collection[str]) -> bool:
+    return isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind not in types
+
+
+def _as_text(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": text if isinstance(text := part.get("text"), str) else NOT_TEXT}
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    """Token id -> bias. Checks the keys only, of which `SamplingParams` knows nothing."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidParameter("must be an object of token ids and numbers")
+    if not all(key.isascii() and key.removeprefix("-").isdigit() and len(key) <= 20 for key in value):
+        raise InvalidParameter("its keys must be token ids")
+    biases = {int(key): bias for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise InvalidParameter("its keys must be different token ids; 1 and 01 are the same")
+    return biases
+
+
+def bad_words_of(value: object) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_BAD_WORDS // 3:  # each in up to three spellings
+        raise InvalidParameter(f"must be a list of at most {MAX_BAD_WORDS // 3} strings")
+    if not all(isinstance(word, str) and 1 <= len(word) <= MAX_BAD_WORD_CHARS for word in value):
+        raise InvalidParameter(f"each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters")
+    return value
+
+
+def _template_variables(value: object) -> dict[str, object]:
+    """Name -> string, number, bool or null. The chat format checks the names."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_VARIABLES:
+        raise InvalidParameter(f"must be an object of at most {MAX_TEMPLATE_VARIABLES} variables")
+    for item in value.values():
+        if not (item is None or isinstance(item, bool | int | float | str)):
+            raise InvalidParameter("its values must be strings, numbers, true, false or null")
+        if isinstance(item, str) and len(item) > MAX_VARIABLE_CHARS:
+            raise InvalidParameter(f"its strings may have {MAX_VARIABLE_CHARS} characters at most")
+    return value
+
+
+_STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "refusal"]}, "text": {"type": "string"}, "refusal": {"type": "string"}},
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
+
+Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]
+Content = Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
+LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
+BadWords = Annotated[
+    list[str], PlainValidator(bad_words_of), WithJsonSchema({"type": "array", "items": {"type": "string"}})
+]
+TemplateVariables = Annotated[dict[str, Any], PlainValidator(_template_variables), WithJsonSchema({"type": "object"})]
+Ids = Annotated[list[int], FailFast(), WrapValidator(_integers)]
+Integer = Annotated[int, BeforeValidator(integer)]
+OptionalInteger = Annotated[int | None, BeforeValidator(integer)]
+Flag = bool | None
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
+
+
+class BodyWithUnknownFields(Body):
+    """Keeps the fields that the schema does not name: `unsupported.py` looks for OpenAI's and vLLM's among them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def given(self) -> dict[str, object]:
+        """Every field that the client sent, validated where the schema names it. Sorted, so that all replicas refuse the same
+        one of several."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}

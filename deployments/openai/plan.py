@@ -1,0 +1,296 @@
+"""Turns a validated body into a plan: the request for the engine, and the form of the answer.
+
+Decides defaults and seeds. From here on, chat and completions are handled alike.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from deployments.engine.interface import Engine, SamplingDefaults
+from deployments.openai.errors import ModelNotFound
+from deployments.openai.field_types import NO_LIMIT
+from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.schemas import ChatBody, CompletionBody, GenerationBody
+from deployments.openai.structured_outputs import grammar_of
+from deployments.openai.unsupported import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    MESSAGE_NEUTRAL,
+    Neutral,
+    refuse_unsupported,
+)
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import Request
+from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
+from llama_core.text.answer_format import AnswerFormat, AnswerReader
+from llama_core.text.spellings import spellings
+from llama_core.text.tools.tool import ToolUse
+
+_DEFAULTS = tuple(field.name for field in fields(SamplingDefaults))
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
+MAX_OWNER_CHARS = 64
+# Of one request: about 15 MB of answer. No decode step paces a client that asks for prompt log-probabilities.
+MAX_PROMPT_LOGPROBS = 2**18
+# Of the tokens that one request may generate: about 110 MB in the replica until the request ends, and up to 90 MB of answer.
+MAX_LOGPROBS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParsing:
+    """How a chat's answer is divided. begun: it begins within the reasoning. is_legacy: it has `function_call`. is_either: it
+    is calls alone, or follows the grammar that the request asks for. hides_reasoning: the client does not get it."""
+
+    answer_format: AnswerFormat
+    use: ToolUse | None
+    begun: bool
+    is_legacy: bool = False
+    is_either: bool = False
+    hides_reasoning: bool = False
+
+    def reader(self) -> AnswerReader:
+        return self.answer_format.reader(self.use, begun=self.begun, leading=self.is_either)
+
+    @property
+    def shown_tokens(self) -> frozenset[int]:
+        return self.answer_format.shown_tokens(self.use)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the engine computes, and the form of the answer."""
+
+    request: Request
+    num_returned: int = 0  # of each prompt's choices, those with the highest mean log-probability; 0: all
+    num_top: int | None = None  # the answer has log-probabilities, with so many alternatives
+    names_ids: bool = False  # the log-probabilities name tokens by their ids
+    returns_ids: bool = False  # the answer has the token ids of the prompts and of the choices
+    num_prompt_top: int | None = None  # the answer has the field `prompt_logprobs`, with so many alternatives
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
+    only_prompt: bool = False  # the answer is the echoed prompt alone
+    answer_ending: str = ""  # which the chat format writes behind each answer, and the answer leaves out
+    continues_prompt: bool = False  # the answer's text goes on where that of the prompt ends, within a word too
+    scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
+    labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
+    normalizes: bool = False  # by the number of tokens
+    parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
+
+    @property
+    def shares_prompt_logprobs(self) -> bool:
+        return self.request.n > 1 and self.request.params[0].prompt_logprobs
+
+
+async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:
+    """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
+    _check_against_model(body, engine, COMPLETION_NEUTRAL)
+    prompts = await encoder.prompts(
+        body.prompt,
+        bos=body.add_special_tokens is not False,
+        n=body.num_sampled,
+        parse_special=bool(body.parse_special),
+    )
+    if body.echo and body.logprobs is not None:
+        _check_prompt_logprobs(prompts, body.num_sampled, body.logprobs, "logprobs", "with echo, ")
+    if body.prompt_logprobs is not None:
+        _check_prompt_logprobs(prompts, body.num_sampled, body.prompt_logprobs, "prompt_logprobs")
+    limits = [_max_tokens(prompt, body, DEFAULT_COMPLETION_TOKENS, engine) for prompt in prompts]
+    num_returned = body.n or 1
+    ranks_choices = body.num_sampled > num_returned
+    logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
+    _check_logprobs(limits, body.num_sampled, {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
+    grammar = await encoder.grammar(*grammar_of(body))
+    plan = _plan(
+        body, prompts, limits, engine, logprobs=logprobs, echo=bool(body.echo), grammar=grammar, continues_prompt=True
+    )
+    if not ranks_choices:
+        return plan
+    request = replace(plan.request, n=body.num_sampled)
+    if body.logprobs is None and body.prompt_logprobs is None:
+        request = replace(request, params=[replace(each, prompt_logprobs=False) for each in request.params])
+    return replace(plan, request=request, num_returned=num_returned, num_top=body.logprobs)
+
+
+async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:
+    """Raises InvalidRequest as `plan_completion` does, and InvalidDialog or SpecialTags that name the message's index."""
+    _check_against_model(body, engine, CHAT_NEUTRAL)
+    for index, message in enumerate(body.messages):
+        if message.model_extra:
+            refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
+    use = body.tool_use()
+    prompt = await encode_chat(body, encoder)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    limits = [_max_tokens(prompt, body, engine.max_seq_len, engine)]
+    if body.prompt_logprobs is not None:
+        _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
+    _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
+    wanted, param = grammar_of(body)
+    parsing = answer_parsing(body, engine, use, prompt, has_grammar=bool(wanted))
+    grammar = await chat_grammar(wanted, param, encoder, parsing)
+    return _plan(
+        body,
+        [prompt],
+        limits,
+        engine,
+        logprobs=logprobs,
+        grammar=grammar,
+        answer_ending=engine.chat_format.answer_ending,
+        continues_prompt=bool(body.continue_final_message),
+        parsing=parsing,
+    )
+
+
+async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
+    """The prompt of a chat, with its tools."""
+    tools = body.offered if body.tool_use() is not None else ()
+    options = body.chat_options
+    if tools or body.reasoning_effort is not None:
+        options = replace(options, tools=tools, reasoning_effort=body.reasoning_effort)
+    return await encoder.dialog(body.messages, options, n=body.n or 1)
+
+
+def answer_parsing(
+    body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int], *, has_grammar: bool
+) -> AnswerParsing | None:
+    """How the answer to `prompt` is divided; None where its text is passed on as it is. has_grammar: the request has one."""
+    answer_format = engine.answer_format
+    if use is None and answer_format.reasoning is None:
+        return None
+    begun = answer_format.begins_reasoning(prompt)
+    is_either = has_grammar and use is not None and use.mode == "auto"
+    hides_reasoning = body.include_reasoning is False
+    return AnswerParsing(answer_format, use, begun, body.is_legacy, is_either, hides_reasoning)
+
+
+async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
+    """The grammar of a chat's answer. wanted: the grammar that the field `param` asks for, or "". Raises what
+    `PromptEncoder.grammar` raises."""
+    if parsing is None:
+        return await encoder.grammar(wanted, param)
+    reasons = parsing.answer_format.reasoning is not None
+    return await encoder.grammar(wanted, param, parsing.use, begun=parsing.begun if reasons else None)
+
+
+def check_model(model: str | None, engine: Engine) -> None:
+    if model is not None and model != engine.model_id:
+        raise ModelNotFound(f"model: no such model here; the one served is '{engine.model_id}'", param="model")
+
+
+def _check_against_model(body: GenerationBody, engine: Engine, neutral: Neutral) -> None:
+    check_model(body.model, engine)
+    if not body.model_fields_set.isdisjoint(neutral):
+        refuse_unsupported(body.given(), neutral)
+
+
+def _max_tokens(prompt: list[int], body: GenerationBody, default: int, engine: Engine) -> int:
+    """The requested limit, or the default, cut to what the prompt leaves of the context, which is at least one token.
+
+    0 becomes 1: a sequence samples at least one token, which the answer leaves out (`Plan.only_prompt`).
+    """
+    room = engine.max_seq_len - len(prompt)
+    limit = default if body.token_limit is None else body.token_limit
+    return room if limit == NO_LIMIT else min(max(limit, 1), room)
+
+
+def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int, param: str, where: str = "") -> None:
+    num_logprobs = sum(map(len, prompts)) * n * (num_top + 1)
+    if num_logprobs > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            f"{param}: {where}prompt tokens x n x ({param} + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
+            f"not {num_logprobs}",
+            param=param,
+        )
+
+
+def _check_logprobs(limits: list[int], n: int, num_top: Mapping[str, int | None]) -> None:
+    """limits: the most new tokens of each prompt. num_top: by field, the alternatives that it asks for. A rank computes as
+    many for new tokens as for the prompt's."""
+    given = {param: number for param, number in num_top.items() if number is not None}
+    if not given:
+        return
+    param = max(given, key=lambda param: given[param])
+    num_logprobs = sum(limits) * n * (given[param] + 1)
+    if num_logprobs > MAX_LOGPROBS:
+        raise InvalidParameter(
+            f"{param}: prompts x n x max_tokens x ({param} + 1) must be at most {MAX_LOGPROBS}, not {num_logprobs}; "
+            "lower max_tokens, which in a chat is the rest of the context unless given",
+            param=param,
+        )
+
+
+def _plan(
+    body: GenerationBody,
+    prompts: list[list[int]],
+    limits: list[int],
+    engine: Engine,
+    *,
+    logprobs: int | None,
+    echo: bool = False,
+    grammar: str = "",
+    answer_ending: str = "",
+    continues_prompt: bool = False,
+    parsing: AnswerParsing | None = None,
+) -> Plan:
+    echoes_logprobs = echo and logprobs is not None
+    token_limit = body.token_limit
+    body.check_min_tokens(0 if token_limit == 0 else min(limits))
+    first = SamplingParams(
+        **_slot_values(body, engine),
+        max_tokens=limits[0],
+        min_tokens=body.min_tokens or 0,
+        logprobs=logprobs if body.prompt_logprobs is None else max(logprobs or 0, body.prompt_logprobs),
+        prompt_logprobs=echoes_logprobs or body.prompt_logprobs is not None,
+        # lm-eval leaves out the one generated token's entry: there has to be one where the model would end the text.
+        ignore_eos=bool(body.ignore_eos) or (echoes_logprobs and token_limit == 1 and not grammar),
+        stop_token_ids=tuple(body.stop_token_ids),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        logit_bias=tuple(body.logit_bias.items()),
+        bad_words=spellings(body.bad_words, engine.tokenizer) if body.bad_words else (),
+        allowed_token_ids=tuple(body.allowed_token_ids),
+        grammar=grammar,
+    )
+    options = body.stream_options
+    request = Request(
+        prompts,
+        [first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
+        n=body.n or 1,
+        stop=tuple(body.stop),
+        owner=(body.user or "")[:MAX_OWNER_CHARS],
+        priority=body.priority or 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
+    )
+    return Plan(
+        request,
+        num_top=logprobs,
+        names_ids=bool(body.return_tokens_as_token_ids),
+        returns_ids=bool(body.return_token_ids),
+        num_prompt_top=body.prompt_logprobs,
+        echo=echo,
+        names_service_tier=body.service_tier is not None,
+        only_prompt=token_limit == 0,
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        answer_ending=answer_ending,
+        continues_prompt=continues_prompt,
+        parsing=parsing,
+    )
+
+
+def _slot_values(body: GenerationBody, engine: Engine) -> dict[str, Any]:
+    """By name, what the body or the server's defaults say of `SLOT_FIELDS`. The seed of a body without one is a new one."""
+    defaults = engine.sampling_defaults
+    values = {name: getattr(defaults, name) for name in _DEFAULTS}
+    given = body.model_fields_set.intersection(SLOT_FIELDS)
+    values |= {name: value for name in given if (value := getattr(body, name)) is not None}
+    if values["top_k"] == -1:  # vLLM's "no limit"
+        values["top_k"] = 0
+    if values["top_p"] == 0:  # the most likely token alone
+        values |= {"temperature": 0.0, "top_p": 1.0}
+    if body.seed is None:
+        values["seed"] = engine.next_seed()
+    return values

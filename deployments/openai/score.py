@@ -1,0 +1,183 @@
+"""Log-likelihoods of given continuations, and the choice among labels: `/v1/score` and `/v1/classify`.
+
+Nothing is generated: each continuation is a prompt whose log-probabilities are added up. The requests share the life of a
+generating request (`generation.py`).
+"""
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import msgspec
+from pydantic import Field
+
+from deployments.engine.interface import Engine, TokenStream
+from deployments.openai.answers.answer import CollectedChoice
+from deployments.openai.answers.completions import usage_of
+from deployments.openai.answers.slices import Sliced
+from deployments.openai.dialog_fields import DialogOptions, Messages
+from deployments.openai.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, OptionalInteger, Prompt
+from deployments.openai.plan import MAX_OWNER_CHARS, MAX_PROMPT_LOGPROBS, Plan, check_model
+from deployments.openai.prompt_encoder import PromptEncoder
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import Request
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.chat_format import ChatOptions
+
+MAX_LABEL_CHARS = 4096
+
+
+class ScoringBody(Body):
+    """The fields that scoring and classification share."""
+
+    model: str | None = None
+    user: str | None = None
+    priority: OptionalInteger = Field(None, ge=0, le=MAX_PRIORITY)
+    add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
+
+
+class ScoreBody(ScoringBody):
+    prompt: Prompt = Field(description="One prompt: a text or token ids.")
+    continuations: Prompt = Field(description="Texts, or lists of token ids; each goes on with the prompt.")
+
+
+class ClassifyBody(DialogOptions, ScoringBody):
+    prompt: str | None = Field(None, description="A text; or messages.")
+    messages: Messages = Field(default_factory=list)
+    labels: list[str] = Field(min_length=2, max_length=MAX_CHOICES)
+    normalize: Flag = Field(None, description="Divide each label's log-likelihood by its number of tokens.")
+
+
+async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) -> Plan:
+    """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
+    check_model(body.model, engine)
+    if len(body.prompt) != 1:
+        raise InvalidParameter("prompt: must be one text or one list of token ids", param="prompt")
+    bos = body.add_special_tokens is not False
+    texts, prompt = body.continuations, body.prompt[0]
+    if isinstance(prompt, str) and isinstance(texts[0], str):
+        return await _plan_texts(body, engine, encoder, prompt, [str(text) for text in texts], bos)
+    [before] = await encoder.prompts(body.prompt, bos=bos, n=1, num_new=0)
+    after = await encoder.prompts(body.continuations, bos=False, n=1, param="continuations", num_new=0)
+    return _plan(body, [[*before, *ids] for ids in after], [len(before)] * len(after))
+
+
+async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncoder) -> Plan:
+    """Raises what `plan_score` raises, and InvalidDialog."""
+    check_model(body.model, engine)
+    if (body.prompt is None) == (not body.messages):
+        raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+    if not all(1 <= len(label) <= MAX_LABEL_CHARS for label in body.labels) or len(set(body.labels)) < len(body.labels):
+        raise InvalidParameter(f"labels: must be different texts of 1 to {MAX_LABEL_CHARS} characters", param="labels")
+    if body.prompt is not None:
+        bos = body.add_special_tokens is not False
+        plan = await _plan_texts(body, engine, encoder, body.prompt, body.labels, bos)
+    else:
+        options = ChatOptions(True, False, body.chat_template_kwargs)
+        before = await encoder.dialog(body.messages, options)
+        after = await encoder.prompts(body.labels, bos=False, n=1, param="labels", num_new=0)
+        plan = _plan(body, [[*before, *ids] for ids in after], [len(before)] * len(after))
+    return replace(plan, labels=tuple(body.labels), normalizes=bool(body.normalize))
+
+
+async def _plan_texts(
+    body: ScoringBody, engine: Engine, encoder: PromptEncoder, prompt: str, texts: Sequence[str], bos: bool
+) -> Plan:
+    """Prompt and continuation are encoded together, as one text: a token may begin in neither of them alone."""
+    [before] = await encoder.prompts([prompt], bos=bos, n=1, num_new=0)
+    whole = await encoder.prompts([prompt + text for text in texts], bos=bos, n=1, num_new=0)
+    # As lm-eval counts: the tokens behind as many as the prompt alone has. An empty text has none.
+    begins = [min(len(before), len(ids) - 1) if text else len(ids) for text, ids in zip(texts, whole, strict=True)]
+    return _plan(body, whole, begins)
+
+
+def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Plan:
+    for begin, ids in zip(begins, prompts, strict=True):
+        if begin < 1 or begin >= len(ids):
+            raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
+    if (num_tokens := sum(map(len, prompts))) * 2 > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            f"continuations: the prompt's tokens, once for each continuation, and the continuations' may be "
+            f"{MAX_PROMPT_LOGPROBS // 2}, not {num_tokens}",
+            param="continuations",
+        )
+    params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
+    owner, priority = (body.user or "")[:MAX_OWNER_CHARS], body.priority or 0
+    return Plan(
+        Request(prompts, [params] * len(prompts), owner=owner, priority=priority),
+        scored_from=tuple(begins),
+    )
+
+
+class ScoreSerializer:
+    """Writes the answer of /v1/score: for each continuation its log-likelihood, and whether greedy decoding would write it."""
+
+    id_prefix: ClassVar[str] = "score-"
+
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._streams = streams
+
+    def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
+        """The answer as JSON, made in slices. The choices have no tokens."""
+        scored = []
+        for index in range(len(choices)):
+            if index:
+                yield
+            scored.append(self._scored(index))
+        head = {
+            "id": f"{self.id_prefix}{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._engine.model_id,
+        }
+        return msgspec.json.encode(head | {"data": self._data(scored), "usage": usage_of(self._plan, self._streams, 0)})
+
+    def _data(self, scored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return scored
+
+    def _scored(self, index: int) -> dict[str, Any]:
+        begin = self._plan.scored_from[index]
+        tokens = self._plan.request.prompts[index][begin:]
+        entries = self._streams[index].prompt_logprobs[begin - 1 :]
+        logprobs = [entry.logprob for entry in entries]
+        greedy = all(entry.logprob == entry.top[0][1] for entry in entries)
+        return {
+            "index": index,
+            "object": "score",
+            "score": math.fsum(logprobs),
+            "num_tokens": len(tokens),
+            "is_greedy": greedy,
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+        }
+
+
+class ClassifySerializer(ScoreSerializer):
+    """Writes the answer of /v1/classify: the likeliest label, and every label's probability among them."""
+
+    id_prefix = "classify-"
+
+    def _data(self, scored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        labels = self._plan.labels
+        scores = [one["score"] / (one["num_tokens"] if self._plan.normalizes else 1) for one in scored]
+        likeliest = max(range(len(scores)), key=scores.__getitem__)
+        weights = [math.exp(score - scores[likeliest]) for score in scores]
+        probs = [weight / math.fsum(weights) for weight in weights]
+        each = [
+            {"label": label, "prob": prob, "score": one["score"], "num_tokens": one["num_tokens"]}
+            for label, prob, one in zip(labels, probs, scored, strict=True)
+        ]
+        return [
+            {
+                "index": 0,
+                "label": labels[likeliest],
+                "probs": probs,
+                "num_classes": len(labels),
+                "labels": each,
+            }
+        ]

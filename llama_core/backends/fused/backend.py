@@ -1,0 +1,363 @@
+"""Steps of the layers over `TorchOps`. On a GPU they are queued without waiting: the host reads a step's tokens while the
+next step runs.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from llama_core.backends.backend import Sampled, StepMasks
+from llama_core.backends.fused.buffers import DeviceSlots, Prefixes, StepBuffers
+from llama_core.backends.fused.device import Event, StepDevice, Work
+from llama_core.backends.fused.model import FusedTransformer
+from llama_core.backends.fused.ops import NUM_SUMS, TorchOps
+from llama_core.backends.fused.sampler import unpacked
+from llama_core.backends.fused.sampling_head import SamplingHead
+from llama_core.backends.fused.step_memory import received_size, unallocated_bytes
+from llama_core.backends.fused.step_plan import LaunchShape, StepBuckets, StepPlan, plan_of
+from llama_core.backends.kv_cache import CacheShape, KVCache, cache_dtype
+from llama_core.backends.parallel import Parallel, before_leaving, smallest
+from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Pending, Row
+from llama_core.weights.loader import GroupedWeight
+
+log = logging.getLogger(__name__)
+
+Weight = tuple[str, torch.Tensor | GroupedWeight]
+Weights = Iterable[Weight]
+# Steps whose outputs may wait to be read. The driver keeps two in flight.
+_TURNS = 4
+# For queued work when a rank leaves. torchrun kills a process 30 s after it asked it to end.
+_LEAVE_LIMIT_S = 10.0
+_LEAVE_POLL_S = 0.01
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step whose layers are queued. answer, logprobs: page-locked copies on the host, valid once the event `copied` is
+    reached. copied: None before the sampling is queued. mask_wait_s: None where it is not measured, because a GPU computes
+    the layers meanwhile."""
+
+    turn: int
+    plan: StepPlan
+    masks: StepMasks | None
+    keep_logits: bool
+    answer: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+    copied: Event | None = None
+    mask_wait_s: float | None = None
+
+
+class FusedBackend:
+    """Each step is a body, the Transformer's layers over all rows together, and a head, which computes logits and samples.
+
+    Both are CUDA graphs where a bucket holds the step. All that a step needs from the host comes in one copy.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: FusedTransformer,
+        parallel: Parallel,
+        slots: DeviceSlots,
+        ops: TorchOps,
+        device: StepDevice,
+        name: str = "fused",
+    ) -> None:
+        self.model = model
+        self._name = name
+        self._config = config
+        self._parallel = parallel
+        self._slots = slots
+        self._ops = ops
+        self._device = device
+        self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
+        self._cache: KVCache | None = None
+        self._num_blocks = 0
+        # load: of loading all weights. left: the part of it that remained when the graphs were captured beside it.
+        self.start_seconds = dict.fromkeys(("load", "left", "cache", "warm_up", "capture"), 0.0)
+        self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
+        max_samples = config.max_step_samples
+        self._buckets = StepBuckets(config, self._tile_sizes.chunk)
+        self._bodies: dict[LaunchShape, Work] = {}
+        self._spare_slot = config.max_batch_size
+        max_size = received_size(config, self._buckets.largest)
+        self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
+        # Graphs write to this tensor, so it stays in place. The largest bucket of decodes may be larger than any step.
+        max_tokens = max(config.max_step_tokens, max_samples)
+        self._hidden_states = torch.zeros((max_tokens, model.config.dim), dtype=model.dtype, device=device.torch_device)
+        self._head = SamplingHead(
+            config, model, parallel, slots, device, self._buffers, self._hidden_states, ops, _TURNS
+        )
+        self._turn = 0
+        self._unsampled: _Step | None = None
+        self._answers = [Prefixes(answer) for answer in device.page_locked(_TURNS, NUM_SUMS + max_samples)]
+        # Of the steps that were read. Any thread may read them.
+        self._waited_s = self._sampled_s = self._mask_wait_s = 0.0
+        self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
+
+    @property
+    def name(self) -> str:
+        num_graphs = len(self._bodies) + self._head.num_graphs
+        return self._name + (f", {num_graphs} CUDA graphs" if num_graphs else "")
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.weight_bytes
+
+    @property
+    def cache_block_bytes(self) -> int:
+        return self._cache_shape.block_bytes
+
+    @property
+    def working_bytes(self) -> int:
+        kept = (
+            self.model.kept_bytes,
+            self._slots.nbytes,
+            self._buffers.nbytes,
+            self._head.nbytes,
+            self._hidden_states.nbytes,
+        )
+        return sum(kept) + self.unallocated_bytes(self._config.max_seq_len)
+
+    def unallocated_bytes(self, max_seq_len: int) -> int:
+        about = replace(self._config, max_seq_len=max_seq_len), self.model.config, self._parallel, self.model.dtype
+        return unallocated_bytes(*about, is_eager=not self._device.captures)
+
+    @property
+    def seconds_waited(self) -> float:
+        return self._waited_s + self._mask_wait_s
+
+    @property
+    def seconds_sampled(self) -> float:
+        return self._sampled_s
+
+    def allocate_cache(self, num_blocks: int, *, is_loading: bool = False) -> None:
+        """Does nothing where `load_while_capturing` has allocated as many blocks.
+
+        is_loading: weights are loaded meanwhile, after which graphs may be captured again.
+        """
+        if self._cache is not None and num_blocks == self._num_blocks:
+            return
+        begin = time.perf_counter()
+        if self._cache is not None:
+            self.release_graphs()
+            self._cache = None
+        # Padding tokens of a bucket write to one more block, which only the spare slot has.
+        self._cache = self._cache_shape.allocate(num_blocks + 1, self._device.torch_device)
+        self._num_blocks = num_blocks
+        self._slots.block_tables[self._spare_slot].fill_(num_blocks)
+        self.start_seconds["cache"] = time.perf_counter() - begin
+        if self._device.captures:
+            _have_graphs.add(self)
+            before_leaving(_release_all_graphs)
+            with torch.inference_mode():
+                self._capture(is_final=not is_loading)
+
+    def load(self, weights: Weights) -> None:
+        """Load the model's weights. Raises what reading them raises."""
+        begin = time.perf_counter()
+        self.model.load(weights)
+        self.start_seconds["load"] = time.perf_counter() - begin
+
+    def load_while_capturing(self, weights: Weights, num_blocks: int) -> None:
+        """Load the model's weights in another thread, and meanwhile allocate the cache and capture all graphs. Every rank calls
+        this. Raises what reading `weights` raises.
+
+        A graph has the addresses of weights, not their values, and no kernel's path depends on these. What warm-ups write to
+        the cache without them, perhaps NaN, is overwritten before attention reads it. No step may start before this returns.
+        """
+        is_over = threading.Event()
+        wait_for_load = self._device.start_in_thread(lambda: self.load(_until(is_over, weights)))
+        try:
+            self.allocate_cache(num_blocks, is_loading=True)
+        except BaseException:
+            is_over.set()
+            wait_for_load()  # an error of the weights explains more
+            raise
+        begin = time.perf_counter()
+        wait_for_load()
+        self.start_seconds["left"] = time.perf_counter() - begin
+        took = self.start_seconds
+        log.info("the weights were loaded in %.2f s beside that, of which %.2f s were left", took["load"], took["left"])
+        if not self._bodies:
+            with torch.inference_mode():
+                self._capture()  # what failed beside other work may succeed by itself
+
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
+        """Queue the step on the device. The next step uses its samples at once; the host reads them later.
+
+        The grammars' thread makes the masks from the samples of the step before, while the layers run. The step's sampling is
+        queued when the masks are done and `is_ready` is called, or when `result` is called or the next step starts, which wait
+        for the masks.
+        """
+        self.queue_samples()
+        plan = plan_of(rows, self._tile_sizes)
+        shape = self._buckets.of(plan.shape) if self._device.captures else plan.shape
+        changes = self._slots.take_changes()
+        parts = [part for change in changes for part in (change.places, change.values)]
+        sent = self._buffers.send(self._turn, plan, shape, parts)
+        if changes:
+            self._device.queue(partial(self._slots.apply, changes, sent))
+        body = self._bodies.get(shape)
+        if body is None:
+            self._device.queue(partial(self._compute, shape))
+        else:
+            body()
+        step = self._unsampled = _Step(self._turn, plan, masks, keep_logits)
+        self._turn = (self._turn + 1) % _TURNS
+        if not self._device.captures:  # the layers are computed already
+            step.mask_wait_s, began_s = 0.0, time.perf_counter()
+            if masks is not None:
+                masks.wait()
+                step.mask_wait_s = time.perf_counter() - began_s
+            self._mask_wait_s += step.mask_wait_s
+        if masks is None or not self._device.captures:
+            self.queue_samples()
+        return Pending(partial(self._read, step), partial(self._is_ready, step))
+
+    def queue_samples(self) -> None:
+        """Queue the sampling of the latest step, if it is not queued yet, and the copies of its results and times to the host.
+        The copies stay valid for `_TURNS` steps."""
+        if self._unsampled is None:
+            return
+        if torch.is_inference_mode_enabled():  # entering it again takes microseconds of every step
+            self._queue_samples(self._unsampled)
+        else:
+            with torch.inference_mode():
+                self._queue_samples(self._unsampled)
+
+    def _queue_samples(self, step: "_Step") -> None:
+        results, logprobs = self._head.start(step.turn, step.plan, step.masks, wants_logprobs=step.keep_logits)
+        step.answer = self._answers[step.turn].first(NUM_SUMS + len(step.plan.sampled_slots))
+        self._device.copy(step.answer, results)
+        if logprobs is not None:
+            step.logprobs = self._logprobs[step.turn, : len(logprobs)]
+            self._device.copy(step.logprobs, logprobs)
+        step.copied = self._device.record()
+        self._unsampled = None
+
+    def _is_ready(self, step: "_Step") -> bool:
+        if step is self._unsampled and step.masks is not None and step.masks.is_done:
+            self.queue_samples()
+        return step.copied is not None and step.copied.is_reached()
+
+    def _read(self, step: "_Step") -> Sampled:
+        """The step's tokens. Called by the thread that starts steps, or by any thread once the sampling is queued."""
+        if step is self._unsampled:
+            self.queue_samples()
+        assert step.copied is not None and step.answer is not None
+        step.copied.wait()
+        waited, sampled, *tokens = step.answer.tolist()
+        # A step with prompt log-probabilities is read before the one that is still in flight.
+        self._waited_s, self._sampled_s = max(self._waited_s, waited / 1e9), max(self._sampled_s, sampled / 1e9)
+        result = Sampled.of(tokens, step.mask_wait_s)
+        return result if step.logprobs is None else result._replace(logprobs=partial(unpacked, step.logprobs))
+
+    def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
+        self.queue_samples()
+        return self._device.compute(lambda: self._head.logits[list(samples)])
+
+    def logits_of_tokens(self, tokens: range) -> torch.Tensor:
+        self.queue_samples()
+        return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]).float())
+
+    def _compute(self, shape: LaunchShape) -> None:
+        """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
+        shape or branch depends on a value."""
+        assert self._cache is not None, "allocate_cache comes first"
+        cache, ops, slots, block_tables = self._cache, self._ops, self._slots, self._slots.block_tables
+        step = self._buffers.tensors(shape)
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            window = self.model.config.window(layer)
+            cached = cache.keys[layer], cache.values[layer]
+            return ops.attend(q, *cached, block_tables, step.tiles, window)
+
+        self._hidden_states[: shape.tokens] = self.model.hidden_states(
+            step, slots.tokens, block_tables, cache, attend, self._head.clock
+        )
+
+    def _capture(self, *, is_final: bool = True) -> None:
+        """Capture a graph for each bucket.
+
+        Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
+        rank, all ranks run without graphs, which is slower. is_final: a failed capture is not repeated.
+        """
+        shapes = self._buckets.all
+        # Ranks communicate in these steps, so an error here fails the start of all ranks.
+        bodies = [partial(self._compute, shape) for shape in shapes]
+        begin = time.perf_counter()
+        self._device.warm_up([*bodies, *self._head.works])
+        warm = time.perf_counter()
+        failed = ""
+        try:
+            for shape in shapes:
+                self._bodies[shape] = self._device.capture(partial(self._compute, shape))
+            self._head.capture()
+        except RuntimeError as error:
+            failed = str(error).splitlines()[0]
+        if not smallest(self._parallel, not failed):
+            self.release_graphs()
+            reason = failed or "another rank failed"
+            if is_final:
+                log.warning("steps run without CUDA graphs, which is slower: %s", reason)
+            else:
+                log.info("graphs were not captured beside the load, and will be after it: %s", reason)
+            return
+        took = self.start_seconds
+        took["warm_up"], took["capture"] = warm - begin, time.perf_counter() - warm
+        log.info(
+            "%d CUDA graphs were captured in %.2f s, after a warm-up of %.2f s and %.2f s for the cache",
+            len(self._bodies) + self._head.num_graphs,
+            took["capture"],
+            took["warm_up"],
+            took["cache"],
+        )
+
+    def becomes_idle(self, limit_s: float) -> bool:
+        """Whether all queued work is done within this time."""
+        done, deadline = self._device.record(), time.monotonic() + limit_s
+        while not done.is_reached():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LEAVE_POLL_S)
+        return True
+
+    def release_graphs(self) -> None:
+        self._device.synchronize()
+        self._bodies.clear()
+        self._head.release_graphs()
+
+
+def _until(is_over: threading.Event, weights: Weights) -> Iterator[Weight]:
+    for each in weights:
+        if is_over.is_set():
+            return
+        yield each
+
+
+_have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()
+
+
+def _release_all_graphs() -> None:
+    """NCCL destroys no group while graphs exist that its collectives are part of (pytorch#115388).
+
+    A collective whose peer has ended never does; waiting for it would keep this process alive, and delay the error's report.
+    """
+    for backend in list(_have_graphs):
+        if not backend.becomes_idle(_LEAVE_LIMIT_S):
+            log.error("the device has not done its work within %g s: another rank has ended", _LEAVE_LIMIT_S)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        backend.release_graphs()

@@ -1,0 +1,268 @@
+"""The operations of `ops.py` in Triton. No launch waits for the host, and no row's result depends on the other rows."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Final
+
+import torch
+import triton
+
+from llama_core.backends.fused import layer_kernels, logit_kernels, sampling_kernels
+from llama_core.backends.fused.attention_launches import attend, launches
+from llama_core.backends.fused.layer_kernels import early_launch, norm_warps
+from llama_core.backends.fused.logit_kernels import LogprobBuffers
+from llama_core.backends.fused.ops import HeadNorms, TorchOps
+from llama_core.backends.fused.product_kernels import (
+    Fuses,
+    add_product,
+    gated_product,
+    has_many_outputs,
+    never,
+    product,
+)
+from llama_core.backends.fused.sampler import Mode, SamplingState, TorchSampler
+from llama_core.backends.fused.sampling_kernels import SamplingBuffers
+from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, TileSizes
+from llama_core.backends.weight_formats.format import TorchMatrix
+from llama_core.errors import ConfigError
+from llama_core.model_config import FULL_ATTENTION
+
+_COLUMNS: Final = 1024  # of an embedding that one program copies
+_SAMPLES: Final = 128  # that one program stores
+_HEADS_A_PROGRAM: Final = 8  # heads that one program rotates: 8 values of 16 bits for each thread, with heads of 128
+
+
+class TritonOps(TorchOps):
+    """See `TorchOps`. All tensors lie on the device; rows, and heads in a row, are contiguous.
+
+    Kernels get some other tensor in place of one that is None; they do not read it.
+    """
+
+    def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
+        """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
+        chooses the products that run in kernels of our own, together with the operation that follows; with `batch_invariant`,
+        no product does."""
+        self._batch_invariant = batch_invariant
+        self._fuses = never if batch_invariant else fuses
+
+    @staticmethod
+    def embed(
+        slot_tokens: torch.Tensor,
+        block_tables: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        block_size: int,
+        embeddings: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+
+        count, columns = len(slots), embeddings.shape[1]
+        out = torch.empty((count, columns), dtype=embeddings.dtype, device=embeddings.device)
+        slot_mapping = torch.empty(count, dtype=torch.int64, device=embeddings.device)
+        column_block = min(_COLUMNS, triton.next_power_of_2(columns))
+        layer_kernels._embed[(count, triton.cdiv(columns, column_block))](
+            slot_tokens,
+            block_tables,
+            slots,
+            positions,
+            embeddings,
+            out,
+            slot_mapping,
+            slot_tokens.stride(0),
+            block_tables.stride(0),
+            columns,
+            block_size=block_size,
+            column_block=column_block,
+        )
+        return out, slot_mapping
+
+    @staticmethod
+    def store_samples(
+        sampled: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        slot_tokens: torch.Tensor,
+        results: torch.Tensor,
+    ) -> None:
+        count = len(sampled)
+        layer_kernels._store_samples[(triton.cdiv(count, _SAMPLES),)](
+            sampled, slots, positions, slot_tokens, results, slot_tokens.stride(0), count, block=_SAMPLES
+        )
+
+    def add_norm(
+        self,
+        hidden_states: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+        *,
+        num_splits: int = 0,
+    ) -> torch.Tensor:
+        """As `TorchOps.add_norm`. num_splits: 0, or the number of splits of `delta`, float32 [num_splits, T, dim]."""
+        out = torch.empty_like(hidden_states)
+        count, dim = hidden_states.shape
+        layer_kernels._add_norm[(count,)](
+            hidden_states,
+            hidden_states if delta is None else delta,
+            weight if bias is None else bias,
+            weight,
+            out,
+            dim,
+            eps,
+            has_delta=delta is not None,
+            has_bias=bias is not None,
+            num_splits=num_splits,
+            block=triton.next_power_of_2(dim),
+            num_warps=norm_warps(dim),
+            **early_launch(),
+        )
+        return out
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        norms: HeadNorms | None = None,
+    ) -> torch.Tensor:
+        count, total_heads, head_dim = qkv.shape
+        n_kv_heads = keys.shape[2]
+        n_heads = total_heads - 2 * n_kv_heads
+        q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
+        heads = min(_HEADS_A_PROGRAM, triton.next_power_of_2(total_heads))
+        layer_kernels._rotate_and_store[(count, triton.cdiv(total_heads, heads))](
+            qkv,
+            table,
+            positions,
+            slot_mapping,
+            keys,
+            values,
+            qkv if bias is None else bias,
+            q_norm,
+            k_norm,
+            eps,
+            n_heads,
+            n_kv_heads,
+            has_bias=bias is not None,
+            has_norms=norms is not None,
+            head_dim=head_dim,
+            dim_block=triton.next_power_of_2(head_dim),
+            heads=heads,
+            **early_launch(),
+        )
+        return qkv[:, :n_heads]
+
+    def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
+        """The rows of a launch, divided by the query heads that share a key head."""
+        group = n_heads // n_kv_heads
+        decode, chunk = launches(group, dtype, head_dim, batch_invariant=self._batch_invariant)
+        return TileSizes(decode.rows // group, chunk.rows // group)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        block_tables: torch.Tensor,
+        tiles: AttentionTiles,
+        window: int = FULL_ATTENTION,
+    ) -> torch.Tensor:
+        invariant = self._batch_invariant
+        return attend(q, keys, values, block_tables, tiles, window, batch_invariant=invariant)
+
+    def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        count, width = gate_up.shape
+        hidden = width // 2
+        out = torch.empty((count, hidden), dtype=gate_up.dtype, device=gate_up.device)
+        block = min(1024, triton.next_power_of_2(hidden))
+        has_bias = bias is not None
+        layer_kernels._gated_silu[(count, triton.cdiv(hidden, block))](
+            gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
+        )
+        return out
+
+    def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
+        if self._fuses(matrix.held, len(x)) and has_many_outputs(matrix.held):
+            return product(x, matrix.held)
+        return super().product(x, matrix)
+
+    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if self._fuses(matrix.held, len(x)):
+            return gated_product(x, matrix.held, bias)
+        return super().gated_product(x, matrix, bias)
+
+    def add_product_norm(
+        self,
+        hidden_states: torch.Tensor,
+        x: torch.Tensor,
+        matrix: TorchMatrix,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not self._fuses(matrix.held, len(x)):
+            return super().add_product_norm(hidden_states, x, matrix, weight, eps, bias)
+        partial = add_product(hidden_states, x, matrix.held, bias)
+        if partial is None:
+            return self.add_norm(hidden_states, None, weight, eps)
+        return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))
+
+    def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> TorchSampler:
+        return TritonSampler(state, max_samples, vocab)
+
+    def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
+        """As `TorchOps.add_time`, by the GPU's clock, whose resolution is 32 ns to 1 us. Triton's interpreter has no clock."""
+        has_clock = not triton.knobs.runtime.interpret
+        layer_kernels._add_time[(1,)](sums, factor, index=index, has_clock=has_clock, num_warps=1)
+
+
+class TritonSampler(TorchSampler):
+    """See `TorchSampler`: for up to `max_samples` rows of `vocab` logits."""
+
+    def __init__(self, state: SamplingState, max_samples: int, vocab: int) -> None:
+        """Raises ConfigError if the sums of so large a vocabulary would overflow."""
+        if vocab > sampling_kernels.MAX_VOCAB:
+            raise ConfigError(
+                f"a vocabulary of {vocab} tokens is larger than {sampling_kernels.MAX_VOCAB}: give backend: torch",
+                param="backend",
+            )
+        device = state.tokens.device
+        super().__init__(state)
+        self._buffers = SamplingBuffers(max_samples, vocab, device)
+        self._logprobs = LogprobBuffers(max_samples, vocab, device)
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffers.nbytes + self._logprobs.nbytes
+
+    def sample(self, logits: torch.Tensor, samples: SampleTensors, mode: Mode) -> torch.Tensor:
+        state = self._state
+        is_edited = mode in ("ruled", "masked")
+        if is_edited:
+            logit_kernels.edit(
+                logits,
+                state.sampling,
+                samples.slots,
+                samples.positions,
+                state.tokens,
+                state.rules,
+                state.mask_indices if mode == "masked" else None,
+                state.masks,
+                self._buffers,
+            )
+        return sampling_kernels.sample(
+            logits,
+            state.sampling,
+            samples.slots,
+            samples.positions,
+            self._buffers,
+            is_greedy=mode == "greedy",
+            is_edited=is_edited,
+        )
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return logit_kernels.logprobs(logits, tokens, self._logprobs)

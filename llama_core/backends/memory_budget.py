@@ -1,0 +1,239 @@
+"""Memory that a rank may still allocate, on its device or on its host."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from llama_core.backends.kv_cache import cache_dtype
+from llama_core.backends.parallel import Parallel, ranks_with, smallest
+from llama_core.backends.weight_formats.matrices import find_weight_format
+from llama_core.backends.weight_plan import WeightPlan
+from llama_core.config import EngineConfig
+from llama_core.errors import ConfigError
+from llama_core.files.rank_share import RankShare
+from llama_core.files.weights import weight_specs
+from llama_core.host_memory import available_host_bytes, host_identity
+from llama_core.model_config import ModelConfig
+from llama_core.scheduling.sliding_window import SlidingWindow
+
+CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after loading; activations and other processes get the rest
+# Of the memory planned for the cache before loading, what max_seq_len may count on: other processes allocate meanwhile.
+CERTAIN_SHARE = 0.8
+LEAST_CONTEXT = 512  # max_seq_len is not lowered further; a start that has less memory is refused with a remedy
+# (configuration, model, rank, dtype) -> bytes that a step of that rank takes beside weights and cache. Each backend has one.
+StepBytes = Callable[[EngineConfig, ModelConfig, Parallel, torch.dtype], int]
+_LANES = 16  # the native backend pads heads to whole vectors
+DEVICE_WAIT_S = 10.0  # for the memory of processes that ended: the driver frees it some time after they are gone
+# Of what a rank takes according to its plan, what must be free before it loads: the plan holds within 3 %.
+_PLANNED_SHARE = 0.97
+_DEVICE_POLL_S = 0.05
+GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
+
+
+def planned_weight_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parallel) -> int:
+    """Bytes of this rank's weights, each in its format."""
+    bytes_per_weight = {name: find_weight_format(name).bytes_per_weight for name in (plan.dtype, *plan.formats)}
+    total = 0.0
+    share = RankShare.of(config, parallel.rank, parallel.world_size)
+    for name, spec in weight_specs(config).items():
+        num_values = math.prod(spec.part(share).shape)
+        total += num_values * bytes_per_weight[plan.format_of(name)]
+    return math.ceil(total)
+
+
+def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0) -> None:
+    """Raises ConfigError on every rank if the weights of any rank do not fit into the free memory of its device, or of its
+    host together with those of the other ranks there. Every rank calls this before any rank allocates memory.
+
+    former_bytes: what the rank that this one replaces took beside its weights. On a GPU, waits up to DEVICE_WAIT_S for the
+    weights and, if a device of this size can have both, for the rest.
+
+    Without this check the kernel would end a process to free memory, possibly another user's.
+    """
+    if parallel.device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(parallel.device)
+        needed = int((num_bytes + former_bytes) * _PLANNED_SHARE)
+        # Fewer ranks than before have larger shares of the weights, and no room for as large a cache.
+        needed = max(num_bytes, needed) if needed <= total * (1 - GPU_HEADROOM) else num_bytes
+        num_sharing, free = 1, wait_for_device_bytes(parallel.device, needed, time.monotonic() + DEVICE_WAIT_S)
+    else:
+        num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
+    fits = num_bytes * num_sharing <= free
+    if not smallest(parallel, fits):
+        need = f"{num_sharing} of {parallel.world_size} ranks here need {num_bytes:,} bytes each"
+        raise ConfigError(
+            f"the weights do not fit: {need}, {free:,} are free"
+            + ("" if fits else ": use more ranks, or int8 or int4 weights"),
+            param="model_parallel_size",
+        )
+
+
+def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) -> int:
+    """Free bytes of the GPU, as soon as they are `needed` or more, or at the deadline (of `time.monotonic`): the ranks that
+    this one replaces may have ended a moment ago."""
+    while (free := int(torch.cuda.mem_get_info(device)[0])) < needed and time.monotonic() < deadline:
+        time.sleep(_DEVICE_POLL_S)
+    return free
+
+
+def release_unused_memory(parallel: Parallel) -> None:
+    """Give back the memory of loading's temporary tensors, which torch keeps on a GPU."""
+    if parallel.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def free_cache_bytes(
+    parallel: Parallel,
+    planned_bytes: int = 0,
+    *,
+    taken_bytes: int = 0,
+    former_bytes: int = 0,
+    deadline: float = -math.inf,
+) -> int:
+    """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set.
+
+    planned_bytes: what this rank, and each other rank, will allocate before. taken_bytes: what this rank has allocated.
+    former_bytes: what the rank that this one replaces could use on the GPU. If a GPU of this size can hold all of it, waits for
+    former_bytes until the deadline (of `time.monotonic`).
+    """
+    if parallel.device.type == "cuda":
+        release_unused_memory(parallel)
+        total = torch.cuda.mem_get_info(parallel.device)[1]
+        reserved = int(total * GPU_HEADROOM) + planned_bytes
+        # Fewer ranks than before have larger shares of the weights and of each block.
+        needed = former_bytes + reserved if former_bytes + reserved + taken_bytes <= total else 0
+        return max(0, wait_for_device_bytes(parallel.device, needed, deadline) - reserved)
+    free_bytes = max(0, available_host_bytes() - planned_bytes * parallel.world_size)
+    return int(free_bytes * CACHE_SHARE_OF_FREE) // parallel.world_size
+
+
+def has_room_for_former(
+    parallel: Parallel,
+    former_bytes: int,
+    loading_bytes: int,
+    *,
+    taken_bytes: int,
+    keeps_headroom: bool,
+    deadline: float,
+) -> bool:
+    """Whether this rank's GPU can hold the cache of the rank that this one replaces while weights are loaded; true on a CPU.
+
+    former_bytes: of that cache and of what steps will allocate. loading_bytes: of temporary tensors while weights are loaded.
+    taken_bytes: what this rank has allocated. keeps_headroom: GPU_HEADROOM stays free, less the error of plans.
+
+    If a GPU of this size can hold former_bytes, waits until they and the headroom are free, or until the deadline (of
+    `time.monotonic`). Does not wait for what loading needs beyond the headroom.
+    """
+    if parallel.device.type != "cuda":
+        return True
+    total = torch.cuda.mem_get_info(parallel.device)[1]
+    headroom = int(total * GPU_HEADROOM * _PLANNED_SHARE) if keeps_headroom else 0
+    wanted = former_bytes + headroom
+    if wanted + taken_bytes > total:
+        return False
+    return wait_for_device_bytes(parallel.device, wanted, deadline) >= former_bytes + max(headroom, loading_bytes)
+
+
+def loading_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Upper bound in bytes of the temporary tensors on this rank's GPU while weights are loaded. They hold the largest weight:
+    as it is read and as it is converted, or, where it is quantized, in float32 with the tensors that its codes come from."""
+    share = RankShare.of(config, parallel.rank, parallel.world_size)
+    return max(
+        math.prod(spec.part(share).shape) * (5 * torch.float32.itemsize if plan.quantizes(name) else 2 * dtype.itemsize)
+        for name, spec in weight_specs(config).items()
+    )
+
+
+def fit_context(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    plan_for: Callable[[int], WeightPlan],
+    parallel: Parallel,
+    step_bytes: StepBytes,
+) -> EngineConfig:
+    """The configuration with max_seq_len lowered to what every rank's memory holds, where it may be lowered; the same on every
+    rank. Every rank calls this before any rank allocates memory.
+
+    plan_for: the weights' formats on so many ranks. Where fewer ranks may replace failed ones, every rank of a group with one
+    rank less must hold the context too, unless such a group cannot hold LEAST_CONTEXT.
+    """
+    if not config.lowers_max_seq_len:
+        return config
+
+    def on(*ranks: Parallel) -> int:
+        shares = {_sizes(RankShare.of(model, at.rank, at.world_size)): at for at in ranks}
+        plan = plan_for(ranks[0].world_size)
+        found = (_planned_context(config, model, dtype, plan, at, step_bytes) for at in shares.values())
+        return smallest(parallel, min(found))
+
+    least = min(LEAST_CONTEXT, config.max_seq_len)
+    longest = on(parallel)
+    if config.serves_with_fewer_ranks and parallel.world_size > 1:
+        fewer = parallel.world_size - 1
+        # Any rank of the smaller group may be placed here.
+        shrunk = on(*(replace(parallel, rank=rank, world_size=fewer) for rank in range(fewer)))
+        longest = min(longest, shrunk) if shrunk >= least else longest
+    return replace(config, max_seq_len=max(least, longest))
+
+
+def longest_context(
+    config: EngineConfig, model: ModelConfig, block_bytes: int, cache_bytes: Callable[[int], int]
+) -> int:
+    """The longest max_seq_len, at most the configured one, whose sequence fits into the cache; 0 if none does.
+
+    block_bytes: of one block of the cache. cache_bytes: max_seq_len -> memory for the cache, less for longer contexts.
+    """
+    window = SlidingWindow.of(model.longest_window, config.block_size, config.max_step_tokens)
+    fits, too_many = 0, config.blocks_per_sequence + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        length = min(middle * config.block_size, config.max_seq_len)
+        if window.num_held(length) * block_bytes <= cache_bytes(length):
+            fits = middle
+        else:
+            too_many = middle
+    return min(fits * config.block_size, config.max_seq_len)
+
+
+def _planned_context(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    plan: WeightPlan,
+    at: Parallel,
+    step_bytes: StepBytes,
+) -> int:
+    """The longest context for which the rank `at` would have memory on this host and device. Nothing is allocated yet."""
+    free = free_cache_bytes(at, planned_weight_bytes(model, plan, at) + (config.kv_cache_bytes or 0))
+
+    def cache_bytes(length: int) -> int:
+        arrays = length * _position_bytes(config, model)
+        if config.kv_cache_bytes is not None:
+            return config.kv_cache_bytes if arrays <= free else 0
+        need = step_bytes(replace(config, max_seq_len=max(2, length)), model, at, dtype)
+        return int((free - need) * CERTAIN_SHARE) - arrays
+
+    block_bytes = model.n_layers * layer_block_bytes(config.block_size, model, cache_dtype(config, dtype), at)
+    return longest_context(config, model, block_bytes, cache_bytes)
+
+
+def _sizes(share: RankShare) -> tuple[int, ...]:
+    """Ranks with equal sizes need equal memory."""
+    parts = (share.heads, share.kv_heads, share.hidden, share.vocab, share.columns)
+    return tuple(len(part) for part in parts)
+
+
+def _position_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes of one position of the context: its angles in the rotary table, those that the table is made from, and its token
+    and block in each slot."""
+    return 12 * model.head_dim + 2 * 8 * (config.max_batch_size + 1)
+
+
+def layer_block_bytes(block_size: int, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> int:
+    """Bytes of the keys and values of one block in one layer on this rank. dtype: of the cache."""
+    num_heads = len(RankShare.of(model, parallel.rank, parallel.world_size).kv_heads)
+    return 2 * block_size * num_heads * -(-model.head_dim // _LANES) * _LANES * dtype.itemsize

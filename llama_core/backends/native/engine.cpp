@@ -1,0 +1,138 @@
+// The C interface for llama_core/backends/native/library.py. Pointers are kept only where a comment says so. No exception
+// leaves it.
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "layers/transformer.hpp"
+#include "weight_formats.hpp"
+
+using namespace llama;
+
+namespace {
+
+template <class T>
+Engine* create(const Shape& shape, const char* const* formats, const std::vector<int>& cpus, const float* rotary) {
+    std::vector<const WeightFormat<T>*> found;
+    for (int i = 0; i < shape.layers * kMatricesPerLayer + 1; i++) found.push_back(WeightFormats::find<T>(formats[i]));
+    return new Transformer<T>(shape, found, cpus, rotary);
+}
+
+template <class T>
+const char* unsupported_weights(const char* weights, int widest) {
+    const WeightFormat<T>* format = WeightFormats::find<T>(weights);
+    if (!format) return "it has no kernels for such weights with activations of the model's type";
+    if (widest > format->max_inputs) return "a layer has more inputs than kernels for such weights sum without overflow";
+    return nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+// The layout of every struct and the names of every table that the caller mirrors.
+const char* llama_abi() {
+    static const std::string description = describe_abi();
+    return description.c_str();
+}
+
+// The reason why this process cannot compute such a model, or null. `widest`: inputs of the widest layer. `weights`: the
+// name of the weight format.
+const char* llama_unsupported_reason(int head_dim, int widest, int bfloat16, const char* weights) {
+    if (!allow_tiles()) return "the kernel refuses the AMX registers that this CPU was compiled for";
+    if (head_dim > kernels::kMaxHeadDim) return "head_dim is over 512";
+    return bfloat16 ? unsupported_weights<bf16>(weights, widest) : unsupported_weights<float>(weights, widest);
+}
+
+// `formats`: the names of the weight formats of qkv, out, gate_up and down of each layer, then of the output.
+// `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Returns null if the system has no memory
+// or no threads left. The caller calls it only where llama_unsupported_reason returns null.
+Engine* llama_create(const Shape* shape, const char* const* formats, const Slots* slots, const float* rotary,
+                     const int32_t* cpus) try {
+    std::vector<int> pins(cpus ? cpus : nullptr, cpus ? cpus + shape->threads : nullptr);
+    Engine* engine =
+        shape->bfloat16 ? create<bf16>(*shape, formats, pins, rotary) : create<float>(*shape, formats, pins, rotary);
+    engine->slots = *slots;
+    return engine;
+} catch (const std::exception&) {
+    return nullptr;
+}
+
+void llama_destroy(Engine* engine) { delete engine; }
+
+void llama_pack(Engine* engine, int weight, int layer, const void* source, int source_is_bfloat16) {
+    engine->pack_weight(weight, layer, {.dense = source, .is_bfloat16 = source_is_bfloat16 != 0});
+}
+
+// Keeps the groups of a matrix whose format has groups: codes [outputs][inputs], scales and minima (or null) float
+// [outputs][inputs / 32]. See GroupedRow.
+void llama_pack_groups(Engine* engine, int weight, int layer, const uint8_t* codes, const float* scales, const float* minima) {
+    engine->pack_weight(weight, layer, {.groups = {codes, scales, minima}});
+}
+
+int llama_make_cache(Engine* engine, int blocks) try {
+    engine->make_cache(blocks);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+// `windows` [layers] is read now; see Engine::use_windows. Without a call, every layer attends to all positions.
+void llama_use_windows(Engine* engine, const int32_t* windows) { engine->use_windows(windows); }
+
+// Bytes of the largest all-gather from the rank that sends most.
+size_t llama_gather_bytes(const Shape* s) {
+    const size_t sums = size_t(s->max_tokens) * round_up(s->dim, kTileOutputs) * 4,
+                 logits = size_t(s->max_samples) * largest_part(s->full_vocab, s->ranks) * 4;
+    return std::max(sums, logits);
+}
+
+size_t llama_shared_bytes(const Shape* s) { return SharedMemoryAllGather::size_for(s->ranks, llama_gather_bytes(s)); }
+
+// `memory` is kept.
+void llama_share_memory(Engine* engine, char* memory) {
+    const Shape& s = engine->shape;
+    engine->all_gather = std::make_unique<SharedMemoryAllGather>(memory, s.rank, s.ranks, llama_gather_bytes(&s));
+}
+
+void llama_use_fallback(Engine* engine, GatherFunction gather) {
+    engine->all_gather = std::make_unique<FallbackAllGather>(gather, engine->shape.ranks, llama_gather_bytes(&engine->shape));
+}
+
+// Returns 1 if an all-gather between the ranks failed. The caller checks all bounds; nothing is checked here.
+int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, int logits_everywhere, const TokenMask* masks) {
+    engine->step(rows, num_rows, sampled, logits_everywhere, masks);
+    return engine->all_gather && engine->all_gather->failed();
+}
+
+void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }
+
+// Overwrites a token's embedding, float [columns of this rank]: for tests of values that are not finite.
+void llama_poke_embedding(Engine* engine, int token, const float* values) { engine->poke_embedding(token, values); }
+
+const char* llama_instructions() {
+#if defined(LLAMA_AMX)
+    return "AMX";
+#elif defined(__AVX512BF16__)
+    return "AVX-512 with bfloat16";
+#elif defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#else
+    return "plain vectors";
+#endif
+}
+
+float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
+const double* llama_seconds(Engine* engine) { return engine->seconds; }
+double llama_waited_for_masks(Engine* engine) { return engine->waited_for_masks; }
+double llama_waited(Engine* engine) {
+    return engine->waited_for_masks + (engine->all_gather ? engine->all_gather->waited() : 0.0);
+}
+size_t llama_weight_bytes(Engine* engine) { return engine->weight_bytes; }
+size_t llama_working_bytes(Engine* engine) { return engine->working_bytes; }
+
+}  // extern "C"

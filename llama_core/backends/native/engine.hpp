@@ -1,0 +1,36 @@
+// What the C interface (engine.cpp) needs of a rank's Transformer, whatever the type of its activations.
+#pragma once
+
+#include <memory>
+
+#include "all_gather.hpp"
+#include "layers/rank_weights.hpp"
+#include "step_abi.hpp"
+
+namespace llama {
+
+class Engine {
+  public:
+    explicit Engine(const Shape& shape) : shape(shape) {}
+    virtual ~Engine() = default;
+    virtual void pack_weight(int weight, int layer, const WeightSource& source) = 0;
+    virtual void make_cache(int blocks) = 0;
+    // `windows` [layers]: the latest positions that each layer's queries attend to, their own included; 0 for all.
+    virtual void use_windows(const int32_t* windows) = 0;
+    // Runs `rows`. Writes the rows' tokens in order to `sampled`, negative where there is none (Sampler). `masks`: of each
+    // sample, or null.
+    virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) = 0;
+    // Writes the logits of `tokens` of the latest step, counted from its first, to `logits`, on every rank.
+    virtual void logits_of(const int32_t* tokens, int count) = 0;
+    virtual void poke_embedding(int token, const float* values) = 0;
+
+    const Shape shape;
+    Slots slots{};
+    Memory logits;  // float [max_samples][full_vocab]
+    std::unique_ptr<AllGather> all_gather;
+    double seconds[kNumOps] = {};  // spent in each op, since the start; without waited_for_masks
+    double waited_for_masks = 0;
+    size_t weight_bytes = 0, working_bytes = 0;
+};
+
+}  // namespace llama

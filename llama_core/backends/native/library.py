@@ -1,0 +1,159 @@
+"""The compiled engine (`native/engine.cpp`) as a ctypes library: its functions, and the structs and tables of both sides.
+
+`load_library` compares the Python side with the description that the library gives of itself.
+"""
+
+import ctypes
+import itertools
+from functools import cache
+
+from llama_core.backends.logit_rules import LogitRulesStruct
+from llama_core.backends.native.build import Unavailable, library_path
+from llama_core.backends.sampling_tensors import SlotSampling
+
+# The weights of a checkpoint by their names in it without ".weight", in the order of step_abi.hpp's enum Weight.
+WEIGHTS = (
+    "tok_embeddings",
+    "attention.wq",
+    "attention.wk",
+    "attention.wv",
+    "attention.wo",
+    "feed_forward.w1",
+    "feed_forward.w2",
+    "feed_forward.w3",
+    "attention_norm",
+    "ffn_norm",
+    "norm",
+    "output",
+    "attention.wq.bias",
+    "attention.wk.bias",
+    "attention.wv.bias",
+    "attention.wo.bias",
+    "feed_forward.w1.bias",
+    "feed_forward.w2.bias",
+    "feed_forward.w3.bias",
+    "attention.q_norm",
+    "attention.k_norm",
+)
+# The phases of a step, in the order of step_abi.hpp's enum Op.
+OPS = (
+    "embed",
+    "share embedding",
+    "join embedding",
+    "norm before attention",
+    "project q, k, v",
+    "rotate, write cache",
+    "attend",
+    "quantize attended",
+    "project out",
+    "share out",
+    "add out",
+    "norm before ffn",
+    "gate and up",
+    "quantize hidden",
+    "project down",
+    "share down",
+    "add down",
+    "norm at the end",
+    "logits",
+    "share logits",
+    "join logits",
+    "sample",
+    "share sampled",
+)
+
+
+class Shape(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "full_vocab", "rank", "ranks"),
+                *("bfloat16", "max_tokens", "max_samples", "max_seq_len", "block_size", "blocks_per_sequence"),
+                "threads",
+            )
+        ),
+        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("attention_bias", "attention_out_bias", "mlp_bias", "qk_norm")),
+    )
+
+
+class Slots(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling", "rules"))
+
+
+class StepRow(ctypes.Structure):
+    """`Row` in C++."""
+
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
+
+
+class TokenMask(ctypes.Structure):
+    """One sample's allowed tokens. `bits` is None where its row has no grammar."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("bits", "is_ready"))
+
+
+_TYPE_NAMES = {ctypes.c_int32: "int32", ctypes.c_int64: "int64", ctypes.c_float: "float32", ctypes.c_void_p: "pointer"}
+
+
+class AbiMismatch(Exception):
+    """The compiled library lays out a struct, or orders a table, otherwise than this module does."""
+
+
+def _description() -> list[str]:
+    """One line for each struct and table, in the form of step_abi.hpp's describe_abi."""
+    lines = []
+    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow}
+    for name, struct in {**structs, "LogitRules": LogitRulesStruct, "TokenMask": TokenMask}.items():
+        fields = [f"{field}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in struct._fields_]  # type: ignore[misc]
+        lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
+    return [*lines, "|".join(("Weight", *WEIGHTS)), "|".join(("Op", *OPS))]
+
+
+def check_abi(described: str) -> None:
+    """Raises AbiMismatch unless `described`, the library's own description, is that of this module."""
+    theirs = described.split("\n")
+    for mine, other in itertools.zip_longest(_description(), theirs, fillvalue="nothing"):
+        if mine != other:
+            raise AbiMismatch(
+                f"the native library does not fit this version of library.py: it has {other}; expected {mine}"
+            )
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """The library, built if there is none yet. Raises Unavailable, or AbiMismatch if the library is not of this source."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except OSError as error:
+        raise Unavailable(str(error)) from None
+    library.llama_abi.restype = ctypes.c_char_p
+    check_abi(library.llama_abi().decode())
+    pointer, integer, size, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
+    for name, result, arguments in (
+        ("unsupported_reason", text, (integer, integer, integer, text)),
+        ("create", pointer, (ctypes.POINTER(Shape), ctypes.POINTER(text), ctypes.POINTER(Slots), pointer, pointer)),
+        ("destroy", None, (pointer,)),
+        ("pack", None, (pointer, integer, integer, pointer, integer)),
+        ("pack_groups", None, (pointer, integer, integer, pointer, pointer, pointer)),
+        ("make_cache", integer, (pointer, integer)),
+        ("use_windows", None, (pointer, pointer)),
+        ("gather_bytes", size, (ctypes.POINTER(Shape),)),
+        ("shared_bytes", size, (ctypes.POINTER(Shape),)),
+        ("share_memory", None, (pointer, pointer)),
+        ("use_fallback", None, (pointer, pointer)),
+        ("step", integer, (pointer, pointer, integer, pointer, integer, pointer)),
+        ("logits_of", None, (pointer, pointer, integer)),
+        ("logits", pointer, (pointer,)),
+        ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),
+        ("waited", ctypes.c_double, (pointer,)),
+        ("waited_for_masks", ctypes.c_double, (pointer,)),
+        ("weight_bytes", size, (pointer,)),
+        ("working_bytes", size, (pointer,)),
+        ("instructions", text, ()),
+        ("poke_embedding", None, (pointer, integer, pointer)),
+    ):
+        function = getattr(library, f"llama_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,203 @@
+"""The matrices of each weight format in torch, with Triton's products on a GPU: in the model's dtype, or in codes.
+
+Without Triton a product expands quantized weights first.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from llama_core.backends.weight_formats.format import HeldWeights, TorchMatrix, TorchMatrixType
+from llama_core.backends.weight_formats.quantize import quantize_fp8, quantize_groups, quantize_outputs
+from llama_core.files.source import GROUP
+from llama_core.weights.loader import GroupedWeight
+
+log = logging.getLogger(__name__)
+
+_FEWEST_PADDED: Final = 256
+Product = Callable[..., torch.Tensor]  # `F.linear`, `multiply_in_order`, or `kernels.multiply`
+
+
+@cache
+def triton_product(device_type: str) -> Product | None:
+    """The product in Triton where it works, else None."""
+    if device_type != "cuda":
+        return None
+    try:
+        from llama_core.backends.weight_formats.kernels import multiply
+
+        zeros = torch.zeros((16, 64), dtype=torch.int8, device=device_type)
+        multiply(zeros.half(), zeros, torch.zeros(16, device=device_type), None, is_packed=False)
+    except Exception as error:  # any error of Triton, the compiler or the file system
+        log.warning("Triton does not work here: each product expands quantized weights: %s", error)
+        return None
+    return multiply
+
+
+class PlainMatrix(TorchMatrix):
+    """In the model's own dtype."""
+
+    def __init__(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
+    ) -> None:
+        self.weight = torch.empty((outputs, inputs), dtype=dtype, device=device)
+        self.held = HeldWeights(self.weight)
+        self._product: Product = F.linear
+        if batch_invariant:
+            # Imported here, because most machines without a GPU have no Triton.
+            from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
+
+            self._product = multiply_in_order
+
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        assert isinstance(weight, torch.Tensor), "the weight plan expands weights in plain matrices"
+        self.weight[first : first + len(weight)].copy_(weight)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product(x, self.weight)
+
+
+class QuantizedMatrix(TorchMatrix):
+    """What matrices of codes share."""
+
+    def __init__(self, held: HeldWeights, *, batch_invariant: bool) -> None:
+        self.held = held
+        self._product = triton_product(held.codes.device.type)
+        if batch_invariant:
+            from llama_core.backends.weight_formats.kernels import multiply
+
+            self._product = partial(multiply, batch_invariant=True)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        codes, scales, minima, is_packed = self.held
+        if self._product is not None and scales is not None:
+            return self._product(x, codes, scales, minima, is_packed=is_packed)
+        return F.linear(x, self.dequantized().to(x.dtype))
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [outputs, inputs]."""
+        raise NotImplementedError
+
+
+class OneScaleMatrix(QuantizedMatrix):
+    """Codes of one byte [outputs, inputs], one float32 scale for each output: int8, or the bits of float8_e4m3fn, which Triton
+    reads as bytes, because GPUs before sm_89 have no such type."""
+
+    def __init__(
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._is_fp8 = name == "fp8"
+        self._codes = torch.zeros((outputs, inputs), dtype=torch.uint8 if self._is_fp8 else torch.int8, device=device)
+        self._scales = torch.zeros(outputs, device=device)
+        super().__init__(HeldWeights(self._codes, self._scales), batch_invariant=batch_invariant)
+
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        assert isinstance(weight, torch.Tensor), "no checkpoint stores these codes"
+        codes, scales = (quantize_fp8 if self._is_fp8 else quantize_outputs)(weight)
+        rows = slice(first, first + len(weight))
+        self._codes[rows], self._scales[rows] = codes.view(self._codes.dtype), scales
+
+    def dequantized(self) -> torch.Tensor:
+        values = self._codes.view(torch.float8_e4m3fn).float() if self._is_fp8 else self._codes
+        return values * self._scales[:, None]
+
+
+class GroupedMatrix(QuantizedMatrix):
+    """Weights in groups of GROUP inputs that share a scale, and in int4_min a minimum; the last group is filled up with zeros.
+    GGUF calls int8_groups Q8_0, int4 Q4_0 and int4_min Q4_1.
+
+    codes: int8 [outputs, inputs], or uint8 [outputs, inputs / 2], where byte j of a group has code j in its low half and code
+    j + 16 in its high half. scales and minima: float16 [outputs, groups], padded (`_padded`).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._name = name
+        self._inputs = inputs
+        self._is_packed = name != "int8_groups"
+        groups = -(-inputs // GROUP)
+        width = groups * GROUP // (2 if self._is_packed else 1)
+        code_type = torch.uint8 if self._is_packed else torch.int8
+        self._codes = torch.zeros((outputs, width), dtype=code_type, device=device)
+        self._groups = groups
+        self._scales = torch.zeros((outputs, _padded(groups)), dtype=torch.float16, device=device)
+        self._minima = torch.zeros_like(self._scales) if name == "int4_min" else None
+        held = HeldWeights(self._codes, self._scales, self._minima, self._is_packed)
+        super().__init__(held, batch_invariant=batch_invariant)
+
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        if isinstance(weight, GroupedWeight):
+            codes, scales, minima = weight
+        else:
+            padding = -weight.shape[1] % GROUP
+            codes, scales, minima = quantize_groups(F.pad(weight, (0, padding)), self._name)
+        target = slice(first, first + len(codes))
+        if self._is_packed:
+            low, high = codes.reshape(len(codes), -1, 2, GROUP // 2).unbind(-2)
+            codes = (low | (high << 4)).flatten(1)
+        self._codes[target].copy_(codes)
+        self._scales[target, : self._groups].copy_(scales)
+        if self._minima is not None:
+            # A checkpoint may store one part of the matrix without minima: (code - 8) * scale is the same with -8 * scale.
+            self._minima[target, : self._groups].copy_(scales * -8 if minima is None else minima)
+
+    def dequantized(self) -> torch.Tensor:
+        codes = self._codes.view(len(self._codes), self._groups, -1)
+        if self._is_packed:
+            codes = torch.cat([codes & 15, codes >> 4], dim=-1)
+        scales = self._scales[:, : self._groups, None].float()
+        weights: torch.Tensor = (codes.float() - 8) * scales if self._name == "int4" else codes * scales
+        if self._minima is not None:
+            weights = weights + self._minima[:, : self._groups, None].float()
+        return weights.flatten(1)[:, : self._inputs]
+
+
+def _padded(groups: int) -> int:
+    """The scales of an output. Kernels copy scales ahead of their use only where each output's begin at a multiple of 16; fewer
+    groups would grow by more than a sixteenth."""
+    return groups if groups < _FEWEST_PADDED else -(-groups // 16) * 16
+
+
+class WeightFormat(NamedTuple):
+    """bytes_per_weight: in memory, with the scales of groups, for the memory plan. torch_matrix: how torch and Triton hold the
+    weights."""
+
+    bytes_per_weight: float
+    torch_matrix: TorchMatrixType
+
+
+_FORMATS: Final = {
+    "bfloat16": WeightFormat(2, PlainMatrix),
+    "float16": WeightFormat(2, PlainMatrix),
+    "float32": WeightFormat(4, PlainMatrix),
+    "int8": WeightFormat(1, partial(OneScaleMatrix, "int8")),
+    "fp8": WeightFormat(1, partial(OneScaleMatrix, "fp8")),
+    "int8_groups": WeightFormat(1 + 2 / 32, partial(GroupedMatrix, "int8_groups")),
+    "int4": WeightFormat(0.5 + 2 / 32, partial(GroupedMatrix, "int4")),
+    "int4_min": WeightFormat(0.5 + 4 / 32, partial(GroupedMatrix, "int4_min")),
+}
+
+
+def find_weight_format(name: str) -> WeightFormat:
+    """The format with this name: the model's dtype, or one of `registry.QUANTIZED`. The native backend computes with the C++
+    header of the same name in `native/weight_formats/`, if there is one."""
+    return _FORMATS[name]

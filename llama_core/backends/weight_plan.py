@@ -1,0 +1,142 @@
+"""Decides the weight format of every matrix of a model. Reads no weight, loads no tensors.
+
+A matrix is what a layer multiplies at once: wq, wk and wv are one matrix (qkv), and so are w1 and w3 (gate_up).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from llama_core.files.rank_share import RankShare
+from llama_core.files.source import GROUP
+from llama_core.files.weights import WeightSpec, weight_specs
+from llama_core.model_config import ModelConfig
+from llama_core.weight_formats import GROUPED
+
+# The weights of each matrix of a layer, in the order in which the native engine counts matrices.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "out": ("attention.wo",),
+    "gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "down": ("feed_forward.w2",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """The formats of a model's weights, by name. Equal on all ranks.
+
+    dtype: of embeddings, norms and unquantized matrices. matrices: the format of each matrix, in the engine's order, from
+    "layers.0.qkv" to "output". stored: how the checkpoint stores each weight whose groups a matrix keeps. expanded: matrices
+    that are stored in groups and cannot keep them, because the ranks' parts do not begin and end with groups.
+    """
+
+    dtype: str
+    matrices: Mapping[str, str]
+    stored: Mapping[str, str]
+    expanded: tuple[str, ...] = ()
+
+    def format_of(self, weight: str) -> str:
+        """The format in which `weight` is held in memory."""
+        matrix = _matrix_of(weight)
+        return self.dtype if matrix is None else self.matrices[matrix]
+
+    def keeps_groups(self, weight: str) -> bool:
+        """Whether the weight is read in the groups in which it is stored."""
+        return weight in self.stored
+
+    def quantizes(self, weight: str) -> bool:
+        """Whether the weight is quantized while it is loaded."""
+        return self.format_of(weight) != self.dtype and not self.keeps_groups(weight)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of matrices, each once."""
+        return tuple(dict.fromkeys(self.matrices.values()))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every matrix is held in the model's dtype."""
+        return self.formats == (self.dtype,)
+
+    def expand(self) -> "WeightPlan":
+        """The plan that holds every matrix in the model's dtype."""
+        return replace(self, matrices=dict.fromkeys(self.matrices, self.dtype), stored={})
+
+    def __str__(self) -> str:
+        """Such as "bfloat16 with int4 weights", or "bfloat16 with int4_min (120 matrices), int8_groups (output)"."""
+        if self.is_plain:
+            return self.dtype
+        if len(self.formats) == 1:
+            return f"{self.dtype} with {self.formats[0]} weights"
+        counts = Counter(self.matrices.values())
+        others = ", ".join(f"{name} ({self._extent(name, counts[name])})" for name in counts if name != self.dtype)
+        return f"{self.dtype} with {others}"
+
+    def _extent(self, name: str, count: int) -> str:
+        return (
+            next(matrix for matrix, held in self.matrices.items() if held == name)
+            if count == 1
+            else f"{count} matrices"
+        )
+
+
+def plan_weights(
+    config: ModelConfig, stored_format: Callable[[str], str], quantization: str, dtype: str, world_size: int
+) -> WeightPlan:
+    """`stored_format`: a weight's name -> "dense" or a format in GROUPED, as the checkpoint stores it. quantization: one of
+    QUANTIZATIONS. dtype: of the model."""
+    specs = weight_specs(config)
+    shares = [RankShare.of(config, rank, world_size) for rank in range(world_size)]
+    matrices: dict[str, str] = {}
+    stored: dict[str, str] = {}
+    expanded: list[str] = []
+    for matrix, weights in _matrices(config).items():
+        formats = {name: stored_format(name) for name in weights}
+        groups = _common_groups(set(formats.values()))
+        wanted = {"none": dtype, "auto": groups or dtype}.get(quantization, quantization)
+        # Groups of int4 are groups of int4_min with the same values.
+        can_keep = groups is not None and (groups == wanted or (groups, wanted) == ("int4", "int4_min"))
+        if can_keep and not all(_holds_whole_groups(specs[name], share) for name in weights for share in shares):
+            can_keep = False
+            expanded.append(matrix)
+            wanted = dtype if quantization == "auto" else wanted
+        if can_keep:
+            stored |= formats
+        matrices[matrix] = wanted
+    return WeightPlan(dtype, matrices, stored, tuple(expanded))
+
+
+def _matrices(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The names of the weights of each matrix."""
+    found = {
+        f"layers.{i}.{matrix}": tuple(f"layers.{i}.{part}.weight" for part in parts)
+        for i in range(config.n_layers)
+        for matrix, parts in _PARTS.items()
+    }
+    return found | {"output": ("output.weight",)}
+
+
+def _matrix_of(weight: str) -> str | None:
+    """The matrix of a weight, None for embeddings and norms."""
+    if weight == "output.weight":
+        return "output"
+    for matrix, parts in _PARTS.items():
+        for part in parts:
+            if weight.endswith(f".{part}.weight"):
+                return weight.removesuffix(f"{part}.weight") + matrix
+    return None
+
+
+def _common_groups(formats: set[str]) -> str | None:
+    """The format of groups that holds parts in all of `formats` without loss, None if there is none."""
+    if len(formats) == 1:
+        (only,) = formats
+        return only if only in GROUPED else None
+    return "int4_min" if formats == {"int4", "int4_min"} else None
+
+
+def _holds_whole_groups(spec: WeightSpec, share: RankShare) -> bool:
+    """Whether the rank's part of the weight begins and ends with a group of inputs."""
+    box = spec.part(share)
+    return box.start[1] % GROUP == box.shape[1] % GROUP == 0

@@ -1,0 +1,123 @@
+"""Reads the rotary embedding from config.json, as transformers 4 writes it (rope_theta, rope_scaling) and transformers 5
+(rope_parameters)."""
+
+import math
+
+from llama_core.errors import ConfigError
+from llama_core.files.json_fields import Fields, shown
+from llama_core.model_config import MAX_ROPE_FACTOR, MAX_SIZE, MAX_THETA, RopeConfig
+
+_DEFAULT_THETA = 10000.0
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_KNOWN = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
+        *("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale"),
+        *("mscale_all_dim", "truncate", "finetuned"),
+    }
+)
+
+
+def read_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
+    """The rotary embedding, and the model's context length.
+
+    `positions`: max_position_embeddings, which includes the stretch for llama3, and excludes it for linear and dynamic. Raises
+    ConfigError that names the field.
+    """
+    given = config.inner("rope_scaling") or config.inner("rope_parameters") or Fields({}, config.source)
+    if unknown := sorted(set(given.given) - _KNOWN):
+        raise ConfigError(f"{given.source}: field {shown(unknown[0])} is not supported")
+    for fields in (given, config):
+        if fields.number("partial_rotary_factor") not in (None, 1.0):
+            raise ConfigError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
+    theta = given.number("rope_theta") or config.number("rope_theta") or _DEFAULT_THETA
+    if not 1 < theta <= MAX_THETA:
+        raise ConfigError(f"{config.source}: rope_theta must be more than 1, at most {MAX_THETA:g}, is {theta}")
+    kind = given.text("rope_type", given.text("type", "default"))
+    match kind:
+        case "default":
+            return RopeConfig(theta=theta), positions
+        case "linear":
+            factor = _factor(given)
+            return RopeConfig("linear", theta, factor), _stretched(positions, factor)
+        case "dynamic":
+            factor = _factor(given)
+            return RopeConfig("dynamic", theta, factor, positions), _stretched(positions, factor)
+        case "llama3":
+            return _llama3(config, given, theta, positions), positions
+        case "yarn":
+            rope = _yarn(config, given, theta, positions)
+            assert rope.original_context is not None
+            return rope, _stretched(rope.original_context, rope.factor)
+        case _:
+            raise ConfigError(f"{given.source}: rope type {shown(kind)} is not supported, only {', '.join(_TYPES)}")
+
+
+def _factor(given: Fields) -> float:
+    factor = _bounded(given, "factor")
+    if factor is None or factor < 1:
+        raise given.wrong("factor", "a number of at least 1")
+    return factor
+
+
+def _bounded(given: Fields, name: str) -> float | None:
+    """A number that leaves the frequencies finite in float32."""
+    value = given.number(name)
+    if value is not None and not 1 / MAX_ROPE_FACTOR <= value <= MAX_ROPE_FACTOR:
+        raise given.wrong(name, f"from {1 / MAX_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}")
+    return value
+
+
+def _stretched(positions: int, factor: float) -> int:
+    return int(min(positions * factor, MAX_SIZE))
+
+
+def _original_context(config: Fields, given: Fields, positions: int) -> int:
+    """transformers prefers the field outside the rope parameters, and falls back to max_position_embeddings."""
+    name = "original_max_position_embeddings"
+    return config.integer(name, given.integer(name, positions))
+
+
+def _llama3(config: Fields, given: Fields, theta: float, positions: int) -> RopeConfig:
+    low, high = _bounded(given, "low_freq_factor"), _bounded(given, "high_freq_factor")
+    if low is None or high is None:
+        raise ConfigError(f"{given.source}: rope type llama3 needs low_freq_factor and high_freq_factor")
+    return RopeConfig(
+        "llama3",
+        theta,
+        _factor(given),
+        _original_context(config, given, positions),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(config: Fields, given: Fields, theta: float, positions: int) -> RopeConfig:
+    original = _original_context(config, given, positions)
+    factor = _factor(given) if "factor" in given.given else max(1.0, positions / original)
+    return RopeConfig(
+        "yarn",
+        theta,
+        factor,
+        original,
+        beta_fast=_rotations(given, "beta_fast", 32.0),
+        beta_slow=_rotations(given, "beta_slow", 1.0),
+        truncate=given.flag("truncate", True),
+        attention_factor=_attention_factor(given, factor),
+    )
+
+
+def _rotations(given: Fields, name: str, default: float) -> float:
+    return _bounded(given, name) or default
+
+
+def _attention_factor(given: Fields, factor: float) -> float:
+    """YaRN's multiple of cos and sin: 0.1 ln(factor) + 1, or a ratio of two such terms with factors of their own (mscale)."""
+    if (attention_factor := _bounded(given, "attention_factor")) is not None:
+        return attention_factor
+
+    def term(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0
+
+    above, below = _bounded(given, "mscale"), _bounded(given, "mscale_all_dim")
+    return term(1.0) if above is None or below is None else term(above) / term(below)

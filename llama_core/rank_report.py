@@ -1,0 +1,38 @@
+"""What a rank reports when it has loaded its part of a model: for the driver, the log, the metrics and /props. No tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llama_core.files.digest import CheckpointDigest
+
+_SHOWN = ("rank", "node", "pid", "device", "dtype", "weight_bytes", "load_seconds", "share")
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """The defaults are those of a rank without a model. `cluster` adds the process, its node and its cores.
+
+    load_seconds: from reading the checkpoint's first file on. start_seconds: from the call on, with rendezvous and imports.
+    share: the part of the model, in words. cores: empty for a rank that is not pinned. max_seq_len: as configured, or as
+    lowered to what memory holds. files_id and digest: see `FileChecks`.
+    """
+
+    rank: int = 0
+    node: str = ""  # IP address
+    pid: int = 0
+    device: str = "none"
+    dtype: str = "none"  # of activations, and the formats of its weights
+    weight_bytes: int = 0
+    load_seconds: float = 0.0
+    start_seconds: float = 0.0
+    share: str = ""
+    cores: tuple[int, ...] = ()
+    max_num_blocks: int = 0
+    max_seq_len: int | None = None
+    files_id: int = 0
+    digest: CheckpointDigest | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """As GET /props shows it; load_seconds are those of the start."""
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return shown | {"load_seconds": round(self.start_seconds, 3)}

@@ -1,0 +1,130 @@
+"""The weights in a GGUF file. Reads rows and columns through memory maps, a slice at a time."""
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from llama_core.errors import CheckpointError
+from llama_core.files.gguf.file import GgufTensor
+from llama_core.files.gguf.model import GgufModel
+from llama_core.files.gguf.names import ARCHITECTURES, ROPE_FACTORS, gguf_name, is_rotated
+from llama_core.files.json_fields import shown
+from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
+from llama_core.files.weights import EMBEDDING, OUTPUT, Box, is_linear, weight_specs
+from llama_core.model_config import ModelConfig
+from llama_core.weights.gguf_blocks import GROUPED, decode, groups, plain_dtype
+from llama_core.weights.mapped import release
+
+_CHUNK_VALUES = 2**20  # of one slice: 4 MB as float32
+
+
+class GgufWeights(WeightReader):
+    """Mapped files whose names and shapes have been checked against the architecture. Allocates no memory for weights."""
+
+    def __init__(self, model: GgufModel, config: ModelConfig) -> None:
+        """Raises CheckpointError that names the file, and the first five weights at fault."""
+        self._model = model
+        self._head_dim = config.head_dim
+        self._halves = ARCHITECTURES.get(str(model.metadata.get("general.architecture")), False)
+        self._tensors = _checked_tensors(model, config)
+        self._mapped: Mapping[Path, torch.Tensor] = {
+            path: _map(path) for path in {tensor.file for tensor in self._tensors.values()}
+        }
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """bfloat16 if a linear layer's weights are quantized; else the dtype of the first linear layer."""
+        dtypes = [plain_dtype(tensor.encoding) for name, tensor in self._tensors.items() if is_linear(name)]
+        return torch.bfloat16 if None in dtypes else dtypes[0] or torch.bfloat16
+
+    def verify_checksums(self, index: int, count: int) -> None:
+        """GGUF files hold no checksums."""
+
+    def stored_format(self, name: str) -> str:
+        return GROUPED.get(self._tensors[name].encoding.name, DENSE)
+
+    def slices(self, name: str, box: Box) -> Iterator[Slice]:
+        tensor = self._tensors[name]
+        if len(tensor.shape) == 1:
+            for first, stored in self._stored(name, Box((*box.start, 0), (*box.shape, 1))):
+                yield Slice(tensor.file, decode(tensor.encoding, stored).flatten(), (first,))
+            return
+        unit, begin = tensor.encoding.values, box.start[1]
+        blocks = range(begin // unit, -(-(begin + box.shape[1]) // unit))
+        whole = Box((box.start[0], blocks.start * unit), (box.shape[0], len(blocks) * unit))
+        inside = slice(begin - blocks.start * unit, begin - blocks.start * unit + box.shape[1])
+        for first, stored in self._stored(name, whole):
+            yield Slice(tensor.file, decode(tensor.encoding, stored)[:, inside], (first, 0))
+
+    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
+        if self.stored_format(name) == DENSE:
+            raise LookupError(f"{name} is not stored in groups")
+        assert box.start[1] % GROUP == 0 and box.shape[1] % GROUP == 0
+        tensor = self._tensors[name]
+        for first, stored in self._stored(name, box):
+            yield GroupedSlice(tensor.file, *groups(tensor.encoding, stored), (first, 0))
+
+    def _stored(self, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row of the box, bytes of the next rows), uint8 [rows, bytes]; the columns of the box are whole blocks.
+
+        Releases the pages of the rows when the next ones are requested.
+        """
+        tensor = self._tensors[name]
+        rows = tensor.shape[0]
+        values, num_bytes = tensor.encoding.values, tensor.encoding.num_bytes
+        everything = self._mapped[tensor.file][tensor.offset : tensor.offset + tensor.num_bytes].view(rows, -1)
+        columns = slice(box.start[1] // values * num_bytes, (box.start[1] + box.shape[1]) // values * num_bytes)
+        needs_order = self._halves and is_rotated(name)
+        step = max(1, _CHUNK_VALUES // max(1, box.shape[1]))
+        if needs_order:
+            step = max(1, step // self._head_dim) * self._head_dim  # whole heads
+        begin, end = box.start[0], box.start[0] + box.shape[0]
+        while begin < end:
+            stop = min(end, begin - begin % step + step)
+            yield begin - box.start[0], self._rows(everything, begin, stop, needs_order)[:, columns]
+            release(everything[begin:stop])
+            begin = stop
+
+    def _rows(self, everything: torch.Tensor, begin: int, stop: int, needs_order: bool) -> torch.Tensor:
+        """Rows [begin, stop) in Meta's order: pairs that are rotated together lie side by side."""
+        if not needs_order:
+            return everything[begin:stop]
+        wanted = torch.arange(begin, stop)
+        head, within = wanted // self._head_dim, wanted % self._head_dim
+        return everything[head * self._head_dim + within // 2 + within % 2 * (self._head_dim // 2)]
+
+
+def _checked_tensors(model: GgufModel, config: ModelConfig) -> dict[str, GgufTensor]:
+    """The tensor of every weight of the architecture, by our name."""
+    found, faults = {}, []
+    left = dict(model.tensors)
+    left.pop(ROPE_FACTORS, None)
+    for name, spec in weight_specs(config).items():
+        own = gguf_name(EMBEDDING if name == OUTPUT and config.tied_embeddings else name)
+        tensor = model.tensors.get(own)
+        left.pop(own, None)
+        if tensor is None:
+            faults.append(f"{own} is missing")
+            continue
+        if tensor.shape != spec.shape:
+            faults.append(f"{own} has shape {list(tensor.shape)}, expected {list(spec.shape)}")
+        if len(spec.shape) == 1 and plain_dtype(tensor.encoding) is None:
+            faults.append(f"{own} is encoded as {tensor.encoding.name}, expected F32")
+        found[name] = tensor
+    faults += [f"{shown(name)} is unexpected" for name in left]
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(f"{model.path}: weights do not fit the metadata: {'; '.join(faults[:5])}{more}")
+    return found
+
+
+def _map(path: Path) -> torch.Tensor:
+    """The bytes of the file, uint8."""
+    try:
+        with path.open("rb") as file:
+            # Copy-on-write, which torch asks of memory; nothing is ever written to it.
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None

@@ -1,0 +1,238 @@
+"""The weights in Hugging Face's safetensors files. Reads them through memory maps, a slice at a time.
+
+Rotary embedding turns adjacent pairs of a head's values (2i, 2i + 1) in Meta's layout, and pairs (i, i + head_dim / 2) in
+Hugging Face's. So this reader gives the rows of q and k, with their biases and norms, in Meta's order.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from llama_core.errors import CheckpointError
+from llama_core.files.hf.files import Located, open_file
+from llama_core.files.hf.quantization import FORMATS
+from llama_core.files.json_fields import shown
+from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
+from llama_core.files.weights import EMBEDDING, OUTPUT, Box, WeightSpec, is_linear, weight_specs
+from llama_core.model_config import ModelConfig
+from llama_core.weights.hf_packed import (
+    PackedTensors,
+    dequantized,
+    find_packed,
+    is_exact_in_half,
+    part_names,
+    unpack,
+)
+from llama_core.weights.mapped import file_begin, release, row_chunks
+
+_DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_MODULES: Final[Mapping[str, str]] = {
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+_LAYER = re.compile(r"(layers\.\d+)\.(.+)\.(weight|bias)")
+_ROTATED = re.compile(r"layers\.\d+\.attention\.(wq|wk|q_norm|k_norm)\.(weight|bias)")
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers stored the frequencies
+_EMBEDDING, _HEAD, _PREFIX = "embed_tokens.weight", "lm_head.weight", "model."
+
+
+def hugging_face_name(name: str, prefix: str = _PREFIX) -> str:
+    """The name in Hugging Face's files of a weight of `weight_specs`."""
+    if name == OUTPUT:
+        return _HEAD
+    if name == EMBEDDING:
+        return prefix + _EMBEDDING
+    if (match := _LAYER.fullmatch(name)) is None:
+        return prefix + name
+    return f"{prefix}{match[1]}.{_MODULES[match[2]]}.{match[3]}"
+
+
+def is_rotated(name: str) -> bool:
+    """Whether the rows of the weight are in another order in Hugging Face's files."""
+    return _ROTATED.fullmatch(name) is not None
+
+
+class HuggingFaceWeights(WeightReader):
+    """Mapped files whose names, shapes and dtypes have been checked against the architecture."""
+
+    def __init__(
+        self, directory: Path, located: Mapping[str, Located], config: ModelConfig, packed_bits: int | None = None
+    ) -> None:
+        """packed_bits: of a code, in a model whose linear layers may be packed. Raises CheckpointError that names the folder,
+        and the first five weights at fault."""
+        self._head_dim = config.head_dim
+        self._located, self._packed = _by_own_name(directory, located, config, packed_bits)
+        self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
+        self._begins: dict[Path, int | None] = {}  # addresses of byte 0
+        self._formats: dict[str, str] = {}
+        self._check_shapes(directory, weight_specs(config))
+        if config.tied_embeddings and self._located[OUTPUT] != self._located[EMBEDDING]:
+            self._check_tied(directory)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the output layer; of the embedding if that is packed."""
+        return _DTYPES[self._located[EMBEDDING if OUTPUT in self._packed else OUTPUT].dtype]
+
+    def verify_checksums(self, index: int, count: int) -> None:
+        """Nothing: safetensors files have no checksums. SHA256SUMS in the folder replaces them."""
+
+    def slices(self, name: str, box: Box) -> Iterator[Slice]:
+        """Rows of the mapped file; rows of q and k copied in Meta's order. Releases the pages of a slice when the next slice
+        is requested."""
+        if name in self._packed:
+            yield from self._dequantized(name, box)
+            return
+        file, stored = self._located[name].file, self._stored(self._located[name])
+        if file not in self._begins:
+            self._begins[file] = file_begin(stored)
+        begin = None if is_rotated(name) else self._begins[file]
+        for first, rows in self._rows(stored, name, box):
+            offset = None if begin is None else rows.data_ptr() - begin
+            yield Slice(file, rows, (first, *(0,) * (rows.dim() - 1)), offset)
+
+    def stored_format(self, name: str) -> str:
+        """Packed weights whose scales are not exact in float16 count as dense. Reads the scales, once."""
+        if name not in self._packed:
+            return DENSE
+        if name not in self._formats:
+            scales = self._stored(self._packed[name].scale)
+            is_exact = True
+            for begin, end in row_chunks(scales):
+                is_exact = is_exact and is_exact_in_half(scales[begin:end])
+                release(scales[begin:end])
+            self._formats[name] = FORMATS[self._packed[name].bits] if is_exact else DENSE
+        return self._formats[name]
+
+    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
+        if self.stored_format(name) == DENSE:
+            raise LookupError(f"{name} is not stored in groups")
+        yield from self._groups(name, box)
+
+    def _groups(self, name: str, box: Box) -> Iterator[GroupedSlice]:
+        """Of a packed weight, whatever its scales are."""
+        parts = self._packed[name]
+        (row, column), (rows, columns) = box
+        assert column % GROUP == columns % GROUP == 0, "a box of a packed weight consists of whole groups"
+        codes = self._stored(parts.packed).view(torch.uint8)
+        codes_box = Box((row, column * parts.bits // 8), (rows, columns * parts.bits // 8))
+        scales = self._stored(parts.scale)[:, column // GROUP : (column + columns) // GROUP]
+        for first, packed in self._rows(codes, name, codes_box):
+            some = Box((row + first, 0), (len(packed), scales.shape[1]))
+            own = torch.cat([chunk.float() for _, chunk in self._rows(scales, name, some)])
+            yield GroupedSlice(parts.packed.file, unpack(packed, parts.bits), own, None, (first, 0))
+
+    def _dequantized(self, name: str, box: Box) -> Iterator[Slice]:
+        begin, end = box.start[1], box.start[1] + box.shape[1]
+        first = begin - begin % GROUP
+        whole = Box((box.start[0], first), (box.shape[0], -(-end // GROUP) * GROUP - first))
+        for file, codes, scales, _, start in self._groups(name, whole):
+            values = dequantized(codes, scales, self._packed[name].bits)
+            yield Slice(file, values[:, begin - first : end - first], start)
+
+    def _rows(self, stored: torch.Tensor, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row in the box, rows of the mapped `stored`): those of q and k copied in Meta's order."""
+        region = tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.shape, strict=True))
+        unit = self._head_dim if is_rotated(name) else 1
+        assert box.start[0] % unit == box.shape[0] % unit == 0, "a box of q or k consists of whole heads"
+        wanted = stored[region]
+        for begin, end in row_chunks(wanted, unit):
+            rows = wanted[begin:end]
+            yield begin, _interleaved(rows, unit) if unit > 1 else rows
+            release(rows)
+
+    def _stored(self, located: Located) -> torch.Tensor:
+        """A view of the mapped file."""
+        mapped: torch.Tensor = self._files[located.file].get_tensor(located.name)
+        return mapped
+
+    def _check_shapes(self, directory: Path, specs: Mapping[str, WeightSpec]) -> None:
+        """Raises CheckpointError for a packed weight that says it has another shape."""
+        for name, parts in self._packed.items():
+            if (said := self._stored(parts.shape).tolist()) != list(specs[name].shape):
+                raise CheckpointError(
+                    f"{directory}: {part_names(hugging_face_name(name))['shape']} is {said}, expected "
+                    f"{list(specs[name].shape)}"
+                )
+
+    def _check_tied(self, directory: Path) -> None:
+        """Raises CheckpointError if the files have an output layer beside an embedding with other values."""
+        embedding, output = self._stored(self._located[EMBEDDING]), self._stored(self._located[OUTPUT])
+        for begin, end in row_chunks(embedding):
+            pair = embedding[begin:end], output[begin:end]
+            is_equal = torch.equal(*pair)
+            for rows in pair:
+                release(rows)
+            if not is_equal:
+                raise CheckpointError(
+                    f"{directory}: config.json says tie_word_embeddings, but {_HEAD} differs from the embedding; "
+                    "tie_word_embeddings false serves it"
+                )
+
+
+def _interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Whole heads in Meta's order: values (i, i + head_dim / 2) of each head become (2i, 2i + 1). A copy."""
+    halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def _by_own_name(
+    directory: Path, located: Mapping[str, Located], config: ModelConfig, packed_bits: int | None
+) -> tuple[dict[str, Located], dict[str, PackedTensors]]:
+    """The tensor of each weight of the architecture, and the tensors of each packed one. Raises CheckpointError for a set of
+    weights that does not fit it."""
+    prefix = "" if _EMBEDDING in located else _PREFIX
+    specs = weight_specs(config)
+    names = {name: hugging_face_name(name, prefix) for name in specs}
+    if config.tied_embeddings:  # one of the two is enough
+        if names[OUTPUT] not in located:
+            names[OUTPUT] = names[EMBEDDING]
+        elif names[EMBEDDING] not in located:
+            names[EMBEDDING] = names[OUTPUT]
+    faults: list[str] = []
+    packed: dict[str, PackedTensors] = {}
+    for name in [name for name in names if packed_bits is not None and is_linear(name)]:
+        parts = part_names(names[name])
+        if names[name] in located or located.keys().isdisjoint(parts.values()):
+            continue
+        assert packed_bits is not None
+        found, wrong = find_packed(names.pop(name), specs[name].shape, packed_bits, located)
+        faults += wrong
+        if found is not None:
+            packed[name] = found
+        names |= {f"{name}_{part}": stored for part, stored in parts.items()}
+    dense = {name: stored for name, stored in names.items() if name in specs}
+    faults += [fault for name, stored in dense.items() if (fault := _fault(stored, located, specs[name]))]
+    known = set(names.values())
+    faults += [
+        f"{shown(name)} in {at.file.name} is unexpected"
+        for name, at in located.items()
+        if name not in known and not _DERIVED.search(name)
+    ]
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(f"{directory}: weights do not fit config.json: {'; '.join(faults[:5])}{more}")
+    return {name: located[stored] for name, stored in dense.items()}, packed
+
+
+def _fault(name: str, located: Mapping[str, Located], spec: WeightSpec) -> str | None:
+    if name not in located:
+        return f"{name} is missing"
+    tensor = located[name]
+    if tensor.shape != spec.shape:
+        return f"{name} has shape {shown(list(tensor.shape))}, expected {list(spec.shape)}"
+    if tensor.dtype not in _DTYPES:
+        return f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPES)}"
+    return None
