@@ -147,6 +147,8 @@ class SlotGrammars:
         self._matchers.prepare()
 
     def admit(self, init: SlotInit) -> None:
+        if (ended := self._slots[init.slot]) is not None and ended.making is not None:
+            ended.making.cancel()
         grammar = init.params.grammar
         first = len(init.tokens) if init.prompt_length is None else init.prompt_length
         self._slots[init.slot] = _Slot(init.cache_scope, grammar, first, init.tokens[first:]) if grammar else None
@@ -228,6 +230,8 @@ class SlotGrammars:
         except MatcherFailed as failed:
             # Copies of a compiled grammar share its limits: an answer does not depend on others.
             if slot.is_second_try:
+                if row.position == slot.first:  # as every answer begins
+                    self._matchers.refuse(slot.scope, slot.grammar, str(failed))
                 masks.refuse(row, str(failed))
                 return
             self._matchers.drop(slot.scope, slot.grammar)

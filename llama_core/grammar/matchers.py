@@ -29,6 +29,7 @@ class Matchers:
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None  # of the thread
         self._kept: SharedCache[LLMatcher] = SharedCache(_KEPT_GRAMMARS)
+        self._refused: SharedCache[str] = SharedCache(_KEPT_GRAMMARS)  # reasons, so that no row compiles in vain again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
 
     def prepare(self) -> None:
@@ -45,6 +46,10 @@ class Matchers:
         done.set_result(_after(kept, tokens))
         return done
 
+    def refuse(self, scope: str, grammar: str, reason: str) -> None:
+        """No later answer of the scope begins with this grammar, until others have displaced the reason."""
+        self._refused.keep(scope, grammar, reason, 1)
+
     def drop(self, scope: str, grammar: str) -> None:
         """Compile the grammar again for the next answer."""
         self._kept.drop(scope, grammar)
@@ -53,9 +58,15 @@ class Matchers:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _begun(self, scope: str, grammar: str, tokens: list[int], is_alone: bool) -> "LLMatcher":
+        if (refused := self._refused.find(scope, grammar)) is not None:
+            raise GrammarRefused(refused)
         compiled = None if is_alone else self._kept.find(scope, grammar)
         if compiled is None:
-            compiled = self._compiled(grammar)
+            try:
+                compiled = self._compiled(grammar)
+            except MatcherFailed as failed:  # no other answer has used its limits
+                self.refuse(scope, grammar, str(failed))
+                raise GrammarRefused(str(failed)) from None
             if not is_alone:
                 self._kept.keep(scope, grammar, compiled, 1)
         return _after(compiled, tokens)
@@ -67,13 +78,15 @@ class Matchers:
 
         vocabulary = self._loaded()
 
-        def compile_it() -> LLMatcher:
+        def compile_it() -> tuple[LLMatcher, LLMatcher]:
             made = LLMatcher(vocabulary, grammar, log_level=0, limits=limits(is_followed=True))
-            made.deep_copy().compute_bitmask()  # the first mask may take 0.2 s
-            return made
+            first = made.deep_copy()
+            first.compute_bitmask()  # the first mask may take 0.2 s
+            return made, first
 
-        compiled = in_background(compile_it)
+        compiled, first = in_background(compile_it)
         check(compiled)
+        check(first)
         return compiled
 
     def _loaded(self) -> "LLTokenizer":

@@ -18,13 +18,14 @@ from llama_core.errors import TokenizerError
 log = logging.getLogger(__name__)
 
 _MAX_CPU_S: Final = 10  # a vocabulary of 128,000 tokens takes one second
+_MAX_WALL_S: Final = 300  # a file that blocks takes no processor time
 _MAX_BYTES: Final = 4 * 2**30  # without files that are mapped
 _REFUSED: Final = 3  # exit status
 
 
 def probe_tokenizer(path: Path, num_rows: int | None, max_cpu_s: int = _MAX_CPU_S) -> None:
     """Raises TokenizerError that names a file which is refused, crashes the library, or exceeds the limits."""
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     try:
@@ -34,7 +35,10 @@ def probe_tokenizer(path: Path, num_rows: int | None, max_cpu_s: int = _MAX_CPU_
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            timeout=_MAX_WALL_S,
         )
+    except subprocess.TimeoutExpired:
+        raise TokenizerError(f"{path}: does not load within {_MAX_WALL_S} s") from None
     except OSError as error:
         log.warning("%s: is loaded without a process of its own, which cannot be started (%s)", path, error)
         return

@@ -96,6 +96,7 @@ def patterns(number: int, **beside: Any) -> dict[str, Any]:
 
 NEVER_TRIED: list[tuple[dict[str, Any], str]] = [
     ({"type": "integer", "multipleOf": 999983}, "the least common multiple"),
+    ({"type": "integer", "multipleOf": 10**400}, "the least common multiple"),
     ({"anyOf": [{"multipleOf": 900 + i} for i in range(9)]}, "the least common multiple"),
     ({"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(20)]}, "with more than 12 patterns"),
     (patterns(13, anyOf=[patterns(1)]), "with more than 12 patterns"),
@@ -109,6 +110,10 @@ LARK_NEVER_TRIED: list[tuple[str, str]] = [
     ('start: "a" s\ns: ' + "|".join(["t"] * 3000) + "\nt: " + "|".join(["s"] * 3000), "the references to each rule"),
     ('start: %json {"$defs": {"a": {"anyOf": [' + '{"$ref":"#/$defs/a"},' * 900 + "{}]}}}", "the number of all $ref"),
 ]
+
+
+def test_a_multiple_of_true_is_refused() -> None:
+    assert reason(json_schema_grammar({"multipleOf": True}))
 
 
 @pytest.mark.parametrize(

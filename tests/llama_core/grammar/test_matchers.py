@@ -59,3 +59,28 @@ def test_only_sequences_of_one_scope_share_a_compiled_grammar(monkeypatch: pytes
     assert not step.reasons
     slots.close()
     assert next(num_compiled) == 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "times"), [("".join(f"[a-{chr(98 + i % 20)}]?" for i in range(1600)), 1), ("(a{1000}){1000}", 2)]
+)
+def test_a_grammar_that_cannot_be_followed_is_not_tried_for_each_row(
+    pattern: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compiled, make = count(), Matchers._compiled
+
+    def counted(self: Matchers, grammar: str) -> LLMatcher:
+        next(num_compiled)
+        return make(self, grammar)
+
+    monkeypatch.setattr(Matchers, "_compiled", counted)
+    slots = SlotGrammars(VOCABULARY, TOKENIZER.n_words, 4)
+    params = SamplingParams(max_tokens=9, grammar=regex_grammar(pattern))
+    for slot in range(4):
+        slots.admit(SlotInit(slot, [1, 5], [0], params))
+    step = slots.begin([Row(slot, 0, 2, True) for slot in range(4)])
+    assert step is not None
+    step.wait()
+    assert len(step.reasons) == 4
+    slots.close()
+    assert next(num_compiled) == times
