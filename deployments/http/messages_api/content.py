@@ -196,4 +196,9 @@ class OutputConfig(CheckedBody):
 InputMessages = Annotated[list[InputMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
 StopSequences = Annotated[Stop, BeforeValidator(_list), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 System = Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")]
-InputTools = Annotated[list[InputTool], FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_offered)]
+InputTools = Annotated[
+    list[InputTool],
+    FailFast(),
+    Field(max_length=MAX_TOOLS),
+    BeforeValidator(_offered, json_schema_input_type=list[InputTool | dict[str, Any]]),
+]

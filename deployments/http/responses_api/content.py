@@ -145,7 +145,12 @@ class ResponseTool(FunctionTool):
     )
 
 
-Tools = Annotated[list[ResponseTool], FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_offered)]
+Tools = Annotated[
+    list[ResponseTool],
+    FailFast(),
+    Field(max_length=MAX_TOOLS),
+    BeforeValidator(_offered, json_schema_input_type=list[ResponseTool | dict[str, Any]]),
+]
 
 
 class TextFormat(Body):
