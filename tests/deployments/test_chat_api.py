@@ -52,7 +52,7 @@ class Replica:
             self.script.prompt_len, self.grammar = len(self.prompt), params.grammar
             return submit(request, **options)
 
-        self.service.submit_all = noted
+        self.service.submit = noted
 
     def writes(self, text: str) -> None:
         self.script.answer = self.service.tokenizer.encode(text, bos=False, eos=False)
