@@ -161,7 +161,7 @@ def run(
         conversation = Conversation(client, model or client.first_model(), system, sampling)
         if question is not None:
             return _one_shot(conversation, sys.stdin.read() if question == "-" else question)
-        return _converse(conversation, client, model)
+        return _converse(conversation, client)
     except ApiError as error:
         print(f"chat: {error}", file=sys.stderr)
         return 1
@@ -187,7 +187,7 @@ def _one_shot(conversation: Conversation, question: str) -> int:
     return 0
 
 
-def _converse(conversation: Conversation, client: OpenAIHttp, model: str | None) -> int:
+def _converse(conversation: Conversation, client: OpenAIHttp) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         _load_history()

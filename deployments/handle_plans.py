@@ -1,4 +1,4 @@
-"""Turns the arguments of calls by Serve handle into plans, as `http/plan.py` does those of bodies."""
+"""Turns the arguments of calls by Serve handle into plans, as `openai/plan.py` does those of bodies."""
 
 import asyncio
 import math

@@ -21,7 +21,7 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. `execution.rotary.rotary_table` has the formula of each kind.
+    """Rotary position embedding. `backends.rotary.rotary_table` has the formula of each kind.
 
     theta: the base of the frequencies. factor: by how much `kind` stretches the context. original_context: positions that the
     model was trained on before the stretch (dynamic, llama3, yarn). low_freq_factor, high_freq_factor: llama3's bounds on

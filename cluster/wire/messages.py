@@ -146,10 +146,6 @@ class Deframer:
         self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
-    @property
-    def is_between_frames(self) -> bool:
-        return not self._buffer
-
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The payloads that `data` completes. Raises WireError on a length over the limit, before it stores that much."""
         self._buffer += data

@@ -59,7 +59,7 @@ async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) ->
     bos = body.add_special_tokens is not False
     texts, prompt = body.continuations, body.prompt[0]
     if isinstance(prompt, str) and isinstance(texts[0], str):
-        return await _plan_texts(body, engine, encoder, prompt, [str(text) for text in texts], bos)
+        return await _plan_texts(body, encoder, prompt, [str(text) for text in texts], bos)
     [before] = await encoder.prompts(body.prompt, bos=bos, n=1, num_new=0)
     after = await encoder.prompts(body.continuations, bos=False, n=1, param="continuations", num_new=0)
     return _plan(body, [[*before, *ids] for ids in after], [len(before)] * len(after))
@@ -74,7 +74,7 @@ async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncod
         raise InvalidParameter(f"labels: must be different texts of 1 to {MAX_LABEL_CHARS} characters", param="labels")
     if body.prompt is not None:
         bos = body.add_special_tokens is not False
-        plan = await _plan_texts(body, engine, encoder, body.prompt, body.labels, bos)
+        plan = await _plan_texts(body, encoder, body.prompt, body.labels, bos)
     else:
         options = ChatOptions(True, False, body.chat_template_kwargs)
         before = await encoder.dialog(body.messages, options)
@@ -83,9 +83,7 @@ async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncod
     return replace(plan, labels=tuple(body.labels), normalizes=bool(body.normalize))
 
 
-async def _plan_texts(
-    body: ScoringBody, engine: Engine, encoder: PromptEncoder, prompt: str, texts: Sequence[str], bos: bool
-) -> Plan:
+async def _plan_texts(body: ScoringBody, encoder: PromptEncoder, prompt: str, texts: Sequence[str], bos: bool) -> Plan:
     """Prompt and continuation are encoded together, as one text: a token may begin in neither of them alone."""
     [before] = await encoder.prompts([prompt], bos=bos, n=1, num_new=0)
     whole = await encoder.prompts([prompt + text for text in texts], bos=bos, n=1, num_new=0)

@@ -1,6 +1,6 @@
 """Verifies the files of a checkpoint. Decides which rank reads which files, and which files no rank reads again.
 
-Ranks that see the very same files divide them; a node with its own copy reads that copy. `checkpoint.files.identity`
+Ranks that see the very same files divide them; a node with its own copy reads that copy. `files.files.identity`
 recognizes files that were verified before, so ranks that replace others do not read unchanged files again. Ranks whose
 files differ in contents refuse to load.
 """

@@ -1,6 +1,6 @@
 """GGUF, the format of llama.cpp: one file, or the parts of a split one.
 
-Reads no weight and needs no torch: `gguf_weights` does.
+Reads no weight and needs no torch: `weights/gguf.py` does.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Hugging Face's checkpoint format: a folder with config.json and safetensors files. Needs no torch: `hf_weights` does."""
+"""Hugging Face's checkpoint format: a folder with config.json and safetensors files. Needs no torch: `weights/hf.py` does."""
 
 from collections.abc import Sequence
 from pathlib import Path

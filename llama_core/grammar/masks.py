@@ -79,7 +79,7 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class GrammarMasks:
-    """The masks of one step. Implements `execution.backend.StepMasks`.
+    """The masks of one step. Implements `backends.backend.StepMasks`.
 
     may_pause: slow rows may be deferred for the sake of others. After `wait`: reasons: why a sample has no token, by its index.
     forced: tokens that grammars leave no choice but to generate. deferred: samples that are left to a later step.

@@ -1,7 +1,7 @@
 """The sampling parameters of one sequence: their types, ranges and defaults. Nothing else checks a range.
 
-The fields marked `PerSlot` are values that a sampler reads on the rank. `execution/sampling_tensors.py` makes a tensor of each,
-and `execution/native/logit_rules.hpp` a field of its C struct, so that a new parameter costs one line here, one in the HTTP
+The fields marked `PerSlot` are values that a sampler reads on the rank. `backends/sampling_tensors.py` makes a tensor of each,
+and `backends/native/logit_rules.hpp` a field of its C struct, so that a new parameter costs one line here, one in the HTTP
 schema and its use in each sampler.
 """
 

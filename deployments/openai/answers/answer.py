@@ -1,6 +1,6 @@
 """The interface of the answer's formats, each of which writes the deltas of a request as the bytes of its answer.
 
-OpenAI's completions and chat completions are in `responses.py`; Anthropic's messages and OpenAI's responses have a folder each.
+OpenAI's completions and chats are in `completions.py`; Anthropic's messages and OpenAI's responses have a folder each.
 """
 
 import math

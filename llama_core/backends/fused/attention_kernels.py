@@ -1,7 +1,7 @@
 """Attention over the paged KV cache in Triton, for decodes, draft tokens to verify and prefill chunks.
 
 A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. It reads block
-tables, keys and values in place. The context of a decode is split at fixed positions (`attention_splits`), and the splits'
+tables, keys and values in place. The context of a decode is split at fixed positions (`attention_launches.py`), and the splits'
 results are combined in order: by `_combine_splits`, or, in large batches (`combines_in_kernel`), by the program, which then
 computes all splits of a decode. Both give the same bits. So a row's result depends neither on the other rows nor on the
 configuration.

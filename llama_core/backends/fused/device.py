@@ -1,7 +1,7 @@
 """What the fused backend asks of its device: one queue of work, copies, events and graphs. `CudaDevice` implements it.
 
 While the backend serves, it calls CUDA in one other place only: torch reads prompt logprobs from logits for which `compute` has
-waited. At the start, weights (`checkpoint/uploads.py`) and the budget of memory (`memory_budget.py`) call CUDA themselves.
+waited. At the start, weights (`weights/uploads.py`) and the budget of memory (`memory_budget.py`) call CUDA themselves.
 
 `StepDevice` computes at once. The tests have a third implementation, which runs queued work as late as its
 ordering allows, so that a missing wait gives wrong results (`tests/support/simulated_device.py`).

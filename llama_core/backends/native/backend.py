@@ -257,11 +257,6 @@ class NativeBackend:
             parts.append(self._logits[: len(part)].clone())
         return torch.cat(parts)
 
-    def seconds_by_op(self) -> dict[str, float]:
-        """Seconds that steps have spent in each phase since the start."""
-        seconds = self._native.llama_seconds(self._engine)
-        return {op: seconds[i] for i, op in enumerate(OPS)}
-
     def poke_embedding(self, token: int, value: float) -> None:
         """Overwrite a token's embedding on this rank, for tests of values that are not finite."""
         row = torch.full((self._columns,), value, dtype=torch.float32)

@@ -198,6 +198,7 @@ _FORMATS: Final = {
 
 
 def find_weight_format(name: str) -> WeightFormat:
-    """The format with this name: the model's dtype, or one of `registry.QUANTIZED`. The native backend computes with the C++
-    header of the same name in `native/weight_formats/`, if there is one."""
+    """The format with this name: the model's dtype, or one of `llama_core.weight_formats.QUANTIZED`.
+
+    The native backend computes with the C++ header of the same name in `native/weight_formats/`, if there is one."""
     return _FORMATS[name]

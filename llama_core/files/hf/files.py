@@ -119,7 +119,7 @@ def _exists(path: Path) -> bool:
 
 
 def _contradictions(files: Mapping[str, str], located: Mapping[str, Located]) -> Sequence[str]:
-    """Weights that are not where the index says. `hf_weights` finds a missing half of a pair that is not tied."""
+    """Weights that are not where the index says. `weights/hf.py` finds a missing half of a pair that is not tied."""
     faults = []
     for name, file in files.items():
         if name not in located:
