@@ -74,9 +74,6 @@ class CoreSharing {
         pause_ = std::min(2 * pause_, kLongestPause);
     }
 
-    // Whether a yield at `now` would be skipped.
-    bool is_paused(double now) const { return now < paused_until_; }
-
   private:
     static constexpr double kSlice = 1.4e-3, kWindow = 15e-3, kFirstPause = 100e-3, kLongestPause = 800e-3;
     static constexpr double kMostLost = 0.4 * kWindow;  // seconds that yields may cost in a window before yielding pauses

@@ -177,9 +177,6 @@ namespace kernels {
 // into the second-level cache, because the first level has too few requests in flight to keep memory busy.
 constexpr size_t kAhead = 2048;
 inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead, 0, 2); }
-inline void prefetch_tiles(const char* p) {
-    for (size_t line = 0; line < kRegisterTiles * kRegisterTileBytes; line += 64) prefetch(p + line);
-}
 // Prefetches a quarter of an output tile's step. Kernels call it between loads: a whole step at once would fill the line
 // buffers that the loads need.
 template <bool Ask>
