@@ -125,9 +125,7 @@ class LlamaIngress(HandleApi):
         return self._describe()
 
     def _describe(self) -> dict[str, Any]:
-        state = self.service.describe()
-        ranks = [report.shown() for report in state.ranks]
-        return {**asdict(state), "ranks": ranks, "api_keys": self._keys.are_required}
+        return {**asdict(self.service.describe()), "api_keys": self._keys.are_required}
 
 
 def _pool_for(args: ServerArgs) -> Callable[[], StandbyPool]:

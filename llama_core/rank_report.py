@@ -1,11 +1,8 @@
-"""What a rank reports when it has loaded its part of a model: for the driver, the log, the metrics and /props. No tensors."""
+"""What a rank reports when it has loaded its part of a model: for the driver, the log and /props. No tensors."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from llama_core.files.digest import CheckpointDigest
-
-_SHOWN = ("rank", "node", "pid", "device", "dtype", "weight_bytes", "load_seconds", "share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,3 @@ class RankReport:
     max_seq_len: int | None = None
     files_id: int = 0
     digest: CheckpointDigest | None = None
-
-    def shown(self) -> dict[str, Any]:
-        """As GET /props shows it; load_seconds are those of the start."""
-        shown = {name: getattr(self, name) for name in _SHOWN}
-        return shown | {"load_seconds": round(self.start_seconds, 3)}

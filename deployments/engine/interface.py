@@ -4,7 +4,7 @@ Knows nothing of HTTP, Ray or tensors. `service.py` implements `Engine`; the tes
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 from deployments.engine.timeline import Timeline
@@ -45,6 +45,25 @@ class Delta(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RankState:
+    """What GET /props shows of a `RankReport`. load_seconds: with rendezvous and imports."""
+
+    rank: int
+    node: str
+    pid: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    load_seconds: float
+    share: str
+
+    @classmethod
+    def of(cls, report: RankReport) -> "RankState":
+        shown = {field.name: getattr(report, field.name) for field in fields(cls)}
+        return cls(**shown | {"load_seconds": round(report.start_seconds, 3)})
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """The fields of GET /props: the model, its ranks, the limits, and the load of cache and queues."""
 
@@ -52,7 +71,7 @@ class EngineState:
     phase: str
     world_size: int
     epoch: int
-    ranks: tuple[RankReport, ...]
+    ranks: tuple[RankState, ...]
     spare_ranks_ready: int
     max_seq_len: int
     max_seq_len_reason: str

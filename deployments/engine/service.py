@@ -15,7 +15,7 @@ from cluster.driver.stragglers import StepWindow
 from deployments.args import ServerArgs
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
@@ -261,7 +261,7 @@ class LlamaService:
             phase=self.readiness().phase,
             world_size=self.num_ranks_now,
             epoch=supervisor.epoch if supervisor is not None else 0,
-            ranks=reports,
+            ranks=tuple(map(RankState.of, reports)),
             spare_ranks_ready=supervisor.num_standby if supervisor is not None else 0,
             max_seq_len=self.config.max_seq_len,
             max_seq_len_reason=self._context_reason,

@@ -13,11 +13,10 @@ from typing import Final, Protocol
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
-from deployments.engine.interface import EngineState
+from deployments.engine.interface import EngineState, RankState
 from deployments.engine.supervisor import Replacement
 from deployments.observe.request_trace import RankFacts, RequestTrace
 from deployments.observe.span import Attributes, Span, SpanSink, Value
-from llama_core.rank_report import RankReport
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ def is_asked_for(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in ENDPOINTS)
 
 
-def _share(state: RankReport, window: StepWindow) -> Attributes:
+def _share(state: RankState, window: StepWindow) -> Attributes:
     """A rank's part of the model, and of a step's time where that is measured."""
     share: dict[str, Value] = {"llama.rank": state.rank, "llama.rank.share": state.share}
     if (step_ms := window.compute_ms.get(state.rank)) is not None:

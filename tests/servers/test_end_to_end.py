@@ -84,6 +84,14 @@ def test_sigterm_of_serve_run_leaves_no_process(plain: Server) -> None:
 # The demo model by `make serve`'s command.
 
 
+def test_props_have_the_fields_of_the_api_reference(demo: Server) -> None:
+    schemas = demo.get("/openapi.json")[1]["components"]["schemas"]
+    props = demo.get("/props")[1]
+    assert props.keys() == schemas["EngineState"]["properties"].keys()
+    assert [rank.keys() for rank in props["ranks"]] == [schemas["RankState"]["properties"].keys()] * 2
+    assert all(rank["load_seconds"] > 0 and rank["share"] for rank in props["ranks"])
+
+
 def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     """HTTP, HAProxy's statistics, Ray's processes, Serve's gRPC, the ranks' store."""
     http.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
