@@ -108,7 +108,7 @@ class ModelConfig:
 
     @property
     def longest_window(self) -> int:
-        """Positions behind which no layer attends, FULL_ATTENTION if some layer attends to all."""
+        """Positions beyond which no layer attends, FULL_ATTENTION if some layer attends to all."""
         return FULL_ATTENTION if FULL_ATTENTION in self.windows else max(self.windows, default=FULL_ATTENTION)
 
     def check(self, source: str) -> "ModelConfig":

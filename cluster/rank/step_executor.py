@@ -8,7 +8,7 @@ from cluster.wire.collective_errors import is_collective
 from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, WireError, decode_step
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
-_MAX_QUEUED_STEPS: Final = 1  # on a device, behind the step that it computes
+_MAX_QUEUED_STEPS: Final = 1  # on a device, after the step that it computes
 _POLL_S: Final = 50e-6  # the interval of checks whether the device's step is ready, while no message has arrived
 _MAX_MESSAGE_CHARS: Final = 2000
 
@@ -34,7 +34,7 @@ class StepExecutor:
     def run(self) -> None:
         """Answer steps in order, each as soon as it is ready, until the driver closes the connection.
 
-        A step that arrives while a device still computes is queued behind that one. Raises WireError, OSError and whatever
+        A step that arrives while a device still computes is queued after that one. Raises WireError, OSError and whatever
         the runner raises.
         """
         in_flight: deque[tuple[float, Pending[StepOutput]]] = deque()  # when each was started

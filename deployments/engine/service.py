@@ -211,7 +211,7 @@ class LlamaService:
         """False when only a new replica helps: the ranks could not be brought back, or work waits and no step completes."""
         if self._failure is not None:
             return False
-        # A second deadline behind the group's own shorter step deadline. Recovery has its own limits.
+        # A second deadline after the group's own shorter step deadline. Recovery has its own limits.
         return (
             self._loop is None
             or (self._supervisor is not None and self._supervisor.recovering is not None)

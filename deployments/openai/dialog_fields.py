@@ -93,6 +93,6 @@ class DialogOptions(TemplateOptions):
     @model_validator(mode="after")
     def _one_end(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message: the prompt ends in the last message or behind it: leave one field out"
+            message = "continue_final_message: the prompt ends in the last message or after it: leave one field out"
             raise InvalidParameter(message, param="continue_final_message")
         return self

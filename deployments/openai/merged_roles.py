@@ -69,10 +69,10 @@ def merge_neighbours(dialog: Sequence[Message]) -> tuple[list[Message], list[int
 
 
 def split_calls(dialog: Sequence[Message], origins: Sequence[int]) -> tuple[list[Message], list[int]]:
-    """The messages with one call each, followed by its result, and their `origins`. Results of other calls stay behind them."""
+    """The messages with one call each, followed by its result, and their `origins`. Results of other calls stay after them."""
     split: list[Any] = []
     places: list[int] = []
-    moved: set[int] = set()  # results behind their calls
+    moved: set[int] = set()  # results after their calls
     for at, message in enumerate(dialog):
         calls = message.get("tool_calls") or []
         if len(calls) < 2:

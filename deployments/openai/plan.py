@@ -72,7 +72,7 @@ class Plan:
     continuous_usage: bool = False
     names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
     only_prompt: bool = False  # the answer is the echoed prompt alone
-    answer_ending: str = ""  # which the chat format writes behind each answer, and the answer leaves out
+    answer_ending: str = ""  # which the chat format writes after each answer, and the answer leaves out
     continues_prompt: bool = False  # the answer's text goes on where that of the prompt ends, within a word too
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
     labels: tuple[str, ...] = ()  # by prompt, where they are to be classified

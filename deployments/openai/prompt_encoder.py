@@ -70,7 +70,7 @@ class PromptEncoder:
         """Ids of each prompt; those given as ids are checked. `n` sequences will be made of each.
 
         parse_special: names of control tokens in a text become those tokens. param: the field that errors name. num_new: the
-        tokens for which the context must have room behind each prompt.
+        tokens for which the context must have room after each prompt.
 
         Raises ContextLengthExceeded, InvalidParameter or, where too many long texts wait already, QueueFull.
         """

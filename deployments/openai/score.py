@@ -87,7 +87,7 @@ async def _plan_texts(body: ScoringBody, encoder: PromptEncoder, prompt: str, te
     """Prompt and continuation are encoded together, as one text: a token may begin in neither of them alone."""
     [before] = await encoder.prompts([prompt], bos=bos, n=1, num_new=0)
     whole = await encoder.prompts([prompt + text for text in texts], bos=bos, n=1, num_new=0)
-    # As lm-eval counts: the tokens behind as many as the prompt alone has. An empty text has none.
+    # As lm-eval counts: the tokens after as many as the prompt alone has. An empty text has none.
     begins = [min(len(before), len(ids) - 1) if text else len(ids) for text, ids in zip(texts, whole, strict=True)]
     return _plan(body, whole, begins)
 

@@ -1,6 +1,6 @@
 """Attention over the paged cache in torch, which defines that of the other backends.
 
-`window`: the number of latest positions that a query sees, its own included; FULL_ATTENTION for all. Blocks behind the window
+`window`: the number of latest positions that a query sees, its own included; FULL_ATTENTION for all. Blocks outside the window
 may belong to other sequences, which may have left NaN there.
 """
 

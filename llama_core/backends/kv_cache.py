@@ -4,7 +4,7 @@ Position p of a sequence lies in block `block_table[p // block_size]` at offset 
 of a common prefix: one row writes such a block, once, and other rows read it, perhaps in the same step. So in each layer a step
 writes all its keys and values before it reads any; the scheduler relies on this.
 
-Where every layer has a sliding window, the blocks behind the longest one may be given to other sequences: a block table has
+Where every layer has a sliding window, the blocks outside the longest one may be given to other sequences: a block table has
 stale entries there, which no backend reads.
 """
 

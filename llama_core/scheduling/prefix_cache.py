@@ -15,12 +15,12 @@ from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
 
 BlockId = int
-UNREAD: Final[BlockId] = 0  # fills a block table where no row reads: behind the sliding window
+UNREAD: Final[BlockId] = 0  # fills a block table where no row reads: outside the sliding window
 PrefixHash = bytes
 
 
 def prefix_hash(parent: PrefixHash, tokens: Seq[int]) -> PrefixHash:
-    """The hash of a block of `tokens` behind the block whose hash is `parent`; `root_hash` for a sequence's first block.
+    """The hash of a block of `tokens` after the block whose hash is `parent`; `root_hash` for a sequence's first block.
 
     256 bits of BLAKE2b: no two prefixes with the same hash can be made, so a found block holds exactly that prefix.
     """
@@ -92,7 +92,7 @@ class PrefixCache:
         self._is_enabled = is_enabled
 
     def lookup(self, seq: Sequence) -> list[BlockId]:
-        """Blocks that hold the sequence's prefix, UNREAD in place of those behind the sliding window. At least one token is
+        """Blocks that hold the sequence's prefix, UNREAD in place of those outside the sliding window. At least one token is
         left over: sampling needs a computed position."""
         # Logprobs of a prompt come from computing it.
         if not self._is_enabled or seq.wants_prompt_logprobs:

@@ -121,7 +121,7 @@ class Sequence:
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
-    num_released: int = 0  # of `blocks`, the first, which lie behind the sliding window and may hold other tokens now
+    num_released: int = 0  # of `blocks`, the first, which lie outside the sliding window and may hold other tokens now
     scheduled: int = 0
     inflight: int = 0
     num_drafts: int = 0
@@ -178,7 +178,7 @@ class Sequence:
     def defer(self) -> None:
         """Note that a row of this sequence was read back without a sample. Its rows in flight are void too.
 
-        After the last of them, count the latest known token as not computed, so that the next row samples behind it again.
+        After the last of them, count the latest known token as not computed, so that the next row samples after it again.
         """
         self.inflight -= 1
         self.num_drafts = 0

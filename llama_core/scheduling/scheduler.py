@@ -179,7 +179,7 @@ class Scheduler:
 
     def stop(self, seq: Sequence) -> None:
         """End a sequence at a stop string. The stop string is the reason also where the same step has ended the sequence
-        otherwise: by its last allowed token, or by a token behind the stop string."""
+        otherwise: by its last allowed token, or by a token after the stop string."""
         self.finish(seq, FinishReason.STOP)
         seq.finish_reason, seq.error = FinishReason.STOP, None
 

@@ -1,6 +1,6 @@
 """Which blocks of a sequence ranks still read, for models in which every layer attends to the latest positions only. Pure.
 
-The position p of a layer with window w attends to p - w + 1 .. p + 1 (half-open). Blocks wholly behind the longest window of
+The position p of a layer with window w attends to p - w + 1 .. p + 1 (half-open). Blocks wholly outside the longest window of
 the next position to compute are never read again: the scheduler frees them, and a sequence of any length holds few blocks.
 """
 

@@ -77,7 +77,7 @@ class Grow(NamedTuple):
 class Draft(NamedTuple):
     """Tokens proposed for positions start .. start + len(tokens) of a slot, whose row in this step begins at start - 1.
 
-    The sample at each of these positions replaces the draft there, so that a draft lives for one step. Samples behind one that
+    The sample at each of these positions replaces the draft there, so that a draft lives for one step. Samples after one that
     differs from its draft were made after a wrong prefix: a later row begins before them and computes them again.
     """
 

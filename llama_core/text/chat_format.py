@@ -54,7 +54,7 @@ class ChatFormat(Protocol):
     is_quick: bool  # whether `encode` takes time in proportion to the contents, so that short dialogs need no thread
     template: str | None  # Jinja2's source, if the format has one
     answer_ending: str = (
-        ""  # text that the format writes behind each answer before end-of-sequence, and so the model too
+        ""  # text that the format writes after each answer before end-of-sequence, and so the model too
     )
     result_role: Role = "user"  # of a message with a tool's result, where the format does not write tools itself
 

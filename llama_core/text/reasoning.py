@@ -12,7 +12,7 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 _SPACES: Final = " \t\r\n"
-_LAST_TOKENS: Final = 16  # of a prompt: enough to spell OPEN and the white space behind it
+_LAST_TOKENS: Final = 16  # of a prompt: enough to spell OPEN and the white space after it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Leaves out of answers the text that a chat template writes behind each of them, which the model then writes too.
+"""Leaves out of answers the text that a chat template writes after each of them, which the model then writes too.
 
 Llama 2 was trained on answers that end in a space before end-of-sequence. The Python API returns it, as Meta's reference does.
 """

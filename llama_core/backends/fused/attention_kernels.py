@@ -93,7 +93,7 @@ def _combine_splits(
         best = float("-inf")
         begin = split_of(first_seen_of(length, window), split_unit, split_bits)
         end = split_of(length - 1, split_unit, split_bits) + 1
-        # Unrolled, so that several splits are loaded at once. Splits behind the end have a weight of 0, which changes no bit.
+        # Unrolled, so that several splits are loaded at once. Splits after the end have a weight of 0, which changes no bit.
         for several in range(begin, end, at_once):
             for ahead in tl.static_range(at_once):
                 split = several + ahead

@@ -68,7 +68,7 @@ def _list_bin(probs, listed, vocab, bin, tile: tl.constexpr):
 
 @triton.jit
 def _listed_bits(probs, listed, first, count, list_tile: tl.constexpr):
-    """Ids of the listed tokens first .. first + list_tile, and the bits of their probabilities; 0 behind the list's end."""
+    """Ids of the listed tokens first .. first + list_tile, and the bits of their probabilities; 0 after the list's end."""
     index = first + tl.arange(0, list_tile)
     token = tl.load(listed + index, mask=index < count, other=0)
     return token, tl.load(probs + token, mask=index < count, other=0.0).to(tl.int32, bitcast=True)

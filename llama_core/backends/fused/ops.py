@@ -126,7 +126,7 @@ class TorchOps:
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
-        the last `window`. Blocks behind the window are not read. Tokens that are in no tile have undefined results.
+        the last `window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
 
         keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers.
         """

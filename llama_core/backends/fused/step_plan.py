@@ -176,7 +176,7 @@ StepPlan = _DecodePlan | _MixedPlan
 
 
 def _pad(to: StepArrays, samples: int, tokens: int, decodes: int, chunks: int, spare_slot: int) -> None:
-    """Fill the arrays behind what a plan has written."""
+    """Fill the arrays after what a plan has written."""
     to.samples[:, samples:] = 0
     to.samples[1, samples:] = spare_slot
     if tokens < to.tokens.shape[1]:

@@ -17,7 +17,7 @@ def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
     """`num_bytes` of zeros, mapped by every rank; None on every rank unless all could map it.
 
     The memory has no name, so it disappears with the processes: the other ranks open rank 0's descriptor through /proc. A nonce
-    behind the bytes shows whether a rank opened the right descriptor, because nodes may have processes with equal ids.
+    after the bytes shows whether a rank opened the right descriptor, because nodes may have processes with equal ids.
     """
     greeting = torch.zeros(_NONCE_BYTES + 16, dtype=torch.uint8)
     descriptor = -1

@@ -1,4 +1,4 @@
-"""Parses calls written as {"name": ..., "arguments": {...}}: one, several, or a list of them, behind an opening text."""
+"""Parses calls written as {"name": ..., "arguments": {...}}: one, several, or a list of them, after an opening text."""
 
 from collections.abc import Collection
 
@@ -51,7 +51,7 @@ class EnvelopeParser(CallParser):
 
 
 def _behind(text: str, at: int, char: str) -> int | Miss:
-    """The position of the first character behind `char` and white space."""
+    """The position of the first character after `char` and white space."""
     found = skip_spaces(text, at)
     if isinstance(found, Miss):
         return found

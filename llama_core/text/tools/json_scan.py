@@ -47,14 +47,14 @@ def skip_spaces(text: str, at: int) -> int | Miss:
 
 
 def read_literal(text: str, at: int, literal: str) -> int | Miss:
-    """The position behind `literal`, which must begin at `at`."""
+    """The position after `literal`, which must begin at `at`."""
     if text.startswith(literal, at):
         return at + len(literal)
     return MORE if literal.startswith(text[at:]) else NO
 
 
 def read_string(text: str, at: int) -> tuple[str, int] | Miss:
-    """A JSON string without escapes, and the position behind it."""
+    """A JSON string without escapes, and the position after it."""
     if text[at] != '"':
         return NO
     end = text.find('"', at + 1, at + MAX_STRING)
@@ -101,13 +101,13 @@ def read_head(text: str, at: int, names: Collection[str]) -> Head | Miss:
 
 
 def _behind(text: str, at: int, char: str) -> int | Miss:
-    """The position behind `char`, with white space before it."""
+    """The position after `char`, with white space before it."""
     found = skip_spaces(text, at)
     return found if isinstance(found, Miss) else found + 1 if text[found] == char else NO
 
 
 def _key(text: str, at: int) -> tuple[str, int] | Miss:
-    """A key, and the position behind its colon."""
+    """A key, and the position after its colon."""
     found = skip_spaces(text, at)
     if isinstance(found, Miss):
         return found
@@ -127,7 +127,7 @@ class ObjectEnd:
         self._is_escaped = False
 
     def find(self, text: str) -> int | None:
-        """The position behind the object's last brace in `text`, which continues earlier calls; None if it is not there."""
+        """The position after the object's last brace in `text`, which continues earlier calls; None if it is not there."""
         at = 0
         while at < len(text):
             if self._is_escaped:

@@ -91,8 +91,8 @@ def _head(use: ToolUse) -> list[str]:
     return [f"head[lazy]: /(?s:.*){pattern(OPEN)}/"] if use.mode == "auto" else []
 
 
-def _triggered(opening: str, behind: str, marks: MarkIds) -> tuple[str, ...]:
-    spelled = f"head{behind} body"
+def _triggered(opening: str, after: str, marks: MarkIds) -> tuple[str, ...]:
+    spelled = f"head{after} body"
     return (spelled, f"TEXT? {opening} body") if marks.is_control(OPEN) else (spelled,)
 
 

@@ -33,7 +33,7 @@ class CallHead(NamedTuple):
 class CallParser(ABC):
     """The parts that formats share: the text before a call, its arguments as a JSON object, the end. A format gives the rest.
 
-    `_opening` is tried at each possible place of the text, `_next` behind a call.
+    `_opening` is tried at each possible place of the text, `_next` after a call.
     """
 
     def __init__(self, names: Collection[str]) -> None:

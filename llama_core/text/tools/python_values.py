@@ -11,7 +11,7 @@ _NAMES: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 class ValueEnd:
-    """Finds the comma or the parenthesis behind a value, a part at a time."""
+    """Finds the comma or the parenthesis after a value, a part at a time."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -22,7 +22,7 @@ class ToolFormat(Protocol):
         """Whether the vocabulary has this format's own tokens."""
 
     def parser(self, use: ToolUse) -> AnswerParser:
-        """A parser of one answer, behind its reasoning."""
+        """A parser of one answer, after its reasoning."""
 
     def rules(self, use: ToolUse, marks: MarkIds) -> CallRules:
         """The grammar of the calls. Everything that begins as the parser's calls begin must be a call of one of the tools.

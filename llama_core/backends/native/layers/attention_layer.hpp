@@ -67,7 +67,7 @@ class AttentionLayer {
         rotary_.rotate_head(norm ? normed : x, position, to);
     }
 
-    // RMSNorm of one head. The next head's values lie behind x, so the vectors are loaded from a copy that ends with zeros.
+    // RMSNorm of one head. The next head's values lie after x, so the vectors are loaded from a copy that ends with zeros.
     void norm_head(const T* x, const T* weight, T* to) const {
         std::fill(to + shape_.head_dim, to + head_dim_, T{});
         std::memcpy(static_cast<void*>(to), x, shape_.head_dim * sizeof(T));

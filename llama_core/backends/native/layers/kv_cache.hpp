@@ -46,7 +46,7 @@ class Cache {
         for (int d = 0; d < head_dim_; d++) v[d * step] = value[d];
     }
 
-    // Zeroes the values behind `position` in its KV tile: another sequence may have left NaN there, and zero times NaN is NaN.
+    // Zeroes the values after `position` in its KV tile: another sequence may have left NaN there, and zero times NaN is NaN.
     void clear_behind(int layer, int head, const int64_t* block_table, int position) const {
         constexpr int step = Dot<T>::kStep;
         T* v = values(layer, head, block_table, position);

@@ -115,7 +115,7 @@ struct BFloat16Weights {
     }
 
     // Adds to `sums` [kMaxRows][kTileOutputs]; from = 0 begins new sums. Computes whole register tiles: rows beyond `rows` are
-    // products of the memory behind x, and nothing reads them.
+    // products of the memory after x, and nothing reads them.
     template <bool Ask>
     static void add_products(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, size_t from, size_t to,
                              float* sums) {

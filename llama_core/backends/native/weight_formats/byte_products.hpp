@@ -45,7 +45,7 @@ struct ByteProducts {
     };
 
     // Adds the products of inputs from .. to by `weights` [(to - from) / 64][register tile][16 fours][16 outputs][4]. `from` is a
-    // multiple of 64; from = 0 begins new sums. Rows beyond `rows` are products of the memory behind x, and nothing reads them.
+    // multiple of 64; from = 0 begins new sums. Rows beyond `rows` are products of the memory after x, and nothing reads them.
     static void add_products(const Quantized& x, size_t row, int rows, size_t from, size_t to, const char* weights, Ahead ahead,
                              Sums& sums) {
         asm volatile("" ::"r"(weights), "r"(&sums) : "memory");  // GCC's tile loads declare no reads

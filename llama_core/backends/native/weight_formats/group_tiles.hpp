@@ -75,7 +75,7 @@ struct GroupedTileKernels<bf16, C> {
     static float* scales_of(char* step) { return reinterpret_cast<float*>(step + Expanded::kScales); }
 
     // Adds groups begin .. end to sums [kMaxRows][kTileOutputs]; begin = 0 begins new sums. Computes whole register tiles: rows
-    // beyond `rows` are products of the memory behind x, and nothing reads them. The first row of x is a multiple of 16.
+    // beyond `rows` are products of the memory after x, and nothing reads them. The first row of x is a multiple of 16.
     // `packed`: where prefetches begin, or null. They are spread over the products: requests come as fast as memory serves them.
     static void add_slice(const GroupRows& x, int rows, size_t begin, size_t end, const char* slice, const char* packed,
                           float* sums) {
