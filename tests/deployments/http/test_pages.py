@@ -298,6 +298,32 @@ def test_the_status_view_plots_metrics_and_names_the_ranks(page: Any, served: Se
     assert not page.is_visible("#plots")
 
 
+def test_the_status_view_shows_one_of_several_replicas(page: Any, served: Served) -> None:
+    asked = []
+
+    def answer(route: Any) -> None:
+        """Two replicas in turn."""
+        asked.append(route.request.url)
+        found = route.fetch()
+        one = {"replica": "one", "running": "3.0", "model": "model-of-one"}
+        other = {"replica": "other", "running": "7.0", "model": "model-of-other"}
+        told = one if len(asked) % 4 in (1, 2) else other
+        text = re.sub(r"(llama_num_requests_running\S* ).*", rf"\g<1>{told['running']}", found.text())
+        route.fulfill(
+            body=text.replace(MODEL_ID, told["model"]), headers={**found.headers, "x-replica": told["replica"]}
+        )
+
+    page.route(re.compile("/(metrics|props)$"), answer)
+    page.click("#open-status")
+    page.wait_for_selector(".plot polyline", state="attached")
+    until(page, "document.querySelector('.plot polyline').getAttribute('points').split(' ').length >= 3")
+    assert len(asked) >= 8  # of each replica, twice
+    heights = page.locator(".plot polyline").first.get_attribute("points").split()
+    assert {point.partition(",")[2] for point in heights} == {"1"}
+    assert page.locator(".plot output").first.text_content() == "3"
+    assert "model-of-one" in page.text_content("#facts") and "model-of-other" not in page.text_content("#facts")
+
+
 def test_the_page_shows_that_the_server_loads(browser: Any, served: Served) -> None:
     served.engine.state = Readiness(False, "loading", "the ranks have been starting for 3 s")
     page = browser.new_page()
