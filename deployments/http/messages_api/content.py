@@ -48,8 +48,8 @@ def _blocks(block: Any, *kinds: str, is_result: bool = False) -> BeforeValidator
                 raise Unsupported(f"[{index}].type: {what}the types supported here are {', '.join(kinds)}")
         return value
 
-    accepted = str | list[block]
-    return BeforeValidator(check, json_schema_input_type=accepted | None if is_result else accepted)
+    accepted: Any = str | list[block | dict[str, Any]] | None if is_result else str | list[block]
+    return BeforeValidator(check, json_schema_input_type=accepted)
 
 
 def _list(value: object) -> object:

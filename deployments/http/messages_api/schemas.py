@@ -102,7 +102,7 @@ class MessagesBody(CountTokensBody):
     stream: Flag = None
     temperature: float | None = sampled("temperature", "0 is greedy.", most=2)
     top_p: float | None = sampled("top_p", "0 is greedy.", low=0)
-    top_k: OptionalInteger = sampled("top_k", "0: no limit.")
+    top_k: OptionalInteger = sampled("top_k", "0 or -1: no limit.", low=-1)
     seed: OptionalInteger = sampled("seed", "An addition: the same seed gives the same text.")
     metadata: Metadata | None = Field(None, description="`user_id` is chat's `user`.")
 
