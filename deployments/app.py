@@ -1,9 +1,10 @@
-"""Builds the Serve application: `build_app` for serve_config.yaml and `serve run`, `app` for `serve build`."""
+"""Builds the Serve applications: `build_app` for one model in one process for HTTP and engine; `build_ingress` and
+`build_engine` for fronts and engines; `app` for `serve build`."""
 
 import glob
 import logging
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray import serve
@@ -11,13 +12,16 @@ from ray.serve import Application
 
 from cluster.driver.placement import (
     REPLICA_BUNDLE,
+    REPLICA_CPUS,
     fair_cpus_per_rank,
     group_bundles,
     resolve_device,
     shortage,
     surge_percent,
 )
-from deployments.args import ServerArgs
+from deployments.args import Args, EngineArgs, IngressArgs, ServerArgs
+from deployments.engine_replica import LlamaEngine
+from deployments.front import LlamaFront
 from deployments.ingress import LlamaIngress
 from deployments.local.serve_run import builds_before_ray_starts, replica_variables, set_cluster_variables
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, LogFormat
@@ -29,6 +33,7 @@ HEALTH_CHECK_TIMEOUT_S = 30.0
 # Serve must pass on more requests than the server queues, so that the server refuses the excess, with OpenAI's error body. The
 # spare ones are for health checks and slow senders: a request over the limit waits in Serve. HAProxy opens no more connections.
 SPARE_ONGOING_REQUESTS = 4096
+FRONT_ONGOING_REQUESTS = 65_536  # engines, which refuse the excess, may come at any time
 
 
 def build_app(args: ServerArgs) -> Application:
@@ -36,6 +41,37 @@ def build_app(args: ServerArgs) -> Application:
 
     Raises CheckpointError if the number of ranks depends on a checkpoint that does not exist.
     """
+    placed = _place(args, LlamaIngress.__name__)
+    max_ongoing = args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS
+    deployment = _deployment(args, LlamaIngress.__name__, placed.options, max_ongoing)(LlamaIngress)
+    return deployment.bind(args.model_copy(update=placed.resolved))
+
+
+def build_engine(args: EngineArgs) -> Application:
+    """A `LlamaEngine` for fronts, in a placement group as of `build_app`. Raises what that raises."""
+    placed = _place(args, LlamaEngine.__name__)
+    deployment = _deployment(args, LlamaEngine.__name__, placed.options, FRONT_ONGOING_REQUESTS)(LlamaEngine)
+    return deployment.bind(args.model_copy(update=placed.resolved))
+
+
+def build_ingress(args: IngressArgs) -> Application:
+    """A `LlamaIngress` that serves the models of all applications made by `build_engine`. It needs no checkpoint."""
+    if not ray.is_initialized() and builds_before_ray_starts():
+        set_cluster_variables()
+    options = {"ray_actor_options": {"num_cpus": REPLICA_CPUS, **_runtime_env(args.log_format)}}
+    deployment = _deployment(args, LlamaIngress.__name__, options, FRONT_ONGOING_REQUESTS)(LlamaFront)
+    return deployment.bind(args)
+
+
+class _Placed(NamedTuple):
+    """options: of the deployment. resolved: arguments that the cluster has decided."""
+
+    options: dict[str, Any]
+    resolved: dict[str, Any]
+
+
+def _place(args: EngineArgs, name: str) -> _Placed:
+    """Where a deployment with ranks runs. Warns where the cluster has no room for it."""
     if not ray.is_initialized() and builds_before_ray_starts():
         set_cluster_variables()
     nodes = _node_resources()
@@ -51,13 +87,19 @@ def build_app(args: ServerArgs) -> Application:
     lacking = shortage(bundles, nodes, strategy) if ray.is_initialized() else None
     if lacking is not None:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
-    deployment = serve.deployment(
-        name="LlamaIngress",
-        ray_actor_options={"num_cpus": bundles[REPLICA_BUNDLE]["CPU"], **_runtime_env(args.log_format)},
-        placement_group_bundles=bundles,
-        placement_group_strategy=strategy,
-        max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,
-        max_surge_percent=_surge_percent(bundles),
+    options = {
+        "ray_actor_options": {"num_cpus": bundles[REPLICA_BUNDLE]["CPU"], **_runtime_env(args.log_format)},
+        "placement_group_bundles": bundles,
+        "placement_group_strategy": strategy,
+        "max_surge_percent": _surge_percent(bundles, name),
+    }
+    return _Placed(options, {"device": device, "model_parallel_size": num_ranks})
+
+
+def _deployment(args: Args, name: str, options: dict[str, Any], max_ongoing_requests: int) -> Any:
+    return serve.deployment(
+        name=name,
+        max_ongoing_requests=max_ongoing_requests,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=1.0,
@@ -65,8 +107,8 @@ def build_app(args: ServerArgs) -> Application:
         max_constructor_retry_count=2,
         # The request log replaces Serve's line for each request, which costs time even at a level that drops it.
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
-    )(LlamaIngress)
-    return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
+        **options,
+    )
 
 
 def _runtime_env(log_format: LogFormat) -> dict[str, dict[str, dict[str, str]]]:
@@ -77,14 +119,14 @@ def _runtime_env(log_format: LogFormat) -> dict[str, dict[str, dict[str, str]]]:
     return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 
-def _surge_percent(bundles: list[dict[str, float]]) -> int:
+def _surge_percent(bundles: list[dict[str, float]], name: str) -> int:
     """New replicas that an update starts before it ends old ones, which keep serving if the new ones fail; in percent."""
     if not ray.is_initialized():
         return 0
     running = [
         list(group["bundles"].values())
         for group in ray.util.placement_group_table().values()
-        if group["state"] == "CREATED" and "#LlamaIngress#" in group["name"]  # as Serve names a replica's group
+        if group["state"] == "CREATED" and f"#{name}#" in group["name"]  # as Serve names a replica's group
     ]
     return surge_percent(bundles, running, ray.available_resources())  # type: ignore[no-untyped-call]
 

@@ -83,10 +83,75 @@ def _known_chat_format(value: str) -> str:
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
 
 
-class ServerArgs(BaseModel):
-    """Arguments of `build_app`. An unknown or ill-typed argument stops the start with an error that names it."""
+class Args(BaseModel):
+    """An unknown or ill-typed argument stops the start with an error that names it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="Time for live streams to end when a replica stops."
+    )
+    log_format: LogFormat = Field(
+        "text", description="json: each log line of the replica and of its ranks is a JSON object."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        settings: dict[str, Any] = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
+        if "api_key_digests" in settings:
+            settings["api_key_digests"] = _digests_from_environment()
+        return {name: value for name, value in settings.items() if value is not None} | given
+
+
+class IngressArgs(Args):
+    """Arguments of `build_ingress`: HTTP, keys and limits."""
+
+    seed: int = Field(1, description="Requests without a seed get seeds derived from it.")
+    prefix_cache_scope: PrefixCacheScope = Field(
+        "key",
+        description="With API keys, share cached prefixes and grammars within one key (key) or with all keys (all).",
+    )
+    request_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(  # RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
+        None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
+    )
+    api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        (), description="SHA-256 of API keys; of the keys in LLAMA_API_KEYS if absent."
+    )
+    api_key_file: Annotated[str, AfterValidator(_not_blank)] | None = Field(
+        None,
+        description="File of API keys, one a line, read again when it changes. Without any key, everyone has access.",
+    )
+    allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Names that a Host header may have, beside IP addresses and localhost, where there are no API keys.",
+    )
+    cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Origins of web pages that may call the server, such as https://chat.example.com; * for all.",
+    )
+    log_prompts: bool = Field(
+        False, description="Log the prompt of each request, which may be confidential. Never logged otherwise."
+    )
+    max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
+    resume_window_s: Annotated[float, Field(ge=0)] = Field(
+        120.0,
+        description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are not kept.",
+    )
+    resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams of a replica.")
+    hold_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        600.0, description="Streams wait this long for an engine that can continue them, once theirs has ended."
+    )
+
+    @property
+    def has_api_keys(self) -> bool:
+        return bool(self.api_key_digests or self.api_key_file)
+
+
+class EngineArgs(Args):
+    """Arguments of `build_engine`: checkpoint, ranks and scheduling."""
 
     model_id: str = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
     ckpt_dir: str = Field(
@@ -122,7 +187,6 @@ class ServerArgs(BaseModel):
     )
     device: Device = "auto"
     dtype: DType = Field("auto", description="auto: the checkpoint's own.")
-    seed: int = Field(1, description="Requests without a seed get seeds derived from it.")
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
     kv_cache_dtype: CacheDType = Field("auto", description="fp8: a cache of 8-bit floating-point numbers, on GPUs.")
@@ -144,46 +208,12 @@ class ServerArgs(BaseModel):
         False, description="On GPUs, compute each request with the same bits beside any others, which is slower."
     )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
-    prefix_cache_scope: PrefixCacheScope = Field(
-        "key",
-        description="With API keys, share cached prefixes and grammars within one key (key) or with all keys (all).",
-    )
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
         None, description="CPUs of one rank; if absent, a node's CPUs shared by its ranks, or 1 with CUDA."
     )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
         None, description="Strategy of the placement group; PACK if absent."
     )
-    request_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(  # RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
-        None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
-    )
-    api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
-        (), description="SHA-256 of API keys; of the keys in LLAMA_API_KEYS if absent."
-    )
-    api_key_file: Annotated[str, AfterValidator(_not_blank)] | None = Field(
-        None,
-        description="File of API keys, one a line, read again when it changes. Without any key, everyone has access.",
-    )
-    allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(_names)] = Field(
-        (),
-        description="Names that a Host header may have, beside IP addresses and localhost, where there are no API keys.",
-    )
-    cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_names)] = Field(
-        (),
-        description="Origins of web pages that may call the server, such as https://chat.example.com; * for all.",
-    )
-    log_format: LogFormat = Field(
-        "text", description="json: each log line of the replica and of its ranks is a JSON object."
-    )
-    log_prompts: bool = Field(
-        False, description="Log the prompt of each request, which may be confidential. Never logged otherwise."
-    )
-    max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
-    resume_window_s: Annotated[float, Field(ge=0)] = Field(
-        120.0,
-        description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are not kept.",
-    )
-    resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams of a replica.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="A rank that takes longer for a step counts as hung."
     )
@@ -207,26 +237,6 @@ class ServerArgs(BaseModel):
         pattern=r"^[\w.]+:\w+$",
         description="module:function that makes a rank's runner instead of the model's; for tests of failures.",
     )
-    drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        60.0, description="Time for live streams to end when a replica stops."
-    )
-    answer_after_s: Annotated[float, Field(ge=0)] = Field(
-        20.0,
-        description="Requests wait this long for the first replica to load; then it answers 503 with Retry-After.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_environment(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        settings: dict[str, Any] = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
-        settings["api_key_digests"] = None
-        if (keys := os.environ.get("LLAMA_API_KEYS")) is not None:
-            settings["api_key_digests"] = digests_of(keys)
-            if not settings["api_key_digests"]:
-                raise ValueError("LLAMA_API_KEYS is set, but has no key in it: unset it to serve without keys")
-        return {name: value for name, value in settings.items() if value is not None} | given
 
     @property
     def checkpoint(self) -> Path:
@@ -237,10 +247,6 @@ class ServerArgs(BaseModel):
     def tokenizer(self) -> Path:
         """The tokenizer's main file: `tokenizer_path`, or what lies in the checkpoint."""
         return find_tokenizer(resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint)
-
-    @property
-    def has_api_keys(self) -> bool:
-        return bool(self.api_key_digests or self.api_key_file)
 
     def num_ranks(self) -> int:
         """Raises CheckpointError if the number depends on the shards and some are missing."""
@@ -277,6 +283,23 @@ class ServerArgs(BaseModel):
                 "stop_ids": tuple(sorted(stop_ids)),
             }
         )
+
+
+class ServerArgs(IngressArgs, EngineArgs):
+    """Arguments of `build_app`: one process for HTTP and engine."""
+
+    answer_after_s: Annotated[float, Field(ge=0)] = Field(
+        20.0,
+        description="Requests wait this long for the first replica to load; then it answers 503 with Retry-After.",
+    )
+
+
+def _digests_from_environment() -> tuple[str, ...] | None:
+    if (keys := os.environ.get("LLAMA_API_KEYS")) is None:
+        return None
+    if not (digests := digests_of(keys)):
+        raise ValueError("LLAMA_API_KEYS is set, but has no key in it: unset it to serve without keys")
+    return digests
 
 
 def resolve(path: str) -> Path:

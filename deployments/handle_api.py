@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, cast, overload
 
+from ray import serve
 from ray.serve.context import _get_serve_request_context
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.service import LlamaService
-from deployments.handle_call import Call, ChatReader
+from deployments.handle_call import Call, ChatReader, HandleEngine
 from deployments.handle_plans import HandlePlans, are_prompts, checked_limit, checked_n
 from deployments.handle_types import (
     ChatAnswer,
@@ -33,7 +33,7 @@ from deployments.handle_types import (
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
-from deployments.openai.plan import Plan
+from deployments.openai.plan import Plan, engine_of
 from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,
@@ -50,13 +50,15 @@ from llama_core.text.chat_format import Dialog
 
 
 class HandleApi:
-    """`LlamaIngress` inherits these methods; `service` and `metrics` are that replica's own.
+    """`LlamaIngress` inherits these methods; `service` and `metrics` are that replica's own. Where it serves several models,
+    `handle.options(multiplexed_model_id=NAME)` chooses one.
 
     Every call raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady, RankFailure or RequestAborted; those with
     dialogs raise InvalidDialog, and the typed ones NoTokenAllowed and, with a time limit, DeadlineExceeded.
     """
 
-    service: LlamaService
+    service: HandleEngine
+    logs_prompts: bool = False
     metrics: Metrics
     tracing: Tracing | None = None
 
@@ -96,7 +98,7 @@ class HandleApi:
         request_id: str = "",
     ) -> list[CompletionPrediction]:
         """As `llama_core.Llama.text_completion`."""
-        tokenizer = self.service.tokenizer
+        tokenizer = self._engine.tokenizer
         with self._call("text_completion", request_id) as call:
             params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
             encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
@@ -117,10 +119,10 @@ class HandleApi:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
         with self._call("chat_completion", request_id) as call:
             params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs)
-            batch = await self._plans.in_thread_if_slow(lambda: DialogBatch(dialogs, self.service.chat_format.encode))
+            batch = await self._plans.in_thread_if_slow(lambda: DialogBatch(dialogs, self._engine.chat_format.encode))
             self.metrics.invalid_dialogs.add(len(dialogs) - len(batch.prompts))
             generated = await self._generate(call, batch.prompts, params, seed, echo=False)
-            return batch.predictions(self.service.tokenizer, generated)
+            return batch.predictions(self._engine.tokenizer, generated)
 
     async def stream(
         self,
@@ -141,7 +143,7 @@ class HandleApi:
         with self._call("stream", request_id) as call:
             params = replace(self._params(max_gen_len, temperature, top_p, top_k), seed=self._seed(seed))
             request = Request([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop))
-            call.submit(Plan(request, stream=True))
+            await call.submit(Plan(request, stream=True))
             async for part in call.parts(call.streams[0]):
                 yield {"generation": part.text, "tokens": part.tokens, "finish_reason": part.finish_reason}
 
@@ -169,10 +171,10 @@ class HandleApi:
         """
         with self._call("sample", request_id) as call:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
-            n = checked_n(n, len(prompts), self.service.config.max_batch_size + self.service.args.max_queue)
+            n = checked_n(n, len(prompts), self._max_sequences())
             limit_s = checked_limit(timeout_s)
             options = Request((), (), n, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
-            call.submit(Plan(await self._plans.sample(prompts, params, bad_words, options)), limit_s)
+            await call.submit(Plan(await self._plans.sample(prompts, params, bad_words, options)), limit_s)
             return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
 
     async def stream_sample(
@@ -193,7 +195,7 @@ class HandleApi:
             limit_s = checked_limit(timeout_s)
             options = Request((), (), 1, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
             request = await self._plans.sample([prompt], params, bad_words, options)
-            call.submit(Plan(request, stream=True), limit_s)
+            await call.submit(Plan(request, stream=True), limit_s)
             async for part in call.parts(call.streams[0]):
                 yield part
 
@@ -217,7 +219,7 @@ class HandleApi:
         """
         with self._call("score", request_id) as call:
             begins, plan = await self._plans.score(prompt, continuations)
-            call.submit(plan)
+            await call.submit(plan)
             for stream in call.streams:
                 await call.read_to_end(stream)
         streams = iter(call.streams)
@@ -242,9 +244,9 @@ class HandleApi:
                 yield part
 
     async def _chat_parts(self, call: Call, plan: Plan, limit_s: float | None) -> AsyncIterator[ChatPart]:
-        call.submit(plan, limit_s)
+        await call.submit(plan, limit_s)
         (stream,) = call.streams
-        reader = ChatReader(self.service, plan, stream)
+        reader = ChatReader(self._engine, plan, stream)
         async for delta in call.deltas(stream):
             yield reader.part(delta)
 
@@ -268,7 +270,8 @@ class HandleApi:
         request_id = request_id or _get_serve_request_context().request_id or uuid.uuid4().hex
         trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
         log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
-        call = Call(self.service, RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method))
+        record = RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method)
+        call = Call(self._engine, record, logs_prompts=self.logs_prompts)
         try:
             yield call
         except BaseException as error:  # or the reader of a stream left
@@ -289,9 +292,9 @@ class HandleApi:
         echo: bool = False,
     ) -> SamplingParams:
         """The reference's arguments, and the server's defaults for those that are None."""
-        default = self.service.sampling_defaults
+        default = self._engine.sampling_defaults
         return generation_params(
-            self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len,
+            self._engine.max_seq_len - 1 if max_gen_len is None else max_gen_len,
             default.temperature if temperature is None else temperature,
             default.top_p if top_p is None else top_p,
             logprobs,
@@ -301,7 +304,7 @@ class HandleApi:
         )
 
     def _seed(self, seed: int | None) -> int:
-        return self.service.next_seed() if seed is None else seed
+        return self._engine.next_seed() if seed is None else seed
 
     async def _generate(
         self, call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int | None, echo: bool
@@ -310,9 +313,24 @@ class HandleApi:
         await call.read_all(Plan(Request([list(prompt) for prompt in prompts], each)))
         return generation_result([stream.sequence for stream in call.streams], params.logprobs is not None, echo)
 
-    @cached_property  # Serve owns the constructor
+    @property
+    def _engine(self) -> HandleEngine:
+        """Of the model that the call names."""
+        return cast(HandleEngine, engine_of(self.service, serve.get_multiplexed_model_id() or None))
+
+    def _max_sequences(self) -> int:
+        """That can run and wait at once."""
+        state = self._engine.describe()
+        return state.max_batch_size + state.max_queue
+
+    @property
     def _plans(self) -> HandlePlans:
-        return HandlePlans(self.service)
+        engine = self._engine
+        return self._plans_of.setdefault(engine.model_id, HandlePlans(engine))
+
+    @cached_property  # Serve owns the constructor
+    def _plans_of(self) -> dict[str, HandlePlans]:
+        return {}
 
 
 def _score(stream: SequenceStream, begin: int) -> Score:

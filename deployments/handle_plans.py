@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from deployments.engine.service import LlamaService
+from deployments.engine.interface import Engine
 from deployments.handle_types import ChatRequest, Continuation, Prompt
 from deployments.openai.field_types import MAX_CHOICES, bad_words_of
 from deployments.openai.plan import Plan, answer_parsing, chat_grammar, encode_chat
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 class HandlePlans:
     """Of one replica."""
 
-    def __init__(self, service: LlamaService) -> None:
+    def __init__(self, service: Engine) -> None:
         self._service = service
         self._encoder = PromptEncoder(service, TextLimits())
 

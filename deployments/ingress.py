@@ -19,11 +19,11 @@ from cluster.driver.ray_calls import in_passing_thread
 from cluster.driver.standby import StandbyPool
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
 from deployments.api_keys import ApiKeys
-from deployments.args import ServerArgs, resolve
+from deployments.args import EngineArgs, IngressArgs, ServerArgs, resolve
+from deployments.engine.interface import Engine
 from deployments.engine.service import LlamaService
 from deployments.handle_api import HandleApi
-from deployments.http.app import build_http_app
-from deployments.http.limits import HttpLimits
+from deployments.http.app import HttpApp, HttpLimits, build_http_app
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
@@ -31,7 +31,7 @@ from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
-from deployments.observe.tracing import open_tracing
+from deployments.observe.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ class LlamaIngress(HandleApi):
         """Raises LlamaError if the files show that a start cannot succeed; Serve then reports the deployment as failed."""
         keep_replica_on_loopback()
         log_like_serve(args.log_format)
-        self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
+        self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics(model_name=args.model_id)
         self.service = LlamaService(
             args,
-            _pool_for(args),
+            pool_for(args),
             on_step=self.metrics.on_step,
             on_failure=self.metrics.on_failure,
             on_compute_ms=self.metrics.on_compute_ms,
@@ -63,22 +63,7 @@ class LlamaIngress(HandleApi):
             # Serve sends requests to a replica from here on. If another replica serves, this one waits until it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
             # Build it while the ranks start: Serve needs it only after this returns.
-            self._http_app = build_http_app(
-                self.service,
-                self.metrics,
-                HttpLimits(
-                    coalescing=ProxyCoalescing() if is_behind_python_proxy() else None,
-                    keep=KeepLimits(args.resume_window_s, args.resume_max_bytes),
-                ),
-                max_body_bytes=args.max_body_bytes,
-                request_timeout_s=args.request_timeout_s,
-                keys=self._keys,
-                allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
-                cors_origins=args.cors_origins,
-                sends_request_id=False,
-                tracing=self.tracing,
-                log_prompts=args.log_prompts,
-            )
+            self._http_app = http_app_of(args, self.service, self.metrics, self._keys, self.tracing)
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
             log.info("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
@@ -92,10 +77,7 @@ class LlamaIngress(HandleApi):
             return
         if self.tracing is not None:
             self.tracing.ranks_started()
-        # Exempt the objects that live as long as the replica from garbage collection: one full collection would delay every
-        # stream by 0.15 s. Requests leave few cycles, so collections can be rare.
-        gc.freeze()
-        gc.set_threshold(10_000)
+        collect_garbage_rarely()
         if is_behind_python_proxy():
             log.warning(SLOWER)
         if os.environ.get("LLAMA_BANNER", "1") != "0":
@@ -128,7 +110,37 @@ class LlamaIngress(HandleApi):
         return {**asdict(self.service.describe()), "api_keys": self._keys.are_required}
 
 
-def _pool_for(args: ServerArgs) -> Callable[[], StandbyPool]:
+def keys_of(args: IngressArgs) -> ApiKeys:
+    return ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
+
+
+def http_app_of(args: IngressArgs, engine: Engine, metrics: Metrics, keys: ApiKeys, tracing: Tracing | None) -> HttpApp:
+    return build_http_app(
+        engine,
+        metrics,
+        HttpLimits(
+            coalescing=ProxyCoalescing() if is_behind_python_proxy() else None,
+            keep=KeepLimits(args.resume_window_s, args.resume_max_bytes),
+        ),
+        max_body_bytes=args.max_body_bytes,
+        request_timeout_s=args.request_timeout_s,
+        keys=keys,
+        allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
+        cors_origins=args.cors_origins,
+        sends_request_id=False,
+        tracing=tracing,
+        log_prompts=args.log_prompts,
+    )
+
+
+def collect_garbage_rarely() -> None:
+    """Exempt the objects that live as long as the replica from garbage collection: one full collection would delay every
+    stream by 0.15 s. Requests leave few cycles, so collections can be rare."""
+    gc.freeze()
+    gc.set_threshold(10_000)
+
+
+def pool_for(args: EngineArgs) -> Callable[[], StandbyPool]:
     limits = GroupLimits(start_timeout_s=args.start_timeout_s, step_timeout_s=args.step_timeout_s)
 
     def open_pool() -> StandbyPool:

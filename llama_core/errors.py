@@ -163,3 +163,9 @@ class RankFailure(EngineError):
     def again(self) -> "RankFailure":
         """A copy to raise again: an exception that is raised twice collects both tracebacks."""
         return RankFailure(self.message, rank=self.rank, raised=self.raised, param=self.param)
+
+
+def error_classes(kind: type[LlamaError] = LlamaError) -> dict[str, type[LlamaError]]:
+    """The classes of the tree by code; of classes with one code, the one nearest to the root."""
+    below = [error_classes(child) for child in kind.__subclasses__()]
+    return {code: each for classes in below for code, each in classes.items()} | {kind.code: kind}

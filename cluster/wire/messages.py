@@ -30,7 +30,7 @@ MAX_HELLO_BYTES: Final = 256  # the most that a peer may send before it has prov
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
 # Errors of decoding, text that is not UTF-8 and deep nesting included.
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _MAX_PARAMS_BYTES: Final = sum(10 + len(field.name) for field in dataclasses.fields(SamplingParams))  # a number has 9
 _MAX_STOP_IDS: Final = 64  # of a model
 _MAX_RULES_BYTES: Final = (
@@ -92,7 +92,7 @@ _decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _decode_hello = msgspec.msgpack.Decoder(Hello)
 
 
-def frame(message: StepInput | Reply | Hello) -> bytes:
+def frame(message: object) -> bytes:
     """`message` as one frame. Raises WireError if it is over MAX_FRAME_BYTES."""
     buffer = bytearray(_HEADER_BYTES)
     _encoder.encode_into(message, buffer, _HEADER_BYTES)
@@ -119,7 +119,7 @@ def decode_step(payload: bytes) -> StepInput:
     """Raises WireError if `payload` is not a step."""
     try:
         return _decode_step.decode(payload)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"not a step: {error}") from error
 
 
@@ -127,7 +127,7 @@ def decode_reply(payload: bytes) -> Reply:
     """Raises WireError if `payload` is not an answer to a step."""
     try:
         return _decode_reply.decode(payload)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"not an answer to a step: {error}") from error
 
 
@@ -135,7 +135,7 @@ def decode_hello(payload: bytes) -> Hello:
     """Raises WireError if `payload` is not a greeting."""
     try:
         return _decode_hello.decode(payload)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"not a greeting: {error}") from error
 
 

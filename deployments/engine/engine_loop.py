@@ -11,19 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from functools import partial
 
-from deployments.engine.live_streams import LiveStreams
+from deployments.engine.live_streams import LiveStreams, TokenSink
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.runner import Runner
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_report import StepReports, StepStats
-from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
+from llama_core.errors import EngineError, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Request, Sequence, check_prompt
+from llama_core.scheduling.request import Request, Sequence, sequences_of
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
@@ -43,13 +42,14 @@ class EngineLoop:
         max_seq_len: int,
         pipeline_depth: int = 2,
         on_step: Callable[[StepStats], None] = lambda stats: None,
-        on_end: Callable[[SequenceStream], None] = lambda stream: None,
+        on_end: Callable[[TokenSink], None] = lambda stream: None,
     ) -> None:
         """on_step, on_end: for metrics, of completed steps and of ended sequences."""
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
         self.num_steps = 0  # completed, without canary steps
+        self.num_requests = 0  # taken
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
@@ -60,6 +60,10 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._draining = False
         self._pacing = StepPacing(scheduler)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.n_words
 
     @property
     def failure(self) -> EngineError | None:
@@ -86,31 +90,37 @@ class EngineLoop:
         is_timed: measure the time of their texts too.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
         """
-        self._check_takes_requests()
-        vocab_size, max_seq_len = self._tokenizer.n_words, self.max_seq_len
-        request = replace(
-            request, prompts=[check_prompt(prompt, vocab_size, max_seq_len) for prompt in request.prompts]
-        )
-        for params in {id(params): params for params in request.params}.values():
-            params.check_tokens(vocab_size)
-        self.check_capacity(request.owner, [len(prompt) for prompt in request.prompts for _ in range(request.n)])
         subject = log_subject.get()
-        request_id = "" if subject is None else subject.request_id
-        sequences = []  # all of them are valid before the first is queued
-        for prompt, params in request.choices():
-            max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
-            if params.min_tokens > (room := max_length - len(prompt)):
-                raise InvalidParameter(
-                    f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens"
-                )
-            owner, priority, scope = request.owner, request.priority, request.cache_scope
-            sequences.append(Sequence(prompt, params, max_length, owner, priority, scope, request_id))
-        return [self._add(seq, request, is_timed) for seq in sequences]
+        sequences = self.sequences_of(request, "" if subject is None else subject.request_id)
+        streams = [SequenceStream(seq, self._tokenizer, request, self.cancel, is_timed=is_timed) for seq in sequences]
+        for stream in streams:
+            self.enter(stream)
+        return streams
 
-    def _add(self, seq: Sequence, request: Request, is_timed: bool) -> SequenceStream:
-        stream = SequenceStream(seq, self._tokenizer, request, self._streams.cancel, is_timed=is_timed)
-        self._enter(stream)
-        return stream
+    def sequences_of(self, request: Request, request_id: str) -> list[Sequence]:
+        """The sequences of a request that may be queued as a whole; `enter` queues them. Raises what `submit` raises."""
+        self._check_takes_requests()
+        sequences = sequences_of(request, self.vocab_size, self.max_seq_len, request_id)
+        self.check_capacity(request.owner, [seq.prompt_len for seq in sequences])
+        self.num_requests += 1
+        return sequences
+
+    def continue_first(self, sink: TokenSink, num_failures: int) -> None:
+        """Queue a sequence that another engine has begun before all others. num_failures: engines that ended with it. Raises
+        NotReady or RankFailure."""
+        self._check_takes_requests()
+        self.scheduler.quarantine.suspect(sink.sequence, num_failures)
+        self.enter(sink, first=True)
+
+    def cancel(self, seq: Sequence) -> None:
+        """End a sequence that nobody reads any more."""
+        self._streams.cancel(seq)
+
+    def stop(self, seq: Sequence) -> None:
+        """End a sequence whose text has reached a stop string."""
+        if self._streams.get(seq) is not None:
+            self.scheduler.stop(seq)
+            self._streams.drop(seq)
 
     def readmit(self, streams: Seq[SequenceStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, the sequences that `SequenceStream.suspend` took out; they are computed again from their
@@ -123,7 +133,7 @@ class EngineLoop:
         for stream in left:
             stream.sequence.request_id = "" if subject is None else subject.request_id
             stream.begin_again(is_timed=is_timed)
-            self._enter(stream)
+            self.enter(stream)
 
     def abort(self, request_id: str) -> int:
         """End every sequence of the request with this id; their readers get RequestAborted. Returns their number."""
@@ -135,8 +145,8 @@ class EngineLoop:
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
 
-    def _enter(self, stream: SequenceStream) -> None:
-        self.scheduler.add(stream.sequence)
+    def enter(self, stream: TokenSink, *, first: bool = False) -> None:
+        self.scheduler.add(stream.sequence, first=first)
         was_idle = not self._streams
         if self._streams.add(stream):
             if was_idle:

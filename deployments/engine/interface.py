@@ -3,7 +3,7 @@
 Knows nothing of HTTP, Ray or tensors. `service.py` implements `Engine`; the tests have a fake.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,19 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """One engine. node: IP address of rank 0's. requests: taken since its start."""
+
+    id: str
+    model: str
+    node: str
+    phase: str
+    requests: int
+    requests_running: int
+    requests_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """The fields of GET /props: the model, its ranks, the limits, and the load of cache and queues."""
 
@@ -94,6 +107,7 @@ class EngineState:
     prefix_cache_hit_tokens: int = 0
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
+    engines: tuple[EngineSummary, ...] = ()  # that this process uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +180,10 @@ class Engine(Protocol):
     """The engine of one replica, as the HTTP layer uses it."""
 
     @property
+    def models(self) -> "Mapping[str, Engine]":
+        """The engine of each model by its id: of the one model, or of all that this process serves."""
+
+    @property
     def model_id(self) -> str: ...
     @property
     def max_seq_len(self) -> int: ...
@@ -193,13 +211,13 @@ class Engine(Protocol):
     def cache_scope(self, owner: str) -> str:
         """Which requests may share what the server computes and keeps: those of equal scopes, of at most 32 characters."""
 
-    def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
         """Queue every choice of the request or none. is_timed: measure the times of a trace.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """
 
-    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, a request's suspended streams that have not ended. They are computed again from their
         tokens, and go on as if they had not been suspended. Raises QueueFull or NotReady."""
 

@@ -7,11 +7,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from deployments.engine.retry_after import RetryEstimate
-from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import Intervals
-from llama_core.errors import EngineError, RequestAborted
+from deployments.engine.timeline import Timeline
+from llama_core.errors import EngineError, LlamaError, RequestAborted
 from llama_core.log_lines import of_request, where
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler import Scheduler
@@ -19,25 +20,40 @@ from llama_core.scheduling.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
+class TokenSink(Protocol):
+    """What gets the tokens of one sequence: a `SequenceStream` in this process, or a front's stream."""
+
+    sequence: Sequence
+    timeline: Timeline
+    is_timed: bool
+
+    def push(self, tokens: list[int]) -> bool:
+        """The tokens that the sequence has gained; none when it ended without one. True if its text has a stop string."""
+
+    def push_timed(self, tokens: list[int]) -> bool: ...
+    def fail(self, error: LlamaError) -> None: ...
+    def end(self, error: LlamaError) -> None: ...
+
+
 class LiveStreams:
     """The streams by their sequences. `idle` is set while there is no stream."""
 
-    def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[SequenceStream], None]) -> None:
+    def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[TokenSink], None]) -> None:
         """on_end: for metrics, of ended sequences."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._scheduler = scheduler
         self._retry = retry
         self._on_end = on_end
-        self._streams: dict[Sequence, SequenceStream] = {}
+        self._streams: dict[Sequence, TokenSink] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def get(self, seq: Sequence) -> SequenceStream | None:
+    def get(self, seq: Sequence) -> TokenSink | None:
         return self._streams.get(seq)
 
-    def add(self, stream: SequenceStream) -> bool:
+    def add(self, stream: TokenSink) -> bool:
         """The scheduler has the stream's sequence. False if that has ended already."""
         if stream.sequence.finished:
             stream.push([])
@@ -47,7 +63,7 @@ class LiveStreams:
         self.idle.clear()
         return True
 
-    def drop(self, seq: Sequence) -> SequenceStream | None:
+    def drop(self, seq: Sequence) -> TokenSink | None:
         """Forget the stream of a sequence that has ended."""
         stream = self._streams.pop(seq, None)
         if stream is not None:
@@ -104,6 +120,6 @@ class LiveStreams:
                 self.drop(seq)
         return tuple(intervals.items())
 
-    def _end(self, stream: SequenceStream) -> None:
+    def _end(self, stream: TokenSink) -> None:
         stream.timeline.ended_s = time.monotonic()
         self._on_end(stream)

@@ -34,6 +34,7 @@ class SequenceStream:
         self.sequence = seq
         self.timeline = Timeline(time.monotonic())
         self.is_timed = is_timed
+        self.numerics = ""  # of the engine that gave the first token, where engines are other processes
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
         )

@@ -6,16 +6,18 @@ Implements `deployments.engine.interface.Engine` for the HTTP layer. Knows nothi
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
-from deployments.args import ServerArgs
+from deployments.args import EngineArgs, IngressArgs
+from deployments.engine.callers import Callers
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import EngineState, EngineSummary, RankState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
@@ -25,11 +27,10 @@ from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request
-from llama_core.scheduling.sampling_params import mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.text.answer_format import open_answer_format
-from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
+from llama_core.text.model_text import TextOptions, open_model_text
+from llama_core.text.registry import check_vocabulary, load_tokenizer, tokenizer_files
 from llama_core.text.template.files import template_files
 
 log = logging.getLogger(__name__)
@@ -40,12 +41,12 @@ class LlamaService:
 
     def __init__(
         self,
-        args: ServerArgs,
+        args: EngineArgs,
         open_pool: Callable[[], GroupPool],
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_failure: Callable[[LlamaError], None] = lambda error: None,
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
-        on_end: Callable[[SequenceStream], None] = lambda stream: None,
+        on_end: Callable[[TokenSink], None] = lambda stream: None,
     ) -> None:
         """on_step, on_failure, on_compute_ms, on_end: for metrics. Raises TokenizerError, ConfigError or CheckpointError."""
         self.args = args
@@ -53,13 +54,14 @@ class LlamaService:
         if (manifest := args.manifest()) is not None:
             manifest.check_complete(source)  # the ranks read the weights, each on its node
             manifest.verify_metadata(source, [*tokenizer_files(args.tokenizer), *template_files(args.checkpoint)])
-        tokenizer = load_tokenizer(args.tokenizer, source.num_rows())
+        self.num_rows = source.num_rows()
+        tokenizer = load_tokenizer(args.tokenizer, self.num_rows)
         self._model = source.model_config(tokenizer.n_words)
         check_vocabulary(args.tokenizer, tokenizer.n_words, args.checkpoint, self._model.vocab_size)
-        self.tokenizer = tokenizer.padded(self._model.vocab_size)
-        self.chat_format = open_chat_format(args.chat_format, self.tokenizer, args.checkpoint, args.chat_template)
-        self.tokenizer = self.chat_format.guard(self.tokenizer)
-        self.answer_format = open_answer_format(args.tool_format, self.tokenizer, self.chat_format)
+        options = TextOptions(args.chat_format, args.chat_template, args.tool_format)
+        self.tokenizer, self.chat_format, self.answer_format = open_model_text(
+            tokenizer, self._model.vocab_size, args.checkpoint, options
+        )
         self.sampling_defaults = _sampling_defaults(args)
         self.num_ranks = args.num_ranks()
         self._model.check_world_size(self.num_ranks)
@@ -82,8 +84,8 @@ class LlamaService:
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
-        self._num_seeds = 0
-        self._separates_caches = args.has_api_keys and self.config.prefix_cache_scope == "key"
+        self.engine_id = uuid.uuid4().hex  # of this life of the process
+        self._callers = Callers(args if isinstance(args, IngressArgs) else IngressArgs())
 
     # The life of a replica.
 
@@ -172,6 +174,33 @@ class LlamaService:
         return self.config.max_batch_size * self.config.max_seq_len + waiting
 
     @property
+    def models(self) -> Mapping[str, "LlamaService"]:
+        return {self.model_id: self}
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding."""
+        return self._model.vocab_size
+
+    @property
+    def loop(self) -> EngineLoop:
+        """Of a service that has started."""
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def numerics(self) -> str:
+        """Services with the same text compute the same bits for a request. Of a service that has started."""
+        report = self.loop and self.info and self.info.ranks[0]
+        assert report
+        device, backend = report.device.split(", ")[:2]
+        name = (
+            "" if device.startswith("cpu") else device.partition(" ")[2]
+        )  # without the number of threads, or of the GPU
+        parts = (_digest([report]), report.dtype, name, backend, self.num_ranks, self.args.kv_cache_dtype)
+        return "|".join(map(str, parts))
+
+    @property
     def info(self) -> GroupInfo | None:
         """The ranks that serve, or the latest that served; None until the first ranks have started."""
         return self._supervisor.info if self._supervisor is not None else None
@@ -222,9 +251,7 @@ class LlamaService:
         self._taking_loop().check_capacity(owner)
 
     def cache_scope(self, owner: str) -> str:
-        if not (owner and self._separates_caches):
-            return ""
-        return blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return self._callers.cache_scope(owner)
 
     def _taking_loop(self) -> EngineLoop:
         """The engine loop. Raises NotReady while no request is taken."""
@@ -232,14 +259,14 @@ class LlamaService:
             raise self.readiness().not_ready()
         return self._loop  # while ranks recover, requests wait for them
 
-    def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         scoped = replace(request, cache_scope=self.cache_scope(request.owner))
         return self._taking_loop().submit(scoped, is_timed=is_timed)
 
-    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Queue suspended streams of one request again, all or none. Raises NotReady, QueueFull or RankFailure."""
         ours = [stream for stream in streams if isinstance(stream, SequenceStream)]
         assert len(ours) == len(streams), "the streams are this engine's"
@@ -250,15 +277,18 @@ class LlamaService:
         return bool(request_id and self._loop is not None and self._loop.abort(request_id))
 
     def next_seed(self) -> int:
-        """A seed for a request without one, derived from the server's seed and the number of such requests."""
-        self._num_seeds += 1
-        return mix_seed(self.args.seed, self._num_seeds)
+        return self._callers.next_seed()
 
     def describe(self) -> EngineState:
         supervisor, reports = self._supervisor, self.info.ranks if self.info is not None else ()
+        phase, loop = self.readiness().phase, self._loop
+        running = waiting = num_requests = 0
+        if loop is not None:
+            running, waiting, num_requests = loop.scheduler.num_running, loop.scheduler.num_waiting, loop.num_requests
+        node = reports[0].node if reports else ""
         state = EngineState(
             model=self.model_id,
-            phase=self.readiness().phase,
+            phase=phase,
             world_size=self.num_ranks_now,
             epoch=supervisor.epoch if supervisor is not None else 0,
             ranks=tuple(map(RankState.of, reports)),
@@ -276,16 +306,17 @@ class LlamaService:
             chat_format=self.chat_format.name,
             tool_format=self.answer_format.tool_format.name,
             sampling_defaults=self.sampling_defaults,
+            engines=(EngineSummary(self.engine_id, self.model_id, node, phase, num_requests, running, waiting),),
         )
-        if self._loop is None:
+        if loop is None:
             return state
-        scheduler = self._loop.scheduler
+        scheduler = loop.scheduler
         return replace(
             state,
             blocks_total=scheduler.pool.num_blocks,
             blocks_used=scheduler.pool.num_used,
-            requests_running=scheduler.num_running,
-            requests_waiting=scheduler.num_waiting,
+            requests_running=running,
+            requests_waiting=waiting,
             preemptions=scheduler.num_preemptions,
             prefix_cache_hit_tokens=scheduler.num_prefix_hits,
             draft_tokens=scheduler.num_drafts,
@@ -315,7 +346,7 @@ class LlamaService:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
 
 
-def _sampling_defaults(args: ServerArgs) -> SamplingDefaults:
+def _sampling_defaults(args: EngineArgs) -> SamplingDefaults:
     """The argument `sampling_defaults`: Meta's, the model's as far as it recommends any, or greedy."""
     if args.sampling_defaults == "greedy":
         return SamplingDefaults(temperature=0.0)

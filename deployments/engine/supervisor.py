@@ -17,7 +17,7 @@ from cluster.driver.group_info import GroupInfo
 from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
 from cluster.driver.stragglers import StepWindow
 from cluster.wire.rank_status import RankStatus
-from deployments.args import ServerArgs
+from deployments.args import EngineArgs
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.recovery_plan import RecoveryPlan
 from deployments.engine.runner import Runner
@@ -85,7 +85,7 @@ class Supervisor:
 
     def __init__(
         self,
-        args: ServerArgs,
+        args: EngineArgs,
         config: EngineConfig,
         pool: GroupPool,
         on_failure: Callable[[LlamaError], None],

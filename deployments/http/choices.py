@@ -25,6 +25,11 @@ def _followers(plan: Plan) -> dict[int, range]:
     }
 
 
+async def submitted(engine: Engine, plan: Plan, *, is_timed: bool = False) -> "Choices":
+    """Submits every choice, or none: raises what `Engine.submit` raises. is_timed: for a trace."""
+    return Choices(await engine.submit(plan.request, is_timed=is_timed), plan)
+
+
 class Choices:
     """Reads every choice of a plan: `wait`, then `take` until it returns None, until `num_open` is 0; then `cancel`.
 
@@ -32,9 +37,8 @@ class Choices:
     reader has not taken stay in the engine, which joins them into larger ones.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, *, is_timed: bool = False) -> None:
-        """Submits every choice, or none: raises what `Engine.submit` raises. is_timed: for a trace."""
-        streams = engine.submit(plan.request, is_timed=is_timed)
+    def __init__(self, streams: Sequence[TokenStream], plan: Plan) -> None:
+        """streams: of all choices of the plan's request, in their order."""
         endings = [AnswerEnding(plan.answer_ending) for _ in streams] if plan.answer_ending else []
         self._begin(streams, plan.request.num_choices, _followers(plan), endings)
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from deployments.engine.interface import Engine
-from deployments.http.choices import Choices
+from deployments.http.choices import Choices, submitted
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.generation_kinds import GenerationKind
 from deployments.http.limits import HttpLimits
@@ -26,7 +26,7 @@ from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice,
 from deployments.openai.answers.slices import run_in_slices
 from deployments.openai.answers.whole_answer import send_whole
 from deployments.openai.field_types import Body
-from deployments.openai.plan import MAX_OWNER_CHARS, Plan
+from deployments.openai.plan import MAX_OWNER_CHARS, Plan, engine_of
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
@@ -71,6 +71,7 @@ class _GenerationRequest:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._body: Body | None = None
+        self._engine = endpoint.engine  # of the model, once that is known
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None
@@ -85,7 +86,7 @@ class _GenerationRequest:
             limit_s = self._limit_s()
             end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
             plan = await self._planned(limit_s, end_s)
-            serializer = self._submit(plan)
+            serializer = await self._submit(plan)
             if limit_s is not None and end_s is not None and self._choices is not None:
                 self._deadline = self._loop.call_at(end_s, self._choices.end, self._late(limit_s))
             await self._answer(plan, serializer)
@@ -139,7 +140,7 @@ class _GenerationRequest:
                 raise self._late(limit_s) from None
         self._record.planned(plan)
         if self._endpoint.log_prompts:
-            tokenizer = self._endpoint.engine.tokenizer
+            tokenizer = self._engine.tokenizer
             self._record.prompts_are([tokenizer.decode(prompt) for prompt in plan.request.prompts])
         return plan
 
@@ -152,30 +153,34 @@ class _GenerationRequest:
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
                 return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
-        plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder.of(self._owner_of(body)))
+        self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
+        plan = await endpoint.kind.plan(body, engine, endpoint.encoder.of(self._owner_of(body), engine))
         return replace(plan, request=replace(plan.request, owner=self._owner)) if self._owner else plan
 
     def _owner_of(self, body: Any) -> str:
         """As of the plan, which does not exist yet."""
         return self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
 
-    def _submit(self, plan: Plan) -> WholeSerializer | None:
+    async def _submit(self, plan: Plan) -> WholeSerializer | None:
         """What writes the answer; None where all of it is kept."""
-        engine = self._endpoint.engine
+        engine = self._engine
         wants = self._resumption if plan.stream else None
         if wants is not None and wants.found() is not None:
-            return self._resume(wants)
-        self._choices = Choices(engine, plan, is_timed=self._record.is_traced)
+            return await self._resume(wants)
+        self._choices = await submitted(engine, plan, is_timed=self._record.is_traced)
+        if wants is not None and wants.found() is not None:  # another connection has begun the stream meanwhile
+            self._choices.cancel()
+            return await self._resume(wants)
         self._record.submitted(self._choices.streams)
         serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
         # Plans of routes whose answers cannot be streamed never ask for it.
         return serializer if wants is None else wants.keep(plan, self._choices, cast(AnswerSerializer, serializer))
 
-    def _resume(self, resumption: Resumption) -> AnswerSerializer | None:
+    async def _resume(self, resumption: Resumption) -> AnswerSerializer | None:
         if (continuation := resumption.take()) is None:
             return None
         self._choices = continuation.choices
-        self._endpoint.engine.readmit(self._choices.streams, is_timed=self._record.is_traced)
+        await self._engine.readmit(self._choices.streams, is_timed=self._record.is_traced)
         self._record.submitted(self._choices.streams)
         return continuation.serializer
 

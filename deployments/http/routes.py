@@ -16,7 +16,7 @@ from deployments.http.routing import ApiRoute
 from deployments.observe.metrics import CONTENT_TYPE, Metrics
 from deployments.openai.answers import schemas as answer_schemas
 from deployments.openai.errors import error_object, json_response, retry_after_s
-from deployments.openai.plan import check_model
+from deployments.openai.plan import engine_of
 from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
@@ -36,7 +36,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
     created = int(time.time())
     created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
-    def model() -> dict[str, object]:
+    def described(engine: Engine) -> dict[str, object]:
         anthropics = {
             "type": "model",
             "display_name": engine.model_id,
@@ -57,12 +57,16 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
         }
 
     async def models(_: Request) -> Response:
-        anthropics = {"has_more": False, "first_id": engine.model_id, "last_id": engine.model_id}
-        return json_response({"object": "list", "data": [model()], **anthropics})
+        names = list(engine.models)
+        anthropics = {
+            "has_more": False,
+            "first_id": names[0] if names else None,
+            "last_id": names[-1] if names else None,
+        }
+        return json_response({"object": "list", "data": [*map(described, engine.models.values())], **anthropics})
 
     async def one_model(request: Request) -> Response:
-        check_model(request.path_params["model_id"], engine)
-        return json_response(model())
+        return json_response(described(engine_of(engine, request.path_params["model_id"])))
 
     return [
         ApiRoute(
@@ -70,7 +74,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
             models,
             tag="models",
             summary="Models",
-            description="The one model that is served.",
+            description="The models that are served.",
             answer=answer_schemas.ModelList,
         ),
         ApiRoute(
@@ -90,24 +94,25 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
         check_takes_requests(engine)
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, TokenizeBody)
-        check_model(body.model, engine)
+        model = engine_of(engine, body.model)
+        own = encoder.of("", model)
         if body.prompt is None:
-            tokens = await encoder.dialog(body.messages, replace(body.chat_options, tools=body.tools))
+            tokens = await own.dialog(body.messages, replace(body.chat_options, tools=body.tools))
         else:
-            tokens = await encoder.text(
+            tokens = await own.text(
                 body.prompt, bos=body.add_special_tokens is not False, parse_special=body.parse_special
             )
-        names = await encoder.names(tokens) if body.return_token_strs else None
-        count = {"count": len(tokens), "max_model_len": engine.max_seq_len}
+        names = await own.names(tokens) if body.return_token_strs else None
+        count = {"count": len(tokens), "max_model_len": model.max_seq_len}
         return json_response({**count, "tokens": tokens, "token_strs": names})
 
     async def detokenize(request: Request) -> Response:
         check_takes_requests(engine)
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, DetokenizeBody)
-        check_model(body.model, engine)
+        own = encoder.of("", engine_of(engine, body.model))
         skips = body.skip_special_tokens is not False
-        return json_response({"prompt": await encoder.decode(body.tokens, skip_special_tokens=skips)})
+        return json_response({"prompt": await own.decode(body.tokens, skip_special_tokens=skips)})
 
     async def tokenizer_info(_: Request) -> Response:
         check_takes_requests(engine)

@@ -16,7 +16,7 @@ import prometheus_client
 import ray
 
 from deployments.engine.interface import Engine
-from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.live_streams import TokenSink
 from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
 from deployments.observe.metric import MetricSet
@@ -218,7 +218,7 @@ class Metrics:
         for seconds, num_tokens in stats.token_intervals:
             self.inter_token_latency.observe(seconds, num_tokens)
 
-    def on_end(self, stream: SequenceStream) -> None:
+    def on_end(self, stream: TokenSink) -> None:
         """A sequence has ended, for whatever reason."""
         seq = stream.sequence
         assert seq.finish_reason is not None

@@ -86,7 +86,7 @@ class Plan:
 
 async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
-    _check_against_model(body, engine, COMPLETION_NEUTRAL)
+    _check_neutral(body, COMPLETION_NEUTRAL)
     prompts = await encoder.prompts(
         body.prompt,
         bos=body.add_special_tokens is not False,
@@ -116,7 +116,7 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
 
 async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest as `plan_completion` does, and InvalidDialog or SpecialTags that name the message's index."""
-    _check_against_model(body, engine, CHAT_NEUTRAL)
+    _check_neutral(body, CHAT_NEUTRAL)
     for index, message in enumerate(body.messages):
         if message.model_extra:
             refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
@@ -174,13 +174,19 @@ async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing:
     return await encoder.grammar(wanted, param, parsing.use, begun=parsing.begun if reasons else None)
 
 
-def check_model(model: str | None, engine: Engine) -> None:
-    if model is not None and model != engine.model_id:
-        raise ModelNotFound(f"model: no such model here; the one served is '{engine.model_id}'", param="model")
+def engine_of(engine: Engine, model: str | None) -> Engine:
+    """The engine of the model that a request names; `engine` itself where it names none. Raises ModelNotFound."""
+    if model is None:
+        return engine
+    models = engine.models
+    if model in models:
+        return models[model]
+    served = ", ".join(f"'{name}'" for name in models)
+    text = f"the one served is {served}" if len(models) == 1 else f"those served are {served}"
+    raise ModelNotFound(f"model: no such model here; {text}", param="model")
 
 
-def _check_against_model(body: GenerationBody, engine: Engine, neutral: Neutral) -> None:
-    check_model(body.model, engine)
+def _check_neutral(body: GenerationBody, neutral: Neutral) -> None:
     if not body.model_fields_set.isdisjoint(neutral):
         refuse_unsupported(body.given(), neutral)
 

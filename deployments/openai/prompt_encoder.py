@@ -51,10 +51,11 @@ class PromptEncoder:
         self._checks = ConcurrencyLimiter(1, MAX_CHECKED_CHARS, "grammars are being checked")
         self._owner = ""
 
-    def of(self, owner: str) -> "PromptEncoder":
-        """This encoder for requests of `owner`: owners take turns in checks of grammars, and have caches of their own."""
+    def of(self, owner: str, engine: Engine | None = None) -> "PromptEncoder":
+        """This encoder for requests of `owner`: owners take turns in checks of grammars, and have caches of their own. engine:
+        of the request's model."""
         own = copy.copy(self)
-        own._owner = owner
+        own._owner, own._engine = owner, engine or self._engine
         return own
 
     async def prompts(

@@ -20,7 +20,7 @@ from deployments.openai.answers.completions import usage_of
 from deployments.openai.answers.slices import Sliced
 from deployments.openai.dialog_fields import DialogOptions, Messages
 from deployments.openai.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, OptionalInteger, Prompt
-from deployments.openai.plan import MAX_OWNER_CHARS, MAX_PROMPT_LOGPROBS, Plan, check_model
+from deployments.openai.plan import MAX_OWNER_CHARS, MAX_PROMPT_LOGPROBS, Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import Request
@@ -53,7 +53,6 @@ class ClassifyBody(DialogOptions, ScoringBody):
 
 async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
-    check_model(body.model, engine)
     if len(body.prompt) != 1:
         raise InvalidParameter("prompt: must be one text or one list of token ids", param="prompt")
     bos = body.add_special_tokens is not False
@@ -67,7 +66,6 @@ async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) ->
 
 async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises what `plan_score` raises, and InvalidDialog."""
-    check_model(body.model, engine)
     if (body.prompt is None) == (not body.messages):
         raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
     if not all(1 <= len(label) <= MAX_LABEL_CHARS for label in body.labels) or len(set(body.labels)) < len(body.labels):

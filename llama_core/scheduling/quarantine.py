@@ -95,6 +95,13 @@ class Quarantine:
             if record.num_failures >= FAILURES_BEFORE_QUARANTINE:
                 self._quarantined.add(seq)
 
+    def suspect(self, seq: Sequence, num_failures: int) -> None:
+        """Note failures of other engines with this sequence in flight."""
+        if num_failures:
+            self._records[seq] = _Record(num_failures, safe_length=seq.length + 1)
+        if num_failures >= FAILURES_BEFORE_QUARANTINE:
+            self._quarantined.add(seq)
+
     def verdict(self, in_flight: Iterable[Sequence], failure: RankFailure) -> Sequence | None:
         """The request that this failure proves harmful, with its `error` set; None if the failure proves nothing."""
         quarantined = [seq for seq in in_flight if seq in self._quarantined]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
@@ -76,6 +76,21 @@ class Request:
         for prompt, params in zip(self.prompts, self.params, strict=True):
             for own in params_of_choices(params, self.n):
                 yield prompt, own
+
+
+def sequences_of(request: Request, vocab_size: int, max_seq_len: int, request_id: str = "") -> "list[Sequence]":
+    """The sequences of a request's choices. Raises InvalidParameter or ContextLengthExceeded."""
+    prompts = [check_prompt(prompt, vocab_size, max_seq_len) for prompt in request.prompts]
+    for params in {id(params): params for params in request.params}.values():
+        params.check_tokens(vocab_size)
+    sequences = []
+    for prompt, params in replace(request, prompts=prompts).choices():
+        max_length = min(max_seq_len, len(prompt) + params.max_tokens)
+        if params.min_tokens > (room := max_length - len(prompt)):
+            raise InvalidParameter(f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens")
+        owner, priority, scope = request.owner, request.priority, request.cache_scope
+        sequences.append(Sequence(prompt, params, max_length, owner, priority, scope, request_id))
+    return sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,14 +124,18 @@ class Scheduler:
         """Raises QueueFull or InvalidParameter unless sequences of so many tokens each may be queued together."""
         self.admission.check_capacity(lengths, owner)
 
-    def add(self, seq: Sequence) -> None:
-        """Queue a new sequence. One that may not grow and has nothing to report ends here."""
+    def add(self, seq: Sequence, *, first: bool = False) -> None:
+        """Queue a sequence that has not run here. One that may not grow and has nothing to report ends at once. first: before
+        all others, as preempted ones."""
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
             seq.finish_reason = FinishReason.LENGTH
             return
-        self.admission.queue(seq)
+        if first:
+            self.admission.queue_first(seq)
+        else:
+            self.admission.queue(seq)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence in any state; its blocks are free when this returns. A sequence that has ended stays as it is."""

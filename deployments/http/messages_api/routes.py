@@ -12,7 +12,7 @@ from deployments.http.routes import BODY_STATUSES, check_takes_requests
 from deployments.http.routing import ApiRoute
 from deployments.openai.answers import schemas as answer_schemas
 from deployments.openai.errors import json_response
-from deployments.openai.plan import check_model, encode_chat
+from deployments.openai.plan import encode_chat, engine_of
 from deployments.openai.prompt_encoder import PromptEncoder
 
 MESSAGES = GenerationKind(
@@ -31,9 +31,9 @@ def count_tokens_route(engine: Engine, bodies: BodyReader, encoder: PromptEncode
         check_takes_requests(engine)
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, CountTokensBody)
-        check_model(body.model, engine)
+        own = encoder.of("", engine_of(engine, body.model))
         with body.chat.in_the_clients_words():
-            tokens = await encode_chat(body.chat.body, encoder)
+            tokens = await encode_chat(body.chat.body, own)
         return json_response({"input_tokens": len(tokens)})
 
     return ApiRoute(

@@ -1,0 +1,87 @@
+"""An engine for fronts: the deployment of an application that `build_engine` makes. It has no route."""
+
+import logging
+
+import ray
+from ray.util import get_node_ip_address
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.args import EngineArgs
+from deployments.engine.service import LlamaService
+from deployments.engine.step_report import StepStats
+from deployments.fleet import directory, model_files
+from deployments.fleet.front_server import FrontServer
+from deployments.fleet.invitation import Invitation
+from deployments.ingress import collect_garbage_rarely, pool_for
+from deployments.local.small_cluster import keep_replica_on_loopback
+from deployments.observe.metrics import Metrics
+from deployments.observe.replica_log import log_like_serve
+from llama_core.errors import LlamaError
+
+log = logging.getLogger(__name__)
+
+
+class LlamaEngine:
+    """One replica: a service over the ranks of this replica's own placement group, for every front of the cluster."""
+
+    async def __init__(self, args: EngineArgs) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Raises LlamaError if no start can succeed; Serve then reports the deployment as failed."""
+        keep_replica_on_loopback()
+        log_like_serve(args.log_format)
+        self._args = args
+        self._fronts: FrontServer | None = None
+        self._metrics = Metrics(model_name=args.model_id)
+        self._service = LlamaService(
+            args,
+            pool_for(args),
+            on_step=self._on_step,
+            on_failure=self._on_failure,
+            on_compute_ms=self._metrics.on_compute_ms,
+            on_end=self._metrics.on_end,
+        )
+        self._metrics.watch(self._service)
+        try:
+            await self._service.start()
+            files = model_files.pack(args, self._service.num_rows, self._service.vocab_size)
+            self._fronts = FrontServer(self._service, files)
+            node = ray.get_runtime_context().get_node_id()
+            self._invitation = await self._fronts.open(node, get_node_ip_address())
+            await directory.invite(self._invitation)
+        except BaseException:
+            await self._service.stop()
+            raise
+        collect_garbage_rarely()
+
+    async def invitation(self) -> Invitation:
+        """For a front of this cluster. It has the key to this engine."""
+        return self._invitation
+
+    async def __call__(self, request: Request) -> Response:
+        """Serve gives the first deployment of an application a port for HTTP. Only fronts serve HTTP."""
+        return Response("An engine serves no HTTP: send requests to the application llama.\n", 404)
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if not self._service.live():
+            raise RuntimeError(self._service.readiness().detail or "no step completes")
+
+    async def __del__(self) -> None:
+        service = getattr(self, "_service", None)
+        if service is None:
+            return
+        if self._fronts is not None:
+            await self._fronts.hand_over(has_successor=True, timeout_s=self._args.drain_timeout_s)
+            self._fronts.close()
+        await service.drain()
+        await service.stop()
+
+    def _on_step(self, stats: StepStats) -> None:
+        self._metrics.on_step(stats)
+        if self._fronts is not None:
+            self._fronts.elapsed_ms = stats.elapsed_ms
+
+    def _on_failure(self, error: LlamaError) -> None:
+        self._metrics.on_failure(error)
+        if self._fronts is not None:
+            self._fronts.beat()

@@ -1,0 +1,70 @@
+"""How engines and fronts find each other: by the status of Serve's applications, and calls to all replicas of a deployment.
+
+An engine invites the fronts when it is ready; a front asks the engines when it starts, and every few seconds, for those that
+it has missed. While Serve's controller is away, connections stay as they are.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any, Final
+
+from ray import serve
+
+from cluster.driver.ray_calls import in_passing_thread
+from deployments.fleet.invitation import Invitation
+
+log = logging.getLogger(__name__)
+
+FRONT: Final = "LlamaIngress"
+ENGINE: Final = "LlamaEngine"
+SEARCH_S: Final = 2.0
+CALL_TIMEOUT_S: Final = 10.0
+
+
+async def invite(invitation: Invitation) -> None:
+    """Tell every front of this engine."""
+    await _call_all(FRONT, "meet", invitation)
+
+
+async def search(meet: Callable[[Invitation], Awaitable[None]]) -> None:
+    """Meet every engine that runs, now and from now on."""
+    while True:
+        invitations = await _call_all(ENGINE, "invitation")
+        await asyncio.gather(*(meet(found) for found in invitations if isinstance(found, Invitation)))
+        await asyncio.sleep(SEARCH_S)
+
+
+async def _call_all(deployment: str, method: str, *args: Any) -> list[Any]:
+    """The results of all replicas of the deployments with this name, of those that answer."""
+    try:
+        status = await in_passing_thread(serve.status)
+    except Exception as error:  # Serve's controller is away
+        log.debug("the applications are unknown: %s", type(error).__name__)
+        return []
+    applications = [name for name, found in status.applications.items() if _runs(found, deployment)]
+    each = await asyncio.gather(*(_call(name, deployment, method, *args) for name in applications))
+    return [result for results in each for result in results]
+
+
+def _runs(application: Any, deployment: str) -> bool:
+    found = application.deployments.get(deployment)
+    return found is not None and any(found.replica_states.get(state) for state in ("RUNNING", "UPDATING"))
+
+
+@cache  # a handle follows its deployment's replicas for ever
+def _handle(deployment: str, application: str) -> Any:
+    return serve.get_deployment_handle(deployment, application)
+
+
+async def _call(application: str, deployment: str, method: str, *args: Any) -> list[Any]:
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            results = (
+                await _handle(deployment, application).broadcast(method, *args).results_async(return_exceptions=True)
+            )
+    except Exception as error:  # the application is being removed, or has no replica yet
+        log.debug("%s of %s: no answer to %s: %s", deployment, application, method, type(error).__name__)
+        return []
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -1,0 +1,178 @@
+"""All models of a front as one engine: the HTTP layer asks it for the engine of a request's model.
+
+Where a request names no model, and for what concerns no model, the first one is meant.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from cluster.wire.messages import WireError
+from deployments.engine.callers import Callers
+from deployments.engine.interface import EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.live_streams import TokenSink
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_report import StepStats
+from deployments.fleet.engine_link import EngineLink
+from deployments.fleet.invitation import Invitation
+from deployments.fleet.messages import works_with
+from deployments.fleet.model_files import unpack
+from deployments.fleet.remote_engine import RemoteEngine
+from llama_core.errors import LlamaError
+from llama_core.scheduling.request import Request
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.chat_format import ChatFormat
+from llama_core.text.model_text import ModelText
+from llama_core.text.tokenizers.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+NO_MODEL = EngineState(
+    model="",
+    phase="loading",
+    world_size=0,
+    epoch=0,
+    ranks=(),
+    spare_ranks_ready=0,
+    max_seq_len=0,
+    max_seq_len_reason="",
+    max_batch_size=0,
+    max_step_tokens=0,
+    max_queue=0,
+    max_queue_tokens=0,
+    block_size=0,
+)
+
+
+class Fleet:
+    """Implements `Engine`. `meet` each engine that invites this front."""
+
+    def __init__(
+        self,
+        node: str,
+        callers: Callers,
+        hold_timeout_s: float,
+        drain_timeout_s: float = 60.0,
+        on_step: Callable[[StepStats], None] = lambda stats: None,
+        on_end: Callable[[TokenSink], None] = lambda stream: None,
+    ) -> None:
+        """node: Ray's id of this node. on_step, on_end: for metrics."""
+        self._node, self._callers, self._hold_timeout_s = node, callers, hold_timeout_s
+        self._on_step, self._on_end = on_step, on_end
+        self._models: dict[str, RemoteEngine] = {}
+        self._met: dict[str, EngineLink] = {}  # by the engine's id
+        self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
+        self._reading = asyncio.Lock()
+        self._drain_timeout_s = drain_timeout_s
+
+    async def meet(self, invitation: Invitation) -> None:
+        """Connect to an engine, unless this front is connected to it. Logs why it cannot."""
+        known = self._met.get(invitation.engine)
+        if known is not None and not known.is_lost:
+            return
+        link = self._met[invitation.engine] = EngineLink(invitation)
+        try:
+            welcome = await link.connect(self._node, list(self._texts))
+            if not works_with(welcome.protocol):
+                raise WireError(f"its protocol is {welcome.protocol}: update engines and fronts one version at a time")
+            async with self._reading:
+                if (files := welcome.files) is not None and welcome.files_digest not in self._texts:
+                    self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
+        except (OSError, WireError, TimeoutError, LlamaError) as error:
+            log.warning("no connection with engine %s of %s: %s", invitation.engine, invitation.model, error)
+            link.close()
+            del self._met[invitation.engine]
+            return
+        model = self._models.get(invitation.model)
+        if model is None:
+            model = self._models[invitation.model] = RemoteEngine(
+                invitation.model, self._callers, self._hold_timeout_s, self._on_step, self._on_end
+            )
+        self._met = {engine: met for engine, met in self._met.items() if not met.is_lost or met is link}
+        log.info("connected with engine %s of %s", invitation.engine, invitation.model)
+        model.add(link, self._texts[welcome.files_digest])
+
+    @property
+    def models(self) -> Mapping[str, RemoteEngine]:
+        return self._models
+
+    @property
+    def _first(self) -> RemoteEngine:
+        """Raises NotReady before the first engine has been met."""
+        if not self._models:
+            raise self.readiness().not_ready()
+        return next(iter(self._models.values()))
+
+    @property
+    def model_id(self) -> str:
+        return self._first.model_id
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._first.max_seq_len
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self._first.max_request_tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._first.tokenizer
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self._first.chat_format
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return self._first.answer_format
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self._first.sampling_defaults
+
+    def readiness(self) -> Readiness:
+        """Of the model that is the most ready."""
+        states = [model.readiness() for model in self._models.values()]
+        best = max(states, key=lambda state: (state.ready, state.takes_requests), default=None)
+        return best or Readiness(False, "loading", "no engine is connected")
+
+    def live(self) -> bool:
+        return True
+
+    def check_capacity(self, owner: str = "") -> None:
+        """Of one model where there is one; several are checked when a request has named its model."""
+        if len(self._models) == 1:
+            self._first.check_capacity(owner)
+        elif not (readiness := self.readiness()).takes_requests:
+            raise readiness.not_ready()
+
+    def cache_scope(self, owner: str) -> str:
+        return self._callers.cache_scope(owner)
+
+    def next_seed(self) -> int:
+        return self._callers.next_seed()
+
+    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
+        return await self._first.submit(request, is_timed=is_timed)
+
+    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+        await self._first.readmit(streams, is_timed=is_timed)
+
+    def abort(self, request_id: str) -> bool:
+        return sum(model.abort(request_id) for model in self._models.values()) > 0
+
+    def describe(self) -> EngineState:
+        """Of the first model, with the engines of all."""
+        if not self._models:
+            return NO_MODEL
+        states = [model.describe() for model in self._models.values()]
+        return replace(states[0], engines=tuple(engine for state in states for engine in state.engines))
+
+    async def drain(self) -> None:
+        await asyncio.gather(*(model.drain(self._drain_timeout_s) for model in self._models.values()))
+
+    async def stop(self) -> None:
+        for model in self._models.values():
+            await model.stop()

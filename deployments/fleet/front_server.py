@@ -1,0 +1,280 @@
+"""The engine's end of its connections with fronts: takes their requests, and sends each front one frame a step.
+
+Knows nothing of text: a front has the tokenizer's work, the stop strings and the client.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Final, cast
+
+from cluster.wire.messages import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Deframer, WireError, frame
+from cluster.wire.socket_dir import SocketDir
+from cluster.wire.tls import make_group_key, tls_context
+from deployments.engine.engine_loop import EngineLoop
+from deployments.engine.service import LlamaService
+from deployments.engine.timeline import Timeline
+from deployments.fleet import messages
+from deployments.fleet.invitation import Invitation
+from deployments.fleet.messages import BEAT_S, PROTOCOL, Detail, fault_of
+from deployments.fleet.model_files import ModelFiles
+from llama_core.errors import InvalidRequest, LlamaError
+from llama_core.scheduling.request import READ_LOGPROB, Sequence, check_prompt
+
+log = logging.getLogger(__name__)
+
+MAX_UNREAD_BYTES: Final = 64 * 2**20  # of a front that does not read: its connection is closed then
+HANDSHAKE_S: Final = 10.0
+
+
+class FrontStream:
+    """Implements `TokenSink` for one stream of a front."""
+
+    is_timed = False
+
+    def __init__(self, connection: "FrontConnection", number: int, seq: Sequence) -> None:
+        self.sequence = seq
+        self.timeline = Timeline(time.monotonic())
+        self.number = number
+        self._connection = connection
+        self._num_logprobs = len(seq.logprobs)
+        self._num_prompt_logprobs = len(seq.prompt_logprobs)
+        self._has_begun = self._has_ended = False
+
+    def push(self, tokens: list[int]) -> bool:
+        self._connection.add(self, tokens, self._detail())
+        return False
+
+    def push_timed(self, tokens: list[int]) -> bool:
+        return self.push(tokens)
+
+    def fail(self, error: LlamaError) -> None:
+        if not self._has_ended:  # `push` has told the error
+            self._has_ended = True
+            self._connection.add(self, [], Detail(self.number, fault=fault_of(error)))
+
+    def end(self, error: LlamaError) -> None:
+        self._connection.server.loop.cancel(self.sequence)
+        self.fail(error)
+
+    def _detail(self) -> Detail | None:
+        """What is new beside the tokens; None for most steps."""
+        seq, begins = self.sequence, not self._has_begun
+        has_logprobs = len(seq.logprobs) > self._num_logprobs or len(seq.prompt_logprobs) > self._num_prompt_logprobs
+        if not (begins or has_logprobs or seq.finished):
+            return None
+        self._has_begun, self._has_ended = True, seq.finished
+        start, self._num_prompt_logprobs = self._num_prompt_logprobs, len(seq.prompt_logprobs)
+        new, self._num_logprobs = seq.logprobs[self._num_logprobs :], len(seq.logprobs)
+        return Detail(
+            self.number,
+            new,
+            start,
+            seq.prompt_logprobs[start:],
+            self.timeline.queue_s if begins else None,
+            seq.num_cached if begins else None,
+            seq.finish_reason,
+            seq.stop_token,
+            None if seq.error is None else fault_of(seq.error),
+        )
+
+
+class FrontConnection(asyncio.Protocol):
+    """One front. The first frame must be a `Hello` with the engine's secret, or the connection is closed."""
+
+    def __init__(self, server: "FrontServer") -> None:
+        self.server = server
+        self._streams: dict[int, FrontStream] = {}
+        self._deframer = Deframer(MAX_HELLO_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._is_admitted = False
+        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "no greeting")
+        self._numbers: list[int] = []
+        self._tokens: list[list[int]] = []
+        self._details: list[Detail] = []
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: FrontStream, tokens: list[int], detail: Detail | None) -> None:
+        """Send these with the frame of this step."""
+        if not (self._numbers or self._details):
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._numbers.append(stream.number)
+        self._tokens.append(tokens)
+        if detail is not None:
+            self._details.append(detail)
+            if detail.finish_reason is not None or detail.fault is not None:
+                self._streams.pop(stream.number, None)
+
+    def send(self, message: messages.FromEngine) -> None:
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.close("it does not read")
+        else:
+            self._transport.write(frame(message))
+
+    def close(self, reason: str) -> None:
+        log.warning("closing the connection with a front: %s", reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class has the methods but not the base class
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._deframer.feed(data):
+                if self._is_admitted:
+                    self._take(messages.decode_from_front(payload))
+                else:
+                    self._admit(messages.decode_hello(payload))
+        except WireError as error:
+            self.close(str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self.server.connections.discard(self)
+        self._cancel(list(self._streams))
+
+    def _admit(self, hello: messages.Hello) -> None:
+        if not hmac.compare_digest(hello.secret, self.server.secret):
+            raise WireError("the secret is not this engine's")
+        if not messages.works_with(hello.protocol):
+            raise WireError(f"its protocol is {hello.protocol}, this engine's {PROTOCOL}")
+        self._deadline.cancel()
+        self._is_admitted = True
+        self._deframer.max_frame_bytes = MAX_FRAME_BYTES
+        self.server.connections.add(self)
+        self.send(self.server.welcome(hello.has_files))
+
+    def _take(self, message: messages.FromFront) -> None:
+        if isinstance(message, messages.Cancel):
+            self._cancel(message.numbers, is_stop=message.is_stop)
+            return
+        first = message.first if isinstance(message, messages.Submit) else message.number
+        try:
+            if isinstance(message, messages.Submit):
+                sequences = self.server.loop.sequences_of(message.request, message.request_id)
+                streams = [FrontStream(self, first + i, seq) for i, seq in enumerate(sequences)]
+                self.send(messages.Accepted(first))
+                for stream in streams:
+                    self._streams[stream.number] = stream
+                    self.server.loop.enter(stream)
+            else:
+                stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.loop))
+                self.server.loop.continue_first(stream, message.num_failures)
+        except LlamaError as error:
+            self._streams.pop(first, None)
+            self.send(messages.Refused(first, fault_of(error)))
+
+    def _cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:
+        for number in numbers:
+            if (stream := self._streams.pop(number, None)) is not None:
+                (self.server.loop.stop if is_stop else self.server.loop.cancel)(stream.sequence)
+
+    def _flush(self) -> None:
+        numbers, tokens, details = self._numbers, self._tokens, self._details
+        self._numbers, self._tokens, self._details = [], [], []
+        scheduler = self.server.loop.scheduler
+        step = messages.Step(
+            self.server.elapsed_ms, numbers, tokens, details, scheduler.num_running, scheduler.num_waiting
+        )
+        if self._transport is not None and not self._transport.is_closing():
+            self.send(step)
+
+
+def _continued(message: messages.Continue, loop: EngineLoop) -> Sequence:
+    """Raises InvalidRequest."""
+    params, prompt = message.params, message.prompt
+    check_prompt([*prompt, *message.output], loop.vocab_size, loop.max_seq_len)
+    params.check_tokens(loop.vocab_size)
+    if len(message.output) > params.max_tokens:
+        raise InvalidRequest("the stream has more tokens than max_tokens")
+    max_length = min(loop.max_seq_len, len(prompt) + params.max_tokens)
+    owner, priority, scope = message.owner, message.priority, message.cache_scope
+    seq = Sequence(prompt, params, max_length, owner, priority, scope, message.request_id)
+    seq.tokens += message.output
+    if params.logprobs is not None:
+        seq.logprobs = [READ_LOGPROB] * len(message.output)
+    if message.has_prompt_logprobs:
+        seq.prompt_logprobs = [READ_LOGPROB] * (len(prompt) - 1)
+    return seq
+
+
+class FrontServer:
+    """Serves fronts from a service that is ready. `elapsed_ms`: of the latest step; the caller sets it."""
+
+    def __init__(self, service: LlamaService, files: ModelFiles) -> None:
+        self.engine = uuid.uuid4().hex
+        self.secret = secrets.token_bytes(32)
+        self.elapsed_ms = 0.0
+        self.connections: set[FrontConnection] = set()
+        self._service = service
+        self._files, self._files_digest = files, files.digest
+        self._servers: list[asyncio.Server] = []
+        self._dir: SocketDir | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def loop(self) -> EngineLoop:
+        return self._service.loop
+
+    async def open(self, node: str, host: str) -> Invitation:
+        """Listen on a unix socket, and on a port of `host` with TLS. node: Ray's id of this node."""
+        loop, key = asyncio.get_running_loop(), make_group_key()
+        self._dir = SocketDir()
+        path = self._dir.socket_path
+        self._servers = [
+            await loop.create_unix_server(lambda: FrontConnection(self), path),
+            await loop.create_server(lambda: FrontConnection(self), host, 0, ssl=tls_context(key, "driver")),
+        ]
+        port = self._servers[1].sockets[0].getsockname()[1]
+        self._beating = asyncio.create_task(self._beat_always())
+        return Invitation(self.engine, self._service.model_id, node, path, host, port, self.secret, key)
+
+    def welcome(self, has_files: Iterable[str]) -> messages.Welcome:
+        digest = self._files_digest
+        files = None if digest in has_files else self._files
+        service = self._service
+        return messages.Welcome(
+            PROTOCOL, self.engine, service.numerics, digest, files, service.describe(), service.sampling_defaults
+        )
+
+    def beat(self) -> None:
+        """Tell every front the state of this engine."""
+        message = messages.Beat(self._service.describe(), self._service.sampling_defaults)
+        for connection in list(self.connections):
+            connection.send(message)
+
+    async def hand_over(self, has_successor: bool, timeout_s: float) -> None:
+        """Fronts take their streams to other engines, or, where a successor is to come, hold them. Returns when none is left
+        here, or after the timeout."""
+        for connection in list(self.connections):
+            connection.send(messages.Goodbye(has_successor))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(connection.num_streams for connection in self.connections):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            log.warning("streams of fronts have not ended within %.0f s and are cut", timeout_s)
+
+    def close(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.close("the engine ends")
+        if self._dir is not None:
+            self._dir.remove()
+
+    async def _beat_always(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self.beat()

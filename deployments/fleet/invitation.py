@@ -1,0 +1,20 @@
+"""How a front reaches an engine. A Ray call carries it, so only programs of the Ray cluster can have it."""
+
+from dataclasses import dataclass, field
+
+from cluster.wire.tls import GroupKey
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """engine: its id, of one life of its process. node: Ray's id of its node, where `path` is a unix socket. Other nodes
+    connect to host and port, with TLS; both sides present the certificate of `key`."""
+
+    engine: str
+    model: str
+    node: str
+    path: str
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    key: GroupKey = field(repr=False)

@@ -1,0 +1,431 @@
+"""The engines of one model as one engine. The front owns every stream: its tokens, its parameters and its text.
+
+An engine computes a stream's tokens. When it ends, another one with equal numerics continues from the tokens so far, and
+samples the same next tokens, because a sample depends on (seed, position) alone. Without such an engine the front holds the
+stream.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from deployments.engine.callers import Callers
+from deployments.engine.interface import EngineState, EngineSummary, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.live_streams import TokenSink
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_report import StepStats
+from deployments.fleet import messages
+from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, LiveStream
+from llama_core.errors import (
+    EngineError,
+    LlamaError,
+    NotReady,
+    PoisonRequest,
+    QueueFull,
+    RequestAborted,
+)
+from llama_core.log_lines import log_subject, where
+from llama_core.scheduling.request import FinishReason, Request, sequences_of
+from llama_core.scheduling.request import Sequence as Seq
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.chat_format import ChatFormat
+from llama_core.text.model_text import ModelText
+from llama_core.text.tokenizers.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.5
+CLOSE_AFTER_S: Final = 15.0  # of an engine's silence
+MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
+
+
+class RemoteEngine:
+    """Implements `Engine` and `TracedEngine`'s part of it. `add` engines; the rest follows from their connections."""
+
+    def __init__(
+        self,
+        model_id: str,
+        callers: Callers,
+        hold_timeout_s: float,
+        on_step: Callable[[StepStats], None],
+        on_end: Callable[[TokenSink], None],
+    ) -> None:
+        """hold_timeout_s: how long a stream waits for an engine that can continue it. on_step, on_end: for metrics."""
+        self.model_id = model_id
+        self.links: list[EngineLink] = []
+        self._callers = callers
+        self._hold_timeout_s = hold_timeout_s
+        self._on_step, self._on_end = on_step, on_end
+        self._text: ModelText | None = None
+        self._state: EngineState | None = None  # of the engine that was heard last
+        self._defaults = SamplingDefaults()
+        self._live: dict[Seq, LiveStream] = {}
+        self._held: dict[LiveStream, None] = {}
+        self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ticking = asyncio.create_task(self._tick_always())
+
+    # Engines come and go.
+
+    def add(self, link: EngineLink, text: ModelText) -> None:
+        """Use an engine that has greeted this front. text: its model's."""
+        assert link.welcome is not None and link.state is not None
+        self._text, self._defaults, self._state = text, link.welcome.defaults, link.state
+        self.links.append(link)
+        link.serve(self)
+        self._place(list(self._held))
+
+    def on_state(self, link: EngineLink) -> None:
+        assert link.state is not None
+        self._state = link.state
+        if link.is_ready:
+            self._place(list(self._held))
+        elif link.streams:  # its ranks are replaced: streams go on elsewhere, if they can
+            self._move(link, has_failed=True, keeps=True)
+
+    def on_goodbye(self, link: EngineLink, *, has_successor: bool) -> None:
+        """Streams that no engine can continue run on where none is to come."""
+        log.info("engine %s ends: its %d streams move", link.invitation.engine, len(link.streams))
+        self._note_loss()
+        self._move(link, has_failed=False, keeps=not has_successor)
+
+    def on_lost(self, link: EngineLink) -> None:
+        if link in self.links:
+            self.links.remove(link)
+            self._note_loss()
+            if link.streams:
+                log.warning("engine %s is gone: its %d streams move", link.invitation.engine, len(link.streams))
+            self._move(link, has_failed=not link.is_leaving, keeps=False)
+
+    def on_refused(self, link: EngineLink, live: LiveStream, error: LlamaError) -> None:
+        live.link = None
+        if isinstance(error, NotReady):
+            link.is_leaving = True
+            self._place([live])
+        else:
+            self._fail(live, error)
+
+    def _note_loss(self) -> None:
+        if not any(link.takes_requests for link in self.links):
+            self._lost_s = time.monotonic()
+
+    def _move(self, link: EngineLink, *, has_failed: bool, keeps: bool) -> None:
+        """Continue the streams of `link` elsewhere. keeps: those that no other engine can continue now stay there."""
+        lives = [live for live in link.streams.values() if live.is_accepted]
+        if keeps:
+            lives = [live for live in lives if self._choose(live, without=link) is not None]
+        link.cancel(lives)
+        poisonous = []
+        for live in lives:
+            live.link = None
+            live.num_failures += has_failed
+            if live.num_failures >= MAX_FAILURES:
+                poisonous.append(live)
+        for live in poisonous:
+            text = f"{live.num_failures} engines ended in turn while they computed this request, which has ended"
+            self._fail(live, PoisonRequest(text))
+        self._place(live for live in lives if live not in poisonous)
+
+    def _place(self, lives: Iterable[LiveStream]) -> None:
+        """Continue streams that have no engine. Those for which there is none are held."""
+        # An engine puts each before all others, so the oldest comes last.
+        for live in sorted(lives, key=lambda live: live.stream.timeline.submitted_s, reverse=True):
+            link = self._choose(live)
+            if link is None:
+                self._hold(live)
+            else:
+                self._held.pop(live, None)
+                link.resume(live)
+
+    def _choose(self, live: LiveStream, without: EngineLink | None = None) -> EngineLink | None:
+        """The engine with the least load that can compute the stream."""
+        numerics = live.stream.numerics
+        fit = [
+            link
+            for link in self.links
+            if link.is_ready and link is not without and numerics in ("", link.welcome and link.welcome.numerics)
+        ]
+        return min(fit, key=lambda link: link.load, default=None)
+
+    def _hold(self, live: LiveStream) -> None:
+        live.link = None
+        if live not in self._held:
+            live.held_s = time.monotonic()
+            self._held[live] = None
+
+    async def _tick_always(self) -> None:
+        while True:
+            due_s = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            if now_s - due_s < TICK_S:  # else this process itself stood still, and has read nothing
+                self._suspect_silent(now_s)
+            for live in [live for live in self._held if now_s - live.held_s > self._hold_timeout_s]:
+                text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
+                self._fail(live, NotReady(text))
+
+    def _suspect_silent(self, now_s: float) -> None:
+        for link in list(self.links):
+            silent_s = now_s - link.heard_s
+            if silent_s > CLOSE_AFTER_S:
+                link.close()
+            elif silent_s > MAX_GAP_S:
+                link.is_suspected = True
+                if link.streams:
+                    self._move(link, has_failed=True, keeps=True)
+
+    # What an engine has computed.
+
+    def on_step(self, link: EngineLink, step: messages.Step) -> None:
+        now_s = time.monotonic()
+        details = {detail.number: detail for detail in step.details}
+        intervals: dict[float, int] = {}
+        num_sampled = num_prompt = num_hits = 0
+        for number, tokens in zip(step.numbers, step.tokens, strict=True):
+            live = link.streams.get(number)
+            if live is None:  # it has moved on, or nobody reads it
+                continue
+            stream, seq = live.stream, live.stream.sequence
+            if (detail := details.get(number)) is not None and detail.num_cached is not None and seq.num_cached is None:
+                num_prompt, num_hits = num_prompt + seq.prompt_len, num_hits + detail.num_cached
+            num_sampled += len(tokens)
+            if tokens:
+                assert link.welcome is not None
+                stream.numerics, live.num_failures = link.welcome.numerics, 0
+                if (seconds := stream.timeline.gained(now_s, step.elapsed_ms)) is not None:
+                    seconds /= len(tokens)
+                    intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
+            try:
+                self._push(live, tokens, detail)
+            except Exception as error:  # an error of one request must not fail the others
+                log.error("a request failed while its tokens were decoded to text\n%s", where(error))
+                self._fail(live, EngineError("the tokens of this request could not be decoded to text"))
+        self._on_step(
+            StepStats(
+                num_rows=len(step.numbers),
+                num_tokens=num_sampled,
+                num_sampled=num_sampled,
+                elapsed_ms=step.elapsed_ms,
+                num_non_finite=0,
+                device_memory_bytes=0,
+                is_decode=not num_prompt and num_sampled > 0,
+                num_prompt_tokens=num_prompt,
+                num_prompt_hits=num_hits,
+                token_intervals=tuple(intervals.items()),
+            )
+        )
+
+    def _push(self, live: LiveStream, tokens: list[int], detail: messages.Detail | None) -> None:
+        stream, seq = live.stream, live.stream.sequence
+        seq.tokens += tokens
+        if detail is not None:
+            seq.logprobs += detail.logprobs
+            # Another engine may have reported some of these positions already.
+            seq.prompt_logprobs += detail.prompt_logprobs[max(0, len(seq.prompt_logprobs) - detail.prompt_start) :]
+            if detail.queue_s is not None and stream.timeline.admitted_s is None:
+                stream.timeline.admitted_s = stream.timeline.submitted_s + detail.queue_s
+            if seq.num_cached is None:
+                seq.num_cached = detail.num_cached
+            seq.finish_reason, seq.stop_token = detail.finish_reason, detail.stop_token
+            if detail.fault is not None:
+                seq.error, seq.finish_reason = messages.error_of(detail.fault), FinishReason.ERROR
+        if stream.push(tokens):
+            if live.link is not None:
+                live.link.cancel([live], is_stop=True)
+            seq.finish_reason, seq.error = FinishReason.STOP, None
+        if seq.error is not None:
+            stream.fail(seq.error)
+        if seq.finished:
+            self._ended(live)
+
+    def _fail(self, live: LiveStream, error: LlamaError) -> None:
+        seq = live.stream.sequence
+        if not seq.finished:
+            seq.finish_reason = FinishReason.ERROR
+        live.stream.fail(error)
+        self._ended(live)
+
+    def _ended(self, live: LiveStream) -> None:
+        if live.link is not None:
+            live.link.streams.pop(live.number, None)
+        self._held.pop(live, None)
+        if self._live.pop(live.stream.sequence, None) is not None:
+            live.stream.timeline.ended_s = time.monotonic()
+            self._on_end(live.stream)
+        if not self._live:
+            self._idle.set()
+
+    def _cancel(self, seq: Seq) -> None:
+        """Nobody reads the stream of this sequence any more."""
+        if (live := self._live.get(seq)) is not None:
+            seq.finish_reason = seq.finish_reason or FinishReason.ABORT
+            if live.link is not None:
+                live.link.cancel([live])
+            self._ended(live)
+
+    # For the HTTP layer and the handle.
+
+    @property
+    def models(self) -> Mapping[str, "RemoteEngine"]:
+        return {self.model_id: self}
+
+    @property
+    def text(self) -> ModelText:
+        if self._text is None:
+            raise self.readiness().not_ready()
+        return self._text
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self.text.chat_format
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return self.text.answer_format
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self._defaults
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.describe().max_seq_len
+
+    @property
+    def max_request_tokens(self) -> int:
+        state = self.describe()
+        return state.max_batch_size * state.max_seq_len + max(state.max_queue_tokens, state.max_seq_len)
+
+    def readiness(self) -> Readiness:
+        if self._draining:
+            return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
+        if any(link.is_ready for link in self.links):
+            return Readiness(True, "ready")
+        if any(link.takes_requests for link in self.links):
+            return Readiness(False, "recovering", "the engines' ranks are being replaced")
+        if self._state is not None and time.monotonic() - self._lost_s < self._hold_timeout_s:
+            return Readiness(False, "recovering", f"no engine of {self.model_id} is connected; requests wait for one")
+        return Readiness(False, "loading", f"no engine of {self.model_id} is connected")
+
+    def live(self) -> bool:
+        return True
+
+    def check_capacity(self, owner: str = "") -> None:
+        readiness = self.readiness()
+        if not readiness.takes_requests:
+            raise readiness.not_ready()
+        limit = self.describe().max_queue
+        usable = [link for link in self.links if link.takes_requests]
+        if min((link.waiting for link in usable), default=len(self._held)) >= max(limit, 1):
+            raise QueueFull(f"{limit} sequences wait already", retry_after_s=2.0)
+
+    def cache_scope(self, owner: str) -> str:
+        return self._callers.cache_scope(owner)
+
+    def next_seed(self) -> int:
+        return self._callers.next_seed()
+
+    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
+        self.check_capacity(request.owner)
+        request = replace(request, cache_scope=self.cache_scope(request.owner))
+        subject = log_subject.get()
+        request_id = "" if subject is None else subject.request_id
+        tokenizer = self.tokenizer
+        lives = [
+            LiveStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed))
+            for seq in sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
+        ]
+        for live in lives:
+            self._live[live.stream.sequence] = live
+        self._idle.clear()
+        try:
+            if not await self._submitted(lives, request, request_id):
+                for live in lives:
+                    self._hold(live)
+                self._place(lives)
+        except BaseException:
+            for live in lives:
+                del self._live[live.stream.sequence]
+            raise
+        return [live.stream for live in lives]
+
+    async def _submitted(self, lives: Sequence[LiveStream], request: Request, request_id: str) -> bool:
+        """Whether an engine has taken the request. Raises the refusal of the last one."""
+        refusal: LlamaError | None = None
+        for link in sorted(filter(lambda link: link.takes_requests, self.links), key=lambda link: link.load):
+            try:
+                if await link.submit(lives, request, request_id):
+                    return True
+            except NotReady:
+                link.is_leaving = True
+            except QueueFull as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        return False
+
+    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+        self.check_capacity()
+        subject = log_subject.get()
+        lives = []
+        for stream in streams:
+            assert isinstance(stream, SequenceStream), "the streams are this engine's"
+            if not stream.ended:
+                stream.sequence.request_id = "" if subject is None else subject.request_id
+                stream.begin_again(is_timed=is_timed)
+                lives.append(self._live.setdefault(stream.sequence, LiveStream(stream)))
+        if lives:
+            self._idle.clear()
+            self._place(lives)
+
+    def abort(self, request_id: str) -> bool:
+        """End the request with this id; its reader gets RequestAborted. False if it has no stream here."""
+        found = [live.stream for seq, live in self._live.items() if request_id and seq.request_id == request_id]
+        for stream in found:
+            stream.end(RequestAborted("This request was aborted by its id."))
+        return bool(found)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new request, and wait for the live ones to end."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            for live in list(self._live.values()):
+                live.stream.end(NotReady("the server has shut down"))
+
+    async def stop(self) -> None:
+        self._ticking.cancel()
+        for link in list(self.links):
+            link.close()
+
+    def describe(self) -> EngineState:
+        """Of the engine that was heard last, with the load of all of them."""
+        if self._state is None:
+            raise self.readiness().not_ready()
+        states = [link.state for link in self.links if link.state is not None]
+        return replace(
+            self._state,
+            phase=self.readiness().phase,
+            requests_running=sum(link.running for link in self.links),
+            requests_waiting=sum(link.waiting for link in self.links) + len(self._held),
+            blocks_total=sum(state.blocks_total for state in states),
+            blocks_used=sum(state.blocks_used for state in states),
+            preemptions=sum(state.preemptions for state in states),
+            engines=tuple(map(_summary, self.links)),
+        )
+
+
+def _summary(link: EngineLink) -> EngineSummary:
+    assert link.state is not None
+    phase = "draining" if link.is_leaving else "silent" if link.is_suspected else link.state.phase
+    return replace(link.state.engines[0], phase=phase, requests_running=link.running, requests_waiting=link.waiting)

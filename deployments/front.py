@@ -1,0 +1,65 @@
+"""The front: the ingress deployment of an application that `build_ingress` makes.
+
+It takes requests by HTTP and handle, owns their streams, and has engines of other applications compute their tokens.
+"""
+
+import asyncio
+import logging
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.args import IngressArgs
+from deployments.engine.callers import Callers
+from deployments.fleet import directory
+from deployments.fleet.fleet import Fleet
+from deployments.fleet.invitation import Invitation
+from deployments.handle_api import HandleApi
+from deployments.ingress import collect_garbage_rarely, http_app_of, keys_of
+from deployments.observe.metrics import Metrics
+from deployments.observe.replica_log import log_like_serve
+
+
+@serve.ingress()
+class LlamaFront(HandleApi):
+    """One front. Its deployment is called LlamaIngress."""
+
+    def __init__(self, args: IngressArgs) -> None:
+        log_like_serve(args.log_format)
+        self._keys, self.logs_prompts = keys_of(args), args.log_prompts
+        self.metrics = Metrics()
+        context = serve.get_replica_context()
+        salt = int.from_bytes(context.replica_id.unique_id.encode()[:7], "big")
+        self.fleet = self.service = Fleet(
+            ray.get_runtime_context().get_node_id(),
+            Callers(args, salt),
+            args.hold_timeout_s,
+            args.drain_timeout_s,
+            self.metrics.on_step,
+            self.metrics.on_end,
+        )
+        self.metrics.watch(self.fleet)
+        self._http_app = http_app_of(args, self.fleet, self.metrics, self._keys, None)
+        self._searching = asyncio.get_running_loop().create_task(directory.search(self.fleet.meet))
+        collect_garbage_rarely()
+
+    async def meet(self, invitation: Invitation) -> None:
+        """An engine is ready."""
+        await self.fleet.meet(invitation)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._http_app
+
+    async def __del__(self) -> None:
+        if (fleet := getattr(self, "fleet", None)) is not None:
+            self._searching.cancel()
+            await fleet.drain()
+            await fleet.stop()
+            for handler in logging.getLogger("llama").handlers:
+                handler.flush()
+
+    async def describe(self) -> dict[str, Any]:
+        """The answer of GET /props, and whether HTTP needs API keys."""
+        return {**asdict(self.fleet.describe()), "api_keys": self._keys.are_required}
