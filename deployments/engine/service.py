@@ -191,13 +191,11 @@ class LlamaService:
     @property
     def numerics(self) -> str:
         """Services with the same text compute the same bits for a request. Of a service that has started."""
-        report = self.loop and self.info and self.info.ranks[0]
-        assert report
-        device, backend = report.device.split(", ")[:2]
-        name = (
-            "" if device.startswith("cpu") else device.partition(" ")[2]
-        )  # without the number of threads, or of the GPU
-        parts = (_digest([report]), report.dtype, name, backend, self.num_ranks, self.args.kv_cache_dtype)
+        report = self.info.ranks[0] if self.info is not None and self.info.ranks else RankReport()
+        device, _, backend = report.device.partition(", ")
+        gpu = "" if device.startswith("cpu") else device.partition(" ")[2]
+        kind = backend.partition(",")[0]  # without the instructions, which change no bit
+        parts = (_digest([report]), report.dtype, gpu, kind, self.num_ranks, self.args.kv_cache_dtype)
         return "|".join(map(str, parts))
 
     @property

@@ -75,10 +75,10 @@ class LoopEngine(FakeEngine):
     def check_capacity(self, owner: str = "") -> None:
         self.loop.check_capacity(owner)
 
-    def submit(  # type: ignore[override]  # streams of another class
+    async def submit(  # type: ignore[override]  # streams of another class
         self, request: Request, *, is_timed: bool = False
     ) -> Sequence[TokenStream]:
         return self.loop.submit(request, is_timed=is_timed)
 
-    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         self.loop.readmit(cast(Sequence[SequenceStream], streams), is_timed=is_timed)

@@ -178,6 +178,10 @@ class FakeEngine:
         self._num_seeds = 0
 
     @property
+    def models(self) -> dict[str, Engine]:
+        return {self.model_id: self}
+
+    @property
     def answer_format(self) -> AnswerFormat:
         return open_answer_format(self.tool_format, self.tokenizer, self.chat_format)
 
@@ -203,7 +207,7 @@ class FakeEngine:
     def _answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
         return self.tokenizer.encode(self.answer, bos=False, eos=False)
 
-    def submit(self, request: Request, *, is_timed: bool = False) -> list[FakeStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False) -> list[FakeStream]:
         streams: list[FakeStream] = []
         try:
             for prompt, params in request.choices():
@@ -221,7 +225,7 @@ class FakeEngine:
             raise
         return streams
 
-    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         self.check_capacity()
         for stream in streams:
             assert isinstance(stream, FakeStream)

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import Engine
 from deployments.http.choices import Choices
 from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter, QueueFull
@@ -32,7 +31,7 @@ def make_loop(slots: int = 32, **limits: int) -> EngineLoop:
 
 
 def submitted(loop: EngineLoop, plan: Plan) -> Choices:
-    return Choices(cast(Engine, loop), plan)
+    return Choices(loop.submit(plan.request), plan)
 
 
 @asynccontextmanager

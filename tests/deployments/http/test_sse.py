@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from deployments.http.app import HttpLimits, build_http_app
-from deployments.http.choices import Choices
+from deployments.http.choices import submitted
 from deployments.observe.metrics import Metrics
 from deployments.openai.plan import Plan
 from llama_core.errors import NonFiniteLogits
@@ -197,7 +197,7 @@ def test_a_disconnect_before_the_first_token_frees_every_sequence(served: Served
 async def test_unread_deltas_of_a_slow_reader_stay_in_the_engine() -> None:
     engine = FakeEngine("word " * 40)
     prompt, params = [5], SamplingParams(max_tokens=100)
-    choices = Choices(engine, Plan(Request([prompt], [params], n=2)))
+    choices = await submitted(engine, Plan(Request([prompt], [params], n=2)))
     await asyncio.sleep(0.05)
     assert all(stream.num_asked <= 4 for stream in engine.streams)
     seen = 0

@@ -129,8 +129,8 @@ async def test_usage_counts_cached_tokens_apart() -> None:
     assert counted.json() == {"input_tokens": num_prompt}
     submit = engine.submit
 
-    def submit_cached(*args: Any, **kwargs: Any) -> Any:
-        (stream,) = streams = submit(*args, **kwargs)
+    async def submit_cached(*args: Any, **kwargs: Any) -> Any:
+        (stream,) = streams = await submit(*args, **kwargs)
         stream.num_cached_tokens = 5
         return streams
 

@@ -1,0 +1,201 @@
+"""Streams of a front over engines that end, stall, drain and start."""
+
+import asyncio
+
+import pytest
+
+from deployments.engine.sequence_stream import SequenceStream
+from llama_core.errors import NotReady, PoisonRequest, QueueFull
+from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_rank_group import FakeGroup, until
+from tests.support.fake_ranks import continuation
+from tests.support.fleets import FleetOfEngines
+from tests.support.recovering_service import read, steady
+
+PROMPT = [1, *range(3, 40)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+
+
+def slow() -> FakeGroup:
+    return FakeGroup(num_blocks=400, step_s=0.003, token=steady)
+
+
+def expected(prompt: list[int] = PROMPT, count: int = 60) -> list[int]:
+    return continuation(prompt, count, steady)
+
+
+async def begun(stream: SequenceStream, count: int = 5) -> None:
+    await until(lambda: stream.sequence.length - stream.sequence.prompt_len >= count)
+
+
+@pytest.mark.parametrize("node", ["this node", "another node"])
+async def test_a_stream_of_a_remote_engine_has_the_tokens_and_text_of_a_local_one(node: str) -> None:
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start(node)
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        assert await read(stream) == expected()
+        assert fleet.fleet.tokenizer.n_words == engine.service.tokenizer.n_words
+        await until(lambda: fleet.fleet.describe().engines[0].requests == 1)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_streams_of_an_engine_that_ends_continue_on_another_one(number: int) -> None:
+    async with FleetOfEngines(slow) as fleet:
+        first = await fleet.start()
+        streams = [*(await fleet.submit(PROMPT, GREEDY, n=2)), *(await fleet.submit([1, 9], GREEDY))]
+        await begun(streams[0])
+        if number == 2:
+            await fleet.start()
+        first.die()
+        if number == 1:
+            await asyncio.sleep(0.02)
+            assert fleet.fleet.readiness().phase == "recovering"
+            await fleet.start()
+        assert [await read(stream) for stream in streams] == [expected(), expected(), expected([1, 9])]
+
+
+async def test_logprobs_of_a_moved_stream_are_complete() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60, logprobs=0, prompt_logprobs=True)
+    async with FleetOfEngines(slow) as fleet:
+        first, _ = await fleet.start(), await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, params)
+        await begun(stream)
+        first.die()
+        assert await read(stream) == expected()
+        assert len(stream.sequence.logprobs) == 60
+        assert len(stream.prompt_logprobs) == len(PROMPT) - 1
+
+
+async def test_an_engine_that_drains_hands_its_streams_over_at_once() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        first, second = await fleet.start(), await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        assert first.server is not None
+        await asyncio.wait_for(first.server.hand_over(has_successor=False, timeout_s=30), 5)
+        assert first.service.loop.num_live == 0 and second.service.loop.num_live == 1
+        assert await read(stream) == expected()
+
+
+async def test_a_stream_stays_with_an_engine_that_drains_where_no_other_can_continue_it() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        first = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        assert first.server is not None
+        await first.server.hand_over(has_successor=False, timeout_s=30)
+        assert await read(stream) == expected()
+
+
+async def test_a_stream_is_held_where_a_successor_is_to_start() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        first = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        assert first.server is not None
+        await first.server.hand_over(has_successor=True, timeout_s=30)
+        assert first.service.loop.num_live == 0 and not stream.ended
+        waiting = asyncio.create_task(fleet.submit([1, 9], GREEDY))
+        await asyncio.sleep(0.02)
+        first.die()
+        await fleet.start()
+        assert await read(stream) == expected()
+        (other,) = await waiting
+        assert await read(other) == expected([1, 9])
+
+
+async def test_a_held_stream_ends_with_an_error_after_the_timeout() -> None:
+    async with FleetOfEngines(slow, hold_timeout_s=0.1) as fleet:
+        first = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        first.die()
+        with pytest.raises(NotReady, match="hold_timeout_s"):
+            await read(stream)
+
+
+async def test_a_stream_never_continues_on_an_engine_with_other_numerics() -> None:
+    async with FleetOfEngines(slow, hold_timeout_s=0.3) as fleet:
+        first = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        await fleet.start(model_parallel_size=1)
+        first.die()
+        with pytest.raises(NotReady):
+            await read(stream)
+        (other,) = await fleet.submit(PROMPT, GREEDY)
+        assert await read(other) == expected()
+
+
+async def test_a_stream_during_which_engines_end_again_and_again_ends_alone() -> None:
+    async with FleetOfEngines(lambda: FakeGroup(num_blocks=400, step_s=5.0, token=steady)) as fleet:
+        engine = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        for _ in range(3):
+            following = await fleet.start()
+            engine.die()
+            await until(lambda following=following: following.service.loop.num_live)
+            engine = following
+        assert following.service.loop.scheduler.quarantine.num_quarantined == 1
+        engine.die()
+        with pytest.raises(PoisonRequest):
+            await read(stream)
+
+
+async def test_tokens_of_a_stalled_engine_that_comes_back_never_reach_a_stream_that_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine's frames are delayed, not lost: they arrive after the stream has gone on elsewhere."""
+    async with FleetOfEngines(slow) as fleet:
+        first, second = await fleet.start(), await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        (link,) = [link for link in fleet.fleet.models["demo"].links if link.streams]
+        delayed: list[bytes] = []
+        take = link.data_received
+        monkeypatch.setattr(link, "data_received", delayed.append)
+        link.heard_s -= 10.0
+        await until(lambda: not link.streams)
+        monkeypatch.undo()
+        stalled = first if first.service.engine_id == link.invitation.engine else second
+        await until(lambda: not stalled.service.loop.num_live)
+        assert delayed
+        for data in delayed:
+            take(data)
+        assert await read(stream) == expected()
+
+
+async def test_a_cancelled_stream_frees_the_engines_blocks() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        stream.cancel()
+        await until(lambda: engine.service.loop.scheduler.pool.num_used == 0)
+
+
+async def test_a_stop_string_ends_the_engines_sequence() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start()
+        text = fleet.fleet.tokenizer.decode(expected()[:9])
+        (stream,) = await fleet.submit(PROMPT, GREEDY, stop=(text[-3:],))
+        assert len(await read(stream)) < 60
+        await until(lambda: engine.service.loop.num_live == 0)
+        assert stream.matched_stop == text[-3:]
+
+
+async def test_the_queues_limit_holds_for_all_fronts_together() -> None:
+    async with FleetOfEngines(slow) as fleet, FleetOfEngines(slow) as other:
+        engine = await fleet.start(max_batch_size=1, max_queue=1)
+        assert engine.server is not None
+        await other.fleet.meet(await engine.server.open("this node", "127.0.0.1"))
+        streams = [*(await fleet.submit(PROMPT, GREEDY)), *(await other.submit(PROMPT, GREEDY))]
+        with pytest.raises(QueueFull):
+            await fleet.submit(PROMPT, GREEDY)
+        assert [await read(stream) for stream in streams] == [expected(), expected()]
+
+
+async def test_a_request_before_any_engine_is_refused_as_not_ready() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        with pytest.raises(NotReady, match="no engine"):
+            await fleet.submit(PROMPT, GREEDY)

@@ -1,0 +1,77 @@
+"""Engines over fake ranks, and a front that is connected with them by real sockets."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from deployments.args import EngineArgs, IngressArgs
+from deployments.engine.callers import Callers
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.service import LlamaService
+from deployments.fleet import model_files
+from deployments.fleet.fleet import Fleet
+from deployments.fleet.front_server import FrontServer
+from deployments.fleet.invitation import Invitation
+from llama_core.scheduling.request import Request
+from llama_core.scheduling.sampling_params import SamplingParams
+from tests.conftest import GOLDEN
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+
+NODE = "this node"
+
+
+class FakeEngineProcess:
+    """What the process of `LlamaEngine` has."""
+
+    def __init__(self, make: Callable[[], FakeGroup], **args: Any) -> None:
+        given = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 512, "max_batch_size": 8, "model_id": "demo"} | args
+        self.groups = FakeGroupPool(make)
+        self.service = LlamaService(
+            EngineArgs(**given),
+            lambda: self.groups,
+            on_failure=lambda error: None if self.server is None else self.server.beat(),
+        )
+        self.server: FrontServer | None = None
+        self._args = EngineArgs(**given)
+
+    async def start(self, node: str = NODE) -> Invitation:
+        await self.service.start()
+        files = model_files.pack(self._args, self.service.num_rows, self.service.vocab_size)
+        self.server = FrontServer(self.service, files)
+        return await self.server.open(node, "127.0.0.1")
+
+    def die(self) -> None:
+        """As a process that is killed: its connections end, and nothing of it computes any more."""
+        assert self.server is not None
+        self.server.close()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            self.server.close()
+        await self.service.stop()
+
+
+class FleetOfEngines:
+    """A front, and engines that `start` adds."""
+
+    def __init__(self, make: Callable[[], FakeGroup] = FakeGroup, *, hold_timeout_s: float = 60.0) -> None:
+        self.fleet = Fleet(NODE, Callers(IngressArgs()), hold_timeout_s)
+        self.engines: list[FakeEngineProcess] = []
+        self._make = make
+
+    async def start(self, node: str = NODE, **args: Any) -> FakeEngineProcess:
+        """An engine that the front has met."""
+        engine = FakeEngineProcess(self._make, **args)
+        self.engines.append(engine)
+        await self.fleet.meet(await engine.start(node))
+        return engine
+
+    async def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> list[SequenceStream]:
+        return list(await self.fleet.submit(Request([prompt], [params], **options)))
+
+    async def __aenter__(self) -> "FleetOfEngines":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.fleet.stop()
+        await asyncio.gather(*(engine.stop() for engine in self.engines))
