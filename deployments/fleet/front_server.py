@@ -94,6 +94,7 @@ class FrontConnection(asyncio.Protocol):
         self._is_admitted = False
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "no greeting")
         self._numbers: list[int] = []
+        self._in_frame: set[int] = set()  # of `_numbers`
         self._tokens: list[list[int]] = []
         self._details: list[Detail] = []
 
@@ -103,9 +104,12 @@ class FrontConnection(asyncio.Protocol):
 
     def add(self, stream: FrontStream, tokens: list[int], detail: Detail | None) -> None:
         """Send these with the frame of this step."""
-        if not (self._numbers or self._details):
+        if stream.number in self._in_frame:  # the event loop has taken two steps in turn
+            self._flush()
+        if not self._numbers:
             asyncio.get_running_loop().call_soon(self._flush)
         self._numbers.append(stream.number)
+        self._in_frame.add(stream.number)
         self._tokens.append(tokens)
         if detail is not None:
             self._details.append(detail)
@@ -179,6 +183,9 @@ class FrontConnection(asyncio.Protocol):
                 (self.server.loop.stop if is_stop else self.server.loop.cancel)(stream.sequence)
 
     def _flush(self) -> None:
+        if not self._numbers:
+            return
+        self._in_frame.clear()
         numbers, tokens, details = self._numbers, self._tokens, self._details
         self._numbers, self._tokens, self._details = [], [], []
         scheduler = self.server.loop.scheduler

@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet.front_server import FrontStream
+from deployments.fleet.messages import Step
 from llama_core.errors import NotReady, PoisonRequest, QueueFull
+from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
@@ -199,3 +202,17 @@ async def test_a_request_before_any_engine_is_refused_as_not_ready() -> None:
     async with FleetOfEngines(slow) as fleet:
         with pytest.raises(NotReady, match="no engine"):
             await fleet.submit(PROMPT, GREEDY)
+
+
+async def test_two_steps_that_an_engine_reads_at_once_are_two_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start()
+        assert engine.server is not None
+        (connection,) = engine.server.connections
+        sent: list[Step] = []
+        monkeypatch.setattr(connection, "send", sent.append)
+        stream = FrontStream(connection, 7, Sequence(PROMPT, GREEDY, max_length=99))
+        stream.push([5])
+        stream.push([6])
+        await asyncio.sleep(0)
+        assert [(step.numbers, step.tokens) for step in sent] == [([7], [[5]]), ([7], [[6]])]
