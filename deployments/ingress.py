@@ -86,6 +86,10 @@ class LlamaIngress(HandleApi):
     def __serve_build_asgi_app__(self) -> Any:
         return self._http_app
 
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
+        self.service.reconfigure(user_config)
+
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
         if not self.service.live():

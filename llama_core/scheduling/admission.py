@@ -42,6 +42,10 @@ class Admission:
         self._head_lacks_blocks = False  # no block has been released since the first sequence of the queue was refused
         self.use_pool(pool)
 
+    def limit(self, max_waiting: int | None, max_waiting_tokens: int | None) -> None:
+        """How many sequences, and tokens of them, may wait from now on."""
+        self._max_waiting, self._max_waiting_tokens = max_waiting, max_waiting_tokens
+
     def use_pool(self, pool: BlockPool) -> None:
         """From now on sequences get blocks of `pool`; none may hold a block of the former pool."""
         assert pool.block_size == self._window.block_size
