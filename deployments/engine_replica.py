@@ -4,7 +4,6 @@ import logging
 from typing import Any
 
 import ray
-from ray.util import get_node_ip_address
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from deployments.engine.step_report import StepStats
 from deployments.fleet import directory, model_files
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
+from deployments.fleet.scaling import SEQUENCES
 from deployments.fleet.successor import Successor
 from deployments.ingress import collect_garbage_rarely, pool_for
 from deployments.local.small_cluster import keep_replica_on_loopback
@@ -49,7 +49,7 @@ class LlamaEngine:
             self._fronts = FrontServer(self._service, files)
             self._successor = Successor(args)
             node = ray.get_runtime_context().get_node_id()
-            self._invitation = await self._fronts.open(node, get_node_ip_address())
+            self._invitation = await self._fronts.open(node, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
             await directory.invite(self._invitation)
         except BaseException:
             await self._service.stop()
@@ -67,6 +67,11 @@ class LlamaEngine:
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
         self._service.reconfigure(user_config)
+
+    async def record_autoscaling_stats(self) -> dict[str, int]:
+        """For `by_sequences`."""
+        scheduler = self._service.loop.scheduler
+        return {SEQUENCES: scheduler.num_running + scheduler.num_waiting}
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""

@@ -46,7 +46,7 @@ class LlamaIngress(HandleApi):
         log_like_serve(args.log_format)
         self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics(model_name=args.model_id)
-        self.service = LlamaService(
+        self.service = self._local = LlamaService(
             args,
             pool_for(args),
             on_step=self.metrics.on_step,
@@ -88,7 +88,7 @@ class LlamaIngress(HandleApi):
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
-        self.service.reconfigure(user_config)
+        self._local.reconfigure(user_config)
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""

@@ -143,11 +143,11 @@ class Metrics:
         )
         self.engine_requests_running = metrics.gauge(
             "engine_requests_running",
-            "Sequences in an engine's batch, of all fronts; absent for an engine that has left",
+            "Sequences in an engine's batch; absent once it has left",
             "engine",
         )
         self.engine_requests_waiting = metrics.gauge(
-            "engine_requests_waiting", "Sequences that wait for a slot of an engine, of all fronts", "engine"
+            "engine_requests_waiting", "Sequences that wait for an engine's slot", "engine"
         )
         self.rank_step_seconds = metrics.gauge(
             "rank_step_seconds", "A rank's own compute time in a step, without waiting for other ranks", "rank"
