@@ -195,8 +195,8 @@ async def test_a_stop_string_ends_the_engines_sequence() -> None:
 async def test_the_queues_limit_holds_for_all_fronts_together() -> None:
     async with FleetOfEngines(slow) as fleet, FleetOfEngines(slow) as other:
         engine = await fleet.start(max_batch_size=1, max_queue=1)
-        assert engine.server is not None
-        await other.fleet.meet(await engine.server.open("this node", "127.0.0.1"))
+        assert engine.invitation is not None
+        await other.fleet.meet(engine.invitation)
         streams = [*(await fleet.submit(PROMPT, GREEDY)), *(await other.submit(PROMPT, GREEDY))]
         with pytest.raises(QueueFull):
             await fleet.submit(PROMPT, GREEDY)
