@@ -71,7 +71,9 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0  # of all requests that never ran, as counted on arrival
         self._length = 0
-        self._waiting_of: dict[str, tuple[int, int]] = {}  # of these, each owner's requests and their tokens
+        self._waiting_of: dict[
+            str, tuple[int, int]
+        ] = {}  # each owner's requests but restarted ones, and their counted tokens
         self._restarted: OrderedDict[Sequence, None] = OrderedDict()
         self._classes: dict[int, _PriorityClass] = {}  # by priority; one without waiting requests keeps its counters
 
