@@ -23,7 +23,8 @@ from deployments.args import EngineArgs, IngressArgs, ServerArgs, resolve
 from deployments.engine.interface import Engine
 from deployments.engine.service import LlamaService
 from deployments.handle_api import HandleApi
-from deployments.http.app import HttpApp, HttpLimits, build_http_app
+from deployments.http.app import HttpApp, build_http_app
+from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner

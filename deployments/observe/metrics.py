@@ -186,7 +186,6 @@ class Metrics:
         outcome: str,
         total_s: float,
         ttft_s: float | None,
-        num_tokens: int,
         error: LlamaError | None = None,
     ) -> None:
         """A request has ended with `outcome`: "ok", "cancelled" or the code of `error`."""

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import WITH_TOKEN, Server, address_of, openai_client, served
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import until_true, wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -57,7 +57,7 @@ def fronts() -> Iterator[Server]:
     ingress = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_ingress", "args": {}}
     with served(applications=[ingress, engine(DEMO, 2), engine(GOLDEN_MODEL, 1)]) as server:
         server.wait_ready()
-        wait_until(lambda: len(server.get("/props")[1].get("engines", ())) == 3, 120)
+        wait_until("three engines", lambda: len(server.get("/props")[1].get("engines", ())) == 3)
         yield server
 
 
@@ -135,7 +135,7 @@ async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_it
         def names() -> set[str]:
             return {each["id"] for each in fronts.get("/props")[1]["engines"]}
 
-        await until(lambda: len(names()) == 3, 120)
+        await until_true("another two engines", lambda: len(names()) == 3)
         assert len(names() & before) == 1, "the engine of the other model"
         metrics = (await client.get("/metrics")).text
         assert all(f'engine="{name}"' in metrics for name in names())

@@ -17,7 +17,6 @@ const statusView = {
     this.timer = setInterval(() => this.update(), 1000);
     await this.update();
   },
-  close() { clearInterval(this.timer) },
 
   async update() {
     try {
