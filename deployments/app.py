@@ -12,7 +12,6 @@ from ray.serve import Application
 
 from cluster.driver.placement import (
     REPLICA_BUNDLE,
-    REPLICA_CPUS,
     fair_cpus_per_rank,
     group_bundles,
     resolve_device,
@@ -58,7 +57,7 @@ def build_ingress(args: IngressArgs) -> Application:
     """A `LlamaIngress` that serves the models of all applications made by `build_engine`. It needs no checkpoint."""
     if not ray.is_initialized() and builds_before_ray_starts():
         set_cluster_variables()
-    options = {"ray_actor_options": {"num_cpus": REPLICA_CPUS, **_runtime_env(args.log_format)}}
+    options = {"ray_actor_options": {"num_cpus": 0, **_runtime_env(args.log_format)}}  # ranks take a node's whole CPUs
     return _application(LlamaFront, LlamaIngress.__name__, args, options, FRONT_ONGOING_REQUESTS)
 
 

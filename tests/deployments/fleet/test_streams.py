@@ -145,7 +145,9 @@ async def test_a_stream_during_which_engines_end_again_and_again_ends_alone() ->
             await until(partial(_has_live, following))
             engine = following
         scheduler = following.service.loop.scheduler
-        assert not scheduler.quarantine.admits(Sequence([1], GREEDY, max_length=9), list(scheduler.live())), "it runs alone"
+        assert not scheduler.quarantine.admits(Sequence([1], GREEDY, max_length=9), list(scheduler.live())), (
+            "it runs alone"
+        )
         engine.die()
         with pytest.raises(PoisonRequest):
             await read(stream)
