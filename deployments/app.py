@@ -12,7 +12,6 @@ from ray.serve import Application
 
 from cluster.driver.placement import (
     REPLICA_BUNDLE,
-    REPLICA_CPUS,
     fair_cpus_per_rank,
     group_bundles,
     resolve_device,
@@ -43,24 +42,23 @@ def build_app(args: ServerArgs) -> Application:
     """
     placed = _place(args, LlamaIngress.__name__)
     max_ongoing = args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS
-    deployment = _deployment(args, LlamaIngress.__name__, placed.options, max_ongoing)(LlamaIngress)
-    return deployment.bind(args.model_copy(update=placed.resolved))
+    made = args.model_copy(update=placed.resolved)
+    return _application(LlamaIngress, LlamaIngress.__name__, made, placed.options, max_ongoing)
 
 
 def build_engine(args: EngineArgs) -> Application:
     """A `LlamaEngine` for fronts, in a placement group as of `build_app`. Raises what that raises."""
     placed = _place(args, LlamaEngine.__name__)
-    deployment = _deployment(args, LlamaEngine.__name__, placed.options, FRONT_ONGOING_REQUESTS)(LlamaEngine)
-    return deployment.bind(args.model_copy(update=placed.resolved))
+    made = args.model_copy(update=placed.resolved)
+    return _application(LlamaEngine, LlamaEngine.__name__, made, placed.options, FRONT_ONGOING_REQUESTS)
 
 
 def build_ingress(args: IngressArgs) -> Application:
     """A `LlamaIngress` that serves the models of all applications made by `build_engine`. It needs no checkpoint."""
     if not ray.is_initialized() and builds_before_ray_starts():
         set_cluster_variables()
-    options = {"ray_actor_options": {"num_cpus": REPLICA_CPUS, **_runtime_env(args.log_format)}}
-    deployment = _deployment(args, LlamaIngress.__name__, options, FRONT_ONGOING_REQUESTS)(LlamaFront)
-    return deployment.bind(args)
+    options = {"ray_actor_options": {"num_cpus": 0, **_runtime_env(args.log_format)}}  # ranks take a node's whole CPUs
+    return _application(LlamaFront, LlamaIngress.__name__, args, options, FRONT_ONGOING_REQUESTS)
 
 
 class _Placed(NamedTuple):
@@ -96,8 +94,11 @@ def _place(args: EngineArgs, name: str) -> _Placed:
     return _Placed(options, {"device": device, "model_parallel_size": num_ranks})
 
 
-def _deployment(args: Args, name: str, options: dict[str, Any], max_ongoing_requests: int) -> Any:
-    return serve.deployment(
+def _application(
+    replica: type, name: str, args: Args, options: dict[str, Any], max_ongoing_requests: int
+) -> Application:
+    """name, options: of the deployment. replica: its class, which takes `args`."""
+    deployment = serve.deployment(
         name=name,
         max_ongoing_requests=max_ongoing_requests,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -108,7 +109,8 @@ def _deployment(args: Args, name: str, options: dict[str, Any], max_ongoing_requ
         # The request log replaces Serve's line for each request, which costs time even at a level that drops it.
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
         **options,
-    )
+    )(replica)
+    return deployment.bind(args)
 
 
 def _runtime_env(log_format: LogFormat) -> dict[str, dict[str, dict[str, str]]]:

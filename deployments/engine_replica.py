@@ -1,9 +1,9 @@
 """An engine for fronts: the deployment of an application that `build_engine` makes. It has no route."""
 
 import logging
+from typing import Any
 
 import ray
-from ray.util import get_node_ip_address
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +13,8 @@ from deployments.engine.step_report import StepStats
 from deployments.fleet import directory, model_files
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
+from deployments.fleet.scaling import SEQUENCES
+from deployments.fleet.successor import Successor
 from deployments.ingress import collect_garbage_rarely, pool_for
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
@@ -45,8 +47,9 @@ class LlamaEngine:
             await self._service.start()
             files = model_files.pack(args, self._service.num_rows, self._service.vocab_size)
             self._fronts = FrontServer(self._service, files)
+            self._successor = Successor(args)
             node = ray.get_runtime_context().get_node_id()
-            self._invitation = await self._fronts.open(node, get_node_ip_address())
+            self._invitation = await self._fronts.open(node, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
             await directory.invite(self._invitation)
         except BaseException:
             await self._service.stop()
@@ -61,6 +64,15 @@ class LlamaEngine:
         """Serve gives the first deployment of an application a port for HTTP. Only fronts serve HTTP."""
         return Response("An engine serves no HTTP: send requests to the application llama.\n", 404)
 
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
+        self._service.reconfigure(user_config)
+
+    async def record_autoscaling_stats(self) -> dict[str, int]:
+        """For `by_sequences`."""
+        scheduler = self._service.loop.scheduler
+        return {SEQUENCES: scheduler.num_running + scheduler.num_waiting}
+
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
         if not self._service.live():
@@ -71,7 +83,7 @@ class LlamaEngine:
         if service is None:
             return
         if self._fronts is not None:
-            await self._fronts.hand_over(has_successor=True, timeout_s=self._args.drain_timeout_s)
+            await self._fronts.hand_over(await self._successor.is_coming(), self._args.drain_timeout_s)
             self._fronts.close()
         await service.drain()
         await service.stop()

@@ -20,6 +20,7 @@ from deployments.handle_api import HandleApi
 from deployments.ingress import collect_garbage_rarely, http_app_of, keys_of
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
+from deployments.observe.tracing import open_tracing
 
 
 @serve.ingress()
@@ -41,7 +42,8 @@ class LlamaFront(HandleApi):
             self.metrics.on_end,
         )
         self.metrics.watch(self.fleet)
-        self._http_app = http_app_of(args, self.fleet, self.metrics, self._keys, None)
+        self.tracing = open_tracing(self.fleet, "llama", context.replica_id.unique_id)
+        self._http_app = http_app_of(args, self.fleet, self.metrics, self._keys, self.tracing)
         self._searching = asyncio.get_running_loop().create_task(directory.search(self.fleet.meet))
         collect_garbage_rarely()
 
@@ -57,6 +59,8 @@ class LlamaFront(HandleApi):
             self._searching.cancel()
             await fleet.drain()
             await fleet.stop()
+            if self.tracing is not None:
+                await self.tracing.close()
             for handler in logging.getLogger("llama").handlers:
                 handler.flush()
 

@@ -23,7 +23,8 @@ from deployments.args import EngineArgs, IngressArgs, ServerArgs, resolve
 from deployments.engine.interface import Engine
 from deployments.engine.service import LlamaService
 from deployments.handle_api import HandleApi
-from deployments.http.app import HttpApp, HttpLimits, build_http_app
+from deployments.http.app import HttpApp, build_http_app
+from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
@@ -46,7 +47,7 @@ class LlamaIngress(HandleApi):
         log_like_serve(args.log_format)
         self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics(model_name=args.model_id)
-        self.service = LlamaService(
+        self.service = self._local = LlamaService(
             args,
             pool_for(args),
             on_step=self.metrics.on_step,
@@ -85,6 +86,10 @@ class LlamaIngress(HandleApi):
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._http_app
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
+        self._local.reconfigure(user_config)
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""

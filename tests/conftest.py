@@ -42,6 +42,7 @@ GROUPS = {
     "servers/test_autoscaling.py": "autoscaling",
     "servers/test_own_cluster.py": "own cluster",
     "servers/test_small_cluster.py": "small cluster",
+    "servers/test_fronts.py": "fronts",
     "servers/test_startup.py": "startup",
     "servers/test_logs_and_traces.py": "traced server",
     "servers/test_required_keys.py": "traced server",

@@ -131,13 +131,20 @@ def our_server(args: dict[str, Any], env: dict[str, str] | None = None) -> Itera
             yield program, f"http://127.0.0.1:{port}"
 
 
-def write_config(path: Path, port: int, args: dict[str, Any]) -> Path:
-    """Write serve_config.yaml with another port and with `args` over its arguments."""
+def write_config(path: Path, port: int, args: dict[str, Any], num_engines: int = 0) -> Path:
+    """Write serve_config.yaml with another port and with `args` over its arguments. num_engines: behind a front; 0: the form of
+    `build_app`."""
     import yaml  # missing in the environments of some peers
 
     config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     config["http_options"] |= {"host": "127.0.0.1", "port": port}
-    config["applications"][0]["args"] |= args
+    (application,) = config["applications"]
+    application["args"] |= args
+    if num_engines:
+        engine = {"name": "engine", "route_prefix": None, "import_path": "deployments.app:build_engine"}
+        engine |= {"args": application["args"], "deployments": [{"name": "LlamaEngine", "num_replicas": num_engines}]}
+        front = {"import_path": "deployments.app:build_ingress", "args": {"seed": engine["args"].pop("seed")}}
+        config["applications"] = [application | front, engine]
     path.write_text(yaml.safe_dump(config))
     return path
 

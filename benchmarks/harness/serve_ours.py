@@ -40,11 +40,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--defaults", action="store_true", help="keep the defaults of speculation and prefix caching")
     parser.add_argument("--serve-run", action="store_true", help="by plain `serve run CONFIG`")
+    parser.add_argument("--engines", type=int, default=0, help="so many behind a front; 0: one process for both")
     parser.add_argument("args", nargs="*", metavar="NAME=VALUE")
     options = parser.parse_args(argv)
     # Values stay text; the server parses them like arguments of a command line.
     given = dict(pair.split("=", 1) for pair in options.args)
-    path = write_config(options.config, options.port, given if options.defaults else OFF | given)
+    path = write_config(options.config, options.port, given if options.defaults else OFF | given, options.engines)
     os.environ["RAY_ADDRESS"] = "local"
     if options.serve_run:
         os.chdir(REPOSITORY)  # where `serve run` finds the application

@@ -74,10 +74,6 @@ class RankGroup:
         self._ending: asyncio.Task[None] | None = None
 
     @property
-    def is_serving(self) -> bool:
-        return self.info is not None and self.failure is None and self._ending is None
-
-    @property
     def num_in_flight(self) -> int:
         """Steps that some rank has not answered yet."""
         return self._fan_out.num_in_flight if self._fan_out else 0

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Final
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
@@ -22,7 +23,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.registry import format_name, open_checkpoint
-from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
+from llama_core.errors import ConfigError, EngineError, LlamaError, NotReady, RankFailure
 from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
 from llama_core.scheduling.block_pool import BlockPool
@@ -34,6 +35,8 @@ from llama_core.text.registry import check_vocabulary, load_tokenizer, tokenizer
 from llama_core.text.template.files import template_files
 
 log = logging.getLogger(__name__)
+
+RECONFIGURABLE: Final = frozenset({"max_queue", "max_queue_tokens", "sampling_defaults", "drain_timeout_s"})
 
 
 class LlamaService:
@@ -133,6 +136,18 @@ class LlamaService:
             info.num_blocks,
             self.config.block_size,
         )
+
+    def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        """Change arguments while requests run. Raises ConfigError, or pydantic's error for a bad value."""
+        if unknown := changes.keys() - RECONFIGURABLE:
+            raise ConfigError(
+                f"user_config: {', '.join(sorted(unknown))} cannot change without a restart; "
+                f"{', '.join(sorted(RECONFIGURABLE))} can"
+            )
+        self.args = type(self.args).model_validate(self.args.model_dump() | dict(changes))
+        self.sampling_defaults = _sampling_defaults(self.args)
+        if self._loop is not None:
+            self._loop.scheduler.admission.limit(self.args.max_queue, self.args.max_queue_tokens)
 
     async def drain(self) -> None:
         """Take no new request, and wait up to `drain_timeout_s` for the live ones to end. Those that have not are aborted."""

@@ -8,12 +8,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from cluster.driver.group_info import GroupInfo
+from cluster.driver.stragglers import StepWindow
 from cluster.wire.messages import WireError
 from deployments.engine.callers import Callers
 from deployments.engine.interface import EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
+from deployments.engine.supervisor import Replacement
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import works_with
@@ -46,7 +49,11 @@ NO_MODEL = EngineState(
 
 
 class Fleet:
-    """Implements `Engine`. `meet` each engine that invites this front."""
+    """Implements `Engine`, and `TracedEngine` without facts of ranks. `meet` each engine that invites this front."""
+
+    info: GroupInfo | None = None
+    step_window = StepWindow()
+    replacements: Sequence[Replacement] = ()
 
     def __init__(
         self,

@@ -34,8 +34,6 @@ from deployments.openai.errors import json_response
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 
-__all__ = ["HttpApp", "HttpLimits", "build_http_app"]
-
 
 class HttpApp:
     """An ASGI application. `routes` in the order in which they are tried; `openapi()` is GET /openapi.json's document."""

@@ -27,7 +27,7 @@ from deployments.local.shutdown import Shutdown
 from llama_core.errors import ConfigError
 
 
-def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = False) -> int:
+def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False) -> int:
     """Serve the configuration file until a signal ends the server, and this process with it. Returns the exit status only where
     nothing was started: 2 for wrong settings, else 1.
 
@@ -65,7 +65,7 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
     shutdown.end()
 
 
-def check_file(path: Path, overrides: Sequence[str] = ()) -> int:
+def check_file(path: Path, overrides: Sequence[str]) -> int:
     """Print the findings of all checks, and start nothing. Returns the exit status of `exit_status`."""
     with tempfile.TemporaryDirectory(prefix="llama-ray-") as directory:
         try:

@@ -5,7 +5,7 @@ Recording is cheap, because every step and every token records; `publish` writes
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import prometheus_client
@@ -46,6 +46,13 @@ class Gauge:
 
     def set(self, value: float, **labels: str) -> None:
         self._values[tuple(labels.items())] = value
+
+    def retain(self, label: str, values: Collection[str]) -> None:
+        """Forget the series with other values of this label."""
+        for key in [key for key in self._values if dict(key)[label] not in values]:
+            del self._values[key]
+            if self._published.pop(key, None) is not None:
+                self._local.remove(*self._constant.values(), *dict(key).values())
 
     def publish(self, *, again: bool = False) -> bool:
         """Write changed values to both places; with `again`, unchanged ones too. Returns True: nothing is left to write."""
@@ -96,9 +103,8 @@ class Count(Gauge):
         self._values[key] = self._values.get(key, 0.0) + value
 
     def rise_to(self, value: float) -> None:
-        """Take a total that is counted elsewhere."""
-        assert value >= self._values[()], "a count only grows"
-        self.set(value)
+        """Take a total that is counted elsewhere. A lower one, as of engines of which some have left, changes nothing."""
+        self.set(max(value, self._values[()]))
 
 
 class Histogram(Collector):

@@ -141,6 +141,14 @@ class Metrics:
         self.num_ranks = metrics.gauge(
             "num_ranks", "Ranks that serve; fewer than configured while there is no room for all"
         )
+        self.engine_requests_running = metrics.gauge(
+            "engine_requests_running",
+            "Sequences in an engine's batch; absent once it has left",
+            "engine",
+        )
+        self.engine_requests_waiting = metrics.gauge(
+            "engine_requests_waiting", "Sequences that wait for an engine's slot", "engine"
+        )
         self.rank_step_seconds = metrics.gauge(
             "rank_step_seconds", "A rank's own compute time in a step, without waiting for other ranks", "rank"
         )
@@ -178,7 +186,6 @@ class Metrics:
         outcome: str,
         total_s: float,
         ttft_s: float | None,
-        num_tokens: int,
         error: LlamaError | None = None,
     ) -> None:
         """A request has ended with `outcome`: "ok", "cancelled" or the code of `error`."""
@@ -285,6 +292,14 @@ class Metrics:
             self.num_requests_waiting.set(state.requests_waiting)
             self.kv_cache_usage.set(state.blocks_used / state.blocks_total if state.blocks_total else 0.0)
             self.num_ranks.set(state.world_size)
+            engines = {engine.id: engine for engine in state.engines}
+            for gauge, values in (
+                (self.engine_requests_running, {name: each.requests_running for name, each in engines.items()}),
+                (self.engine_requests_waiting, {name: each.requests_waiting for name, each in engines.items()}),
+            ):
+                gauge.retain("engine", engines)
+                for name, value in values.items():
+                    gauge.set(value, engine=name)
             self.num_preemptions.rise_to(state.preemptions)
             self.rank_restarts.rise_to(state.epoch)
 

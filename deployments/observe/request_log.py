@@ -154,7 +154,7 @@ class RequestRecord:
             return
         self._ended = True
         total_s = time.monotonic() - self._started_s
-        self._metrics.request_ended(self._path, outcome, total_s, self._ttft_s, self._num_tokens, error)
+        self._metrics.request_ended(self._path, outcome, total_s, self._ttft_s, error)
         if self._trace is not None:
             self._trace.end(outcome, self._num_tokens, self._finish_reasons, self._ttft_s)
         fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}

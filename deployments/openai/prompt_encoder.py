@@ -210,7 +210,7 @@ def _message(message: ChatMessage, has_template: bool) -> Message:
     return cast(Message, written)
 
 
-def _check_total(num_tokens: int, budget: int, param: str = "prompt") -> None:
+def _check_total(num_tokens: int, budget: int, param: str) -> None:
     if num_tokens > budget:
         raise InvalidParameter(
             f"{param}: with this n the prompts of one request may have {budget} tokens together; these have more",

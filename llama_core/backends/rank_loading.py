@@ -105,7 +105,7 @@ def load_rank(
         slots = SlotTable(loading.config, parallel.device)
         backend = native.NativeBackend(loading.config, model, parallel, slots, dtype, plan, loading.planned_weights())
     else:
-        slots = DeviceSlots(loading.config, parallel.device, spare=1)
+        slots = DeviceSlots(loading.config, parallel.device)
         backend, former = loading.fused_backend(kind, slots, former)
     checks.verify_unchanged()
     report = RankReport(

@@ -2,8 +2,15 @@
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; none overtakes it.
 Its prefix is looked up in the cache at this moment, not before. Knows nothing of steps and their budget.
+
+Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
+its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
+others; never for a sequence of a lower priority. Then no owner runs two more than the owner that lost it, which so takes
+none back: without arrivals and ends there are fewer such preemptions than slots, and an owner's oldest sequences, up to its
+share, run undisturbed. A single owner loses nothing.
 """
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 
 from llama_core.errors import InvalidParameter, QueueFull
@@ -41,6 +48,10 @@ class Admission:
         self._window = window
         self._head_lacks_blocks = False  # no block has been released since the first sequence of the queue was refused
         self.use_pool(pool)
+
+    def limit(self, max_waiting: int | None, max_waiting_tokens: int | None) -> None:
+        """How many sequences, and tokens of them, may wait from now on."""
+        self._max_waiting, self._max_waiting_tokens = max_waiting, max_waiting_tokens
 
     def use_pool(self, pool: BlockPool) -> None:
         """From now on sequences get blocks of `pool`; none may hold a block of the former pool."""
@@ -80,7 +91,7 @@ class Admission:
         self._head_lacks_blocks = False  # another sequence may be first now
 
     def queue_first(self, seq: Sequence) -> None:
-        """Queue a preempted sequence before all others."""
+        """Queue a sequence of former ranks, or their successors' canary, before all others."""
         self.waiting.add_first(seq)
         self._head_lacks_blocks = False
 
@@ -93,10 +104,8 @@ class Admission:
         be admitted now."""
         if not self.waiting or not self.free_slots or self._head_lacks_blocks:
             return None
-        seq = self.waiting.first()
-        if seq.inflight:  # preempted in mid-step: the sampled token has not been read back
-            return None
-        if not self._quarantine.admits(seq, running):
+        seq = self.waiting.first(Counter(other.owner for other in running))
+        if not self._may_run(seq, running):
             return None
         cached = self.prefixes.lookup(seq)
         num_released = self._window.num_behind(len(cached) * self.pool.block_size)
@@ -117,6 +126,19 @@ class Admission:
             self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
             seq.num_cached = seq.scheduled
         return seq
+
+    def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
+        """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""
+        if not self.waiting or (self.free_slots and not self._head_lacks_blocks):
+            return None
+        num_running = Counter(seq.owner for seq in running)
+        first = self.waiting.first(num_running)
+        least = num_running[first.owner] + 2
+        if max(num_running.values(), default=0) < least or not self._may_run(first, running):
+            return None
+        others = (seq for seq in reversed(running) if seq.priority >= first.priority)
+        victim = max(others, key=lambda seq: num_running[seq.owner], default=None)
+        return victim if victim is not None and num_running[victim.owner] >= least else None
 
     @property
     def has_window(self) -> bool:
@@ -149,6 +171,10 @@ class Admission:
         seq.num_registered = seq.num_released = 0
         seq.slot = None
         self._head_lacks_blocks = False
+
+    def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
+        # Of a sequence that was preempted in mid-step, the sampled token has not been read back.
+        return not seq.inflight and self._quarantine.admits(seq, running)
 
     def _check_fits_idle(self, lengths: Seq[int]) -> None:
         slots, most, most_tokens = self._num_slots, self._max_waiting, self._max_waiting_tokens

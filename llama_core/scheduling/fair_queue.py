@@ -1,20 +1,17 @@
 """The requests that wait for a slot, and the order in which they get one.
 
-Preempted requests come first, in the order in which they are to run again. Then the lowest priority number. Within a
-priority, owners take turns by their virtual token counters: the next request is the oldest one of the owner that has been
-served least, in tokens (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each priority has counters of
-its own: service at one priority does not count at another. The counter of an owner that returns
-after a pause is lifted to the counter of the owner served last, so that a pause gains no service. One owner cannot fill the
+Requests whose ranks were replaced come first, in their old order. Then the lowest priority number. Within a priority, the next
+request is the oldest one of the owner with the fewest running sequences; of several such owners, of the one that has been
+served least by its virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each
+priority has counters of its own: service at one priority does not count at another. The counter of an owner that returns
+after a pause is lifted to the lowest of those that wait, so that a pause gains no service. One owner cannot fill the
 queue where other owners are known: a share of the remaining capacity stays free (the dynamic thresholds of Choudhury and Hahne,
 "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998).
-
-Every operation is O(log of the owners that wait), amortized.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count, islice
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from llama_core.scheduling.request import Sequence
@@ -25,7 +22,6 @@ OUTPUT_COST: Final = 2
 MAX_IDLE_OWNERS: Final = 10_000  # whose counters are kept while none of their requests wait
 # An owner may have this many times the capacity that is free: alone in the queue four fifths, two such owners four ninths each.
 TIMES_FREE_CAPACITY: Final = 4
-_MIN_COMPACTED: Final = 16  # entries of a heap; shorter heaps keep the entries of owners that left
 
 
 class _PriorityClass:
@@ -34,22 +30,16 @@ class _PriorityClass:
     def __init__(self) -> None:
         self.by_owner: dict[str, OrderedDict[Sequence, int]] = {}  # with each request's counted tokens
         self.counters: dict[str, float] = {}  # of owners that wait, and of others above the floor
-        self.floor = 0.0  # the counter of the owner that was next last: no waiting owner has less
-        self.heap: list[tuple[float, int, str]] = []  # counter when pushed, entry number, owner
-        self.in_heap: set[str] = set()
-        self._numbers = count()
+        self.floor = 0.0  # no waiting owner's counter is lower
 
-    def add(self, seq: Sequence) -> bool:
+    def add(self, seq: Sequence, num_tokens: int) -> bool:
         """Whether none of the owner's requests waited before."""
         waiting = self.by_owner.get(seq.owner)
         is_new = waiting is None
         if waiting is None:
             waiting = self.by_owner[seq.owner] = OrderedDict()
-            counter = self.counters[seq.owner] = max(self.counters.get(seq.owner, 0.0), self.floor)
-            if seq.owner not in self.in_heap:
-                self.in_heap.add(seq.owner)
-                heappush(self.heap, (counter, next(self._numbers), seq.owner))
-        waiting[seq] = seq.length
+            self.counters[seq.owner] = max(self.counters.get(seq.owner, 0.0), self.floor)
+        waiting[seq] = num_tokens
         return is_new
 
     def remove(self, seq: Sequence) -> int:
@@ -58,31 +48,13 @@ class _PriorityClass:
         num_tokens = waiting.pop(seq)
         if not waiting:
             del self.by_owner[seq.owner]
-            if len(self.heap) > max(_MIN_COMPACTED, 2 * len(self.by_owner)):
-                self.heap = [entry for entry in self.heap if entry[2] in self.by_owner]
-                heapify(self.heap)
-                self.in_heap = {owner for _, _, owner in self.heap}
         return num_tokens
 
-    def first(self) -> Sequence:
-        top = self._top()
-        assert top is not None, "a request waits"
-        counter, owner = top
-        self.floor = max(self.floor, counter)
+    def first(self, num_running: Mapping[str, int]) -> Sequence:
+        counters = self.counters
+        self.floor = max(self.floor, min(counters[owner] for owner in self.by_owner))
+        owner = min(self.by_owner, key=lambda owner: (num_running.get(owner, 0), counters[owner]))
         return next(iter(self.by_owner[owner]))
-
-    def _top(self) -> tuple[float, str] | None:
-        """The counter and the name of the owner that is served next."""
-        while self.heap:
-            counter, number, owner = self.heap[0]
-            if owner not in self.by_owner:
-                heappop(self.heap)
-                self.in_heap.remove(owner)
-            elif counter < self.counters[owner]:
-                heapreplace(self.heap, (self.counters[owner], number, owner))
-            else:
-                return counter, owner
-        return None
 
     def evict_idle(self, *, above_floor: bool) -> None:
         """Drop the counters of owners without waiting requests: those below the floor, or all of them."""
@@ -99,29 +71,36 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0  # of all requests that never ran, as counted on arrival
         self._length = 0
-        self._waiting_of: dict[str, tuple[int, int]] = {}  # of these, each owner's requests and their tokens
-        self._preempted: OrderedDict[Sequence, None] = OrderedDict()
+        self._waiting_of: dict[
+            str, tuple[int, int]
+        ] = {}  # each owner's requests but restarted ones, and their counted tokens
+        self._restarted: OrderedDict[Sequence, None] = OrderedDict()
         self._classes: dict[int, _PriorityClass] = {}  # by priority; one without waiting requests keeps its counters
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The preempted requests, then the others by priority and owner: not in the order of their turns."""
-        yield from self._preempted
+        """The restarted requests, then the others by priority and owner: not in the order of their turns."""
+        yield from self._restarted
         for priority in sorted(self._classes):
             for waiting in self._classes[priority].by_owner.values():
                 yield from waiting
 
     def add(self, seq: Sequence) -> None:
-        if self._class(seq.priority).add(seq):
+        """Add a new request after its owner's others, a preempted one before them."""
+        num_tokens = seq.length if seq.num_cached is None else 0
+        part = self._class(seq.priority)
+        if part.add(seq, num_tokens):
             self._evict_idle_owners()
-        self._count_waiting(seq.owner, 1, seq.length)
+        if seq.num_cached is not None:
+            part.by_owner[seq.owner].move_to_end(seq, last=False)
+        self._count_waiting(seq.owner, 1, num_tokens)
 
     def add_first(self, seq: Sequence) -> None:
-        """Add a preempted request before all others."""
-        self._preempted[seq] = None
-        self._preempted.move_to_end(seq, last=False)
+        """Add a request of former ranks before all others."""
+        self._restarted[seq] = None
+        self._restarted.move_to_end(seq, last=False)
         self._length += 1
 
     def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
@@ -141,21 +120,25 @@ class WaitingQueue:
         if len(self) <= num_free:
             return 0
         first = islice(self, num_free)
-        return self.num_tokens - sum(seq.length for seq in first if seq not in self._preempted)
+        return self.num_tokens - sum(
+            seq.length for seq in first if seq.num_cached is None and seq not in self._restarted
+        )
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`, which must be waiting."""
-        if seq in self._preempted:
-            del self._preempted[seq]
+        if seq in self._restarted:
+            del self._restarted[seq]
             self._length -= 1
         else:
             self._count_waiting(seq.owner, -1, -self._classes[seq.priority].remove(seq))
 
-    def first(self) -> Sequence:
-        """The next request. The queue must not be empty."""
-        if self._preempted:
-            return next(iter(self._preempted))
-        return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first()
+    def first(self, num_running: Mapping[str, int]) -> Sequence:
+        """The next request. num_running: each owner's running sequences. The queue must not be empty."""
+        if self._restarted:
+            return next(iter(self._restarted))
+        return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first(
+            num_running
+        )
 
     def count_served(self, seq: Sequence, cost: float) -> None:
         """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""

@@ -50,13 +50,6 @@ class Quarantine:
         self._records: dict[Sequence, _Record] = {}
         self._quarantined: set[Sequence] = set()
 
-    @property
-    def num_quarantined(self) -> int:
-        return len(self._quarantined)
-
-    def is_quarantined(self, seq: Sequence) -> bool:
-        return seq in self._quarantined
-
     def num_failures(self, seq: Sequence) -> int:
         return self._records[seq].num_failures if seq in self._records else 0
 

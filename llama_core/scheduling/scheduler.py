@@ -2,9 +2,9 @@
 
 A step is made in three moves under one budget of tokens. Decodes, oldest first: a row for each running sequence that has one
 known token to compute. A sequence that crosses into a new block gets one; when none is free, the sequence admitted last is
-preempted: it releases its blocks and waits, first in the queue, to be computed again from its tokens. Prefills: prompts in
-chunks of what is left, and of fewer tokens where they would delay the decodes beside them (`prompt_budget.py`). Admission
-(`admission.py`): the next waiting sequence gets a slot, blocks and its first row, as long as there is budget.
+preempted: it releases its blocks and waits, before its owner's others, to be computed again from its tokens. Prefills:
+prompts in chunks of what is left, and of fewer tokens where they would delay the decodes beside them (`prompt_budget.py`).
+Admission (`admission.py`): the next waiting sequence gets a slot, blocks and its first row, as long as there is budget.
 
 Steps may be pipelined. `schedule` counts a step's tokens as computed and its samples as in flight; `commit` takes the outputs
 in the order of the steps. Ranks run steps in order, so blocks that a sequence releases may be given to the next step at once,
@@ -164,7 +164,7 @@ class Scheduler:
             quarantine.ranks_failed(in_flight)
         self._in_flight.clear()
         while self._running:
-            self._preempt_youngest()
+            self.admission.queue_first(self._vacate(self._running[-1]))
         for seq in waiting:
             seq.inflight = seq.num_drafts = 0
         quarantine.ranks_replaced(waiting)
@@ -209,6 +209,8 @@ class Scheduler:
 
     def schedule(self) -> StepInput | None:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
+        if (over_share := self.admission.preemptible_for_next(self._running)) is not None:
+            self._preempt(over_share)
         step = _InFlightStep(StepInput(self.epoch, self._step + 1, rows=[]))
         prefills, budget = self._add_decodes(step)
         num_prompts = len(prefills) + min(len(self._waiting), len(self.admission.free_slots))
@@ -380,17 +382,21 @@ class Scheduler:
             if not preempts:
                 return False
             youngest = self._running[-1]
-            self._preempt_youngest()
-            self.num_preemptions += 1
+            self._preempt(youngest)
             if youngest is seq:
                 return False
         seq.blocks += blocks
         grow += [Grow(slot, block) for block in blocks]
         return True
 
-    def _preempt_youngest(self) -> None:
-        """Running -> first in the queue. Its tokens stay, and its full blocks may still be found when it is admitted again."""
-        seq = self._running.pop()
+    def _preempt(self, seq: Sequence) -> None:
+        """Running -> waiting, before its owner's others. Its full blocks may still be found when it is admitted again."""
+        self.admission.queue(self._vacate(seq))
+        self.num_preemptions += 1
+
+    def _vacate(self, seq: Sequence) -> Sequence:
+        """End the run of a sequence whose tokens stay."""
+        self._running.remove(seq)
         self.admission.vacate(seq)
         seq.scheduled = 0
-        self.admission.queue_first(seq)
+        return seq

@@ -4,6 +4,7 @@ The ranks are fakes that define every token by those before it, so a sequence's 
 """
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -96,8 +97,8 @@ class Bench:
         queue = self.scheduler.admission.waiting
         first = queue.first
 
-        def checked_first() -> Sequence:
-            seq = first()
+        def checked_first(num_running: Mapping[str, int]) -> Sequence:
+            seq = first(num_running)
             self._check_turn(queue, seq)
             return seq
 
@@ -278,25 +279,29 @@ class Bench:
         mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
         is_full = most is not None and len(queue) + n > most + free
         if most_tokens is not None:
-            behind = [*(0 if seq in queue._preempted else seq.length for seq in queue), *[length] * n][free:]
+            has_run = {*queue._restarted, *(seq for seq in queue if seq.num_cached is not None)}
+            behind = [*(0 if seq in has_run else seq.length for seq in queue), *[length] * n][free:]
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
         assert never_fits or is_full or (owner and mine and others), "refused although there is capacity"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
-        """Preempted sequences come first; then the lowest priority number, the owner with the lowest counter, its oldest
-        sequence."""
-        if queue._preempted:
-            assert seq is next(iter(queue._preempted))
+        """Restarted sequences come first; then the lowest priority number, the owner that runs fewest, of these the one with
+        the lowest counter, its oldest sequence."""
+        if queue._restarted:
+            assert seq is next(iter(queue._restarted))
             return
         waiting = [heard for heard in self.heard.values() if heard.seq.slot is None and not heard.seq.finished]
         best = min(heard.seq.priority for heard in waiting)
         mine = [heard for heard in waiting if heard.seq.priority == best]
         assert seq.priority == best, "a sequence of a lower priority number waits"
         counters = queue._classes[best].counters
-        assert counters[seq.owner] == min(counters[heard.seq.owner] for heard in mine), (
-            "an owner with a lower counter waits"
-        )
+        running = Counter(one.owner for one in self.scheduler._running)
+
+        def served(owner: str) -> tuple[int, float]:
+            return running[owner], counters[owner]
+
+        assert served(seq.owner) == min(served(heard.seq.owner) for heard in mine), "an owner that is served less waits"
         oldest = min((heard for heard in mine if heard.seq.owner == seq.owner), key=lambda heard: heard.number)
         assert seq is oldest.seq, "an older sequence of the same owner waits"
 
@@ -326,7 +331,9 @@ class Bench:
         self._check_queue(scheduler.admission.waiting, live)
         quarantine = scheduler.quarantine
         assert quarantine._quarantined <= set(quarantine._records) <= set(live), "the quarantine keeps an ended request"
-        assert sum(map(quarantine.is_quarantined, scheduler._running)) <= 1, "two quarantined requests run together"
+        assert len(quarantine._quarantined.intersection(scheduler._running)) <= 1, (
+            "two quarantined requests run together"
+        )
 
     def _check_keys(self, pool: BlockPool) -> None:
         named = {key: block for block, key in enumerate(pool.prefixes._hash_of) if key is not None}
@@ -337,13 +344,12 @@ class Bench:
         held = Counter[str]()
         for line in queue._classes.values():
             for owner, waiting in line.by_owner.items():
-                assert waiting and owner in line.in_heap and owner in line.counters
+                assert waiting and line.counters[owner] >= line.floor
                 counted.update(waiting)
                 held[owner] += len(waiting)
-            assert sorted(entry[2] for entry in line.heap) == sorted(line.in_heap)
-        assert {*counted, *queue._preempted} == {seq for seq in live if seq.slot is None}
-        assert len(queue) == len(counted) + len(queue._preempted), "the waiting sequences are miscounted"
+        assert {*counted, *queue._restarted} == {seq for seq in live if seq.slot is None}
+        assert len(queue) == len(counted) + len(queue._restarted), "the waiting sequences are miscounted"
         assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
         assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
         assert queue.num_tokens == sum(counted.values()), "the waiting tokens are miscounted"
-        assert all(seq.prompt_len <= num_tokens <= seq.length for seq, num_tokens in counted.items())
+        assert all(num == (seq.length if seq.num_cached is None else 0) for seq, num in counted.items())

@@ -37,14 +37,14 @@ def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
 
 
 def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
-    queue._preempted[seq] = None
+    queue._restarted[seq] = None
     queue._length += 2
 
 
 def _lose(self: Scheduler, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
     harmful = _restart(self, epoch, failure)
     if self.num_waiting > 1:
-        self.admission.waiting.remove(self.admission.waiting.first())
+        self.admission.waiting.remove(self.admission.waiting.first({}))
     return harmful
 
 
@@ -64,7 +64,7 @@ def _forget_deferrals(admission: Admission, seq: Sequence) -> None:
     seq.inflight = inflight
 
 
-def _newest_first(queue: WaitingQueue) -> Sequence:
+def _newest_first(queue: WaitingQueue, num_running: Any) -> Sequence:
     return list(queue)[-1]
 
 

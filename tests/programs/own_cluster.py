@@ -107,7 +107,14 @@ class Cluster:
     def deploy(self, num_replicas: int, **args: Any) -> None:
         config = yaml.safe_load((DEPLOY / "serve_cluster.yaml").read_text())
         config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": self.port}}
-        (application,) = config["applications"]
+        ingress, engine = config["applications"]
+        application = {  # one process for HTTP and engine
+            **ingress,
+            "import_path": "deployments.app:build_app",
+            "args": engine["args"] | ingress["args"],
+            "deployments": [{"name": "LlamaIngress"}],
+        }
+        config["applications"] = [application]
         # Standby processes would cost processor time only.
         application["args"] |= {"spare_ranks": False, "max_seq_len": 4096} | args
         (application["deployments"][0])["num_replicas"] = num_replicas

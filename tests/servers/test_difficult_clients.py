@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from deployments.http.app import HttpLimits
+from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyLimits
 from deployments.openai.plan import MAX_PROMPT_LOGPROBS
 from tests.servers.conftest import THROUGH_HAPROXY

@@ -128,5 +128,5 @@ def meta_backend(
     ops = TritonOps(batch_invariant=config.batch_invariant, fuses=of_few_rows)
     common = model, parallel, config.max_seq_len, torch.bfloat16, ops, matrix_types(plan), ()
     transformer = FusedTransformer(*common, batch_invariant=config.batch_invariant)
-    slots = DeviceSlots(config, META, spare=1)
+    slots = DeviceSlots(config, META)
     return FusedBackend(config, transformer, parallel, slots, ops, device), slots, config

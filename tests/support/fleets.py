@@ -32,13 +32,15 @@ class FakeEngineProcess:
             on_failure=lambda error: None if self.server is None else self.server.beat(),
         )
         self.server: FrontServer | None = None
+        self.invitation: Invitation | None = None
         self._args = EngineArgs(**given)
 
     async def start(self, node: str = NODE) -> Invitation:
         await self.service.start()
         files = model_files.pack(self._args, self.service.num_rows, self.service.vocab_size)
         self.server = FrontServer(self.service, files)
-        return await self.server.open(node, "127.0.0.1")
+        self.invitation = await self.server.open(node, "127.0.0.1")
+        return self.invitation
 
     def die(self) -> None:
         """As a process that is killed: its connections end, and nothing of it computes any more."""

@@ -39,11 +39,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "deployments.api_keys": ("llama_core",),
     "deployments.args": (*TEXT, "llama_core.checkpoint", "deployments.api_keys"),
     "deployments.engine": REPLICA,
+    "deployments.fleet": (*REPLICA, "deployments.engine"),
     "deployments.openai": (*REPLICA, "deployments.engine"),
     "deployments.observe": (*REPLICA, "deployments.engine", "deployments.openai"),
     "deployments.http": (*REPLICA, "deployments.engine", "deployments.openai", "deployments.observe"),
     "deployments.local": (*REPLICA, "llama_core.memory_estimate"),
-    "deployments": (*ANSWERS, "deployments.local", "llama_core.results"),
+    "deployments": (*ANSWERS, "deployments.fleet", "deployments.local", "llama_core.results"),
     "cli": (*REPLICA, "llama_core.backends", "llama_core.memory_estimate", "deployments", "deployments.local"),
 }
 # Libraries that a room never loads: not even through another library, when each of its modules is imported.

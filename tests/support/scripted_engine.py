@@ -19,7 +19,8 @@ import uvicorn
 
 from deployments.engine.interface import Delta, Engine, EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.timeline import Timeline
-from deployments.http.app import HttpLimits, build_http_app
+from deployments.http.app import build_http_app
+from deployments.http.limits import HttpLimits
 from deployments.observe.metrics import Metrics
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob, check_prompt

@@ -44,12 +44,21 @@ LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 class Server:
     """One running server: its URL, its output so far, and its processes."""
 
-    def __init__(self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        directory: Path,
+        args: dict[str, Any],
+        env: dict[str, str],
+        applications: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """args: of the application of serve_config.yaml. applications: others in place of it."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
         config["http_options"]["port"] = self.port
         config["applications"][0]["args"] |= args
+        config["applications"] = applications or config["applications"]
         self.config = directory / "serve_config.yaml"
         self.config.write_text(yaml.safe_dump(config))
         self.terminal = directory / "terminal"
@@ -185,11 +194,12 @@ def served(
     command: list[str] | None = None,
     args: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
+    applications: list[dict[str, Any]] | None = None,
 ) -> Iterator[Server]:
     """A started server that may not be ready yet. It ends with the context."""
     with tempfile.TemporaryDirectory() as directory:
         command = command or UP
-        started = Server(command, Path(directory), args or {}, env or {})
+        started = Server(command, Path(directory), args or {}, env or {}, applications)
         try:
             yield started
         finally:

@@ -20,7 +20,7 @@ showValues();
 $("reset").onclick = () => { for (const name of fields) { $(name).value = $(name).defaultValue; store.set(name, $(name).value) } showValues() };
 $("open-settings").onclick = () => $("settings").showModal();
 $("open-status").onclick = () => statusView.open();
-$("status-view").onclose = () => statusView.close();
+$("status-view").onclose = () => clearInterval(statusView.timer);
 for (const dialog of document.querySelectorAll("dialog")) dialog.onclick = event => { if (event.target === dialog) dialog.close() };  // outside of it
 
 if (store.get("theme")) root.dataset.theme = store.get("theme");

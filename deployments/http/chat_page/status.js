@@ -17,7 +17,6 @@ const statusView = {
     this.timer = setInterval(() => this.update(), 1000);
     await this.update();
   },
-  close() { clearInterval(this.timer) },
 
   async update() {
     try {
@@ -52,7 +51,8 @@ const statusView = {
       plot("Restarts of the ranks", times, gauge("rank_restarts_total")),
     );
     if (!this.props) return;
-    const { ranks: shares, sampling_defaults: sampling, ...facts } = this.props;
+    const { ranks: shares, engines, sampling_defaults: sampling, ...facts } = this.props;
+    rows("engines", [["Engine", "Model", "Node", "State", "Requests", "Running", "Waiting"], ...engines.map(each => Object.values(each))], true);
     rows("ranks", [["Rank", "Share", "Weights", "Type", "Device", "Node"], ...shares.map(each =>
       [each.rank, each.share, (each.weight_bytes / 1e6).toFixed(1) + " MB", each.dtype, each.device, each.node])], true);
     const lines = Object.entries({ ...facts, ...sampling }).filter(([name]) => !PLOTTED.has(name));

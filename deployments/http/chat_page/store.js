@@ -15,10 +15,7 @@ const conversations = {
     try { this.all = JSON.parse(store.get("conversations")) ?? [] } catch { this.all = [] }
     this.current = this.all.find(each => each.id === store.get("current")) ?? null;
   },
-  begin() {
-    this.current = { id: crypto.randomUUID?.() ?? String(Math.random()), title: "", turns: [] };
-    store.set("current", this.current.id);
-  },
+  begin() { this.open({ id: crypto.randomUUID?.() ?? String(Math.random()), title: "", turns: [] }) },
   open(conversation) {
     this.current = conversation;
     store.set("current", conversation.id);

@@ -58,8 +58,8 @@ class DeviceSlots(SlotTable):
     rule_words: int64 [slots, `logit_rules.table_words`], of the slots whose `rules` are not None; else without rules.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device, spare: int) -> None:
-        super().__init__(config, device, spare)
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        super().__init__(config, device, spare=1)
         words = logit_rules.table_words(config.vocab_size)
         self.rule_words = torch.zeros((len(self.rules), words), dtype=torch.int64, device=device)
         tables = (self.tokens, self.block_tables, self.sampling.words, self.rule_words)

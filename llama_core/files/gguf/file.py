@@ -74,11 +74,6 @@ class Metadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def array_length(self, key: str) -> int | None:
-        """Number of elements of an array, without decoding it; None if the key is absent or not an array."""
-        value = self._values.get(key)
-        return value.length if isinstance(value, _Array) else None
-
 
 class GgufFile:
     """The header of one file. `tensors`: by name, in the file's order."""

@@ -14,7 +14,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.driver.placement import group_bundles, shortage
-from deployments.args import ServerArgs
+from deployments.args import EngineArgs, IngressArgs
 from deployments.local import haproxy
 from deployments.local.config_file import read_config
 from deployments.local.serve_run import PATIENT
@@ -47,7 +47,7 @@ def pods() -> list[dict[str, Any]]:
 
 
 def worker() -> dict[str, Any]:
-    container: dict[str, Any] = pods()[1]["spec"]["containers"][0]
+    container: dict[str, Any] = pods()[2]["spec"]["containers"][0]
     return container
 
 
@@ -70,16 +70,18 @@ def shell(script: str, **env: str) -> str:
 def test_serve_and_the_server_accept_the_application(name: str) -> None:
     content = load(name)
     config = ServeDeploySchema(**(yaml.safe_load(content["spec"]["serveConfigV2"]) if "spec" in content else content))
-    (application,) = config.applications
-    assert application.import_path == "deployments.app:build_app"
-    assert [deployment.name for deployment in application.deployments] == ["LlamaIngress"]
-    args = ServerArgs(**application.args)
+    fronts, engine = config.applications
+    assert (fronts.name, fronts.route_prefix, fronts.import_path) == ("llama", "/", "deployments.app:build_ingress")
+    assert (engine.route_prefix, engine.import_path) == (None, "deployments.app:build_engine")
+    assert [deployment.name for deployment in fronts.deployments] == ["LlamaIngress"]
+    assert [deployment.name for deployment in engine.deployments] == ["LlamaEngine"]
     assert config.http_options.host == "0.0.0.0", "HAProxy and replicas reach each other over the network"
-    assert args.api_key_file, "a server that others reach asks for API keys"
+    assert IngressArgs(**fronts.args).api_key_file, "a server that others reach asks for API keys"
+    assert EngineArgs(**engine.args)
 
 
 def test_a_replica_fits_a_node_of_the_rayservice() -> None:
-    (application,) = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
+    _, application = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
     limits = worker()["resources"]["limits"]
     node = {"CPU": float(limits["cpu"]), "GPU": float(limits["nvidia.com/gpu"])}
     bundles = group_bundles(application["args"]["model_parallel_size"], application["args"]["device"])
@@ -95,11 +97,11 @@ def test_a_pod_without_a_proxy_gets_no_requests_and_is_not_restarted() -> None:
 
 
 def test_a_pod_that_ends_drains_before_ray_stops_and_within_its_grace_period() -> None:
-    (application,) = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
+    _, application = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
     command = " ".join(worker()["lifecycle"]["preStop"]["exec"]["command"])
     match = re.search(r"/app/(\S+) (\d+); ray stop", command)
     assert match is not None and os.access(REPOSITORY / match[1], os.X_OK)
-    grace_s = pods()[1]["spec"]["terminationGracePeriodSeconds"]
+    grace_s = pods()[2]["spec"]["terminationGracePeriodSeconds"]
     assert application["args"]["drain_timeout_s"] + 10 < int(match[2]) < grace_s - 20
 
 
@@ -130,7 +132,7 @@ def test_the_object_store_fits_the_shared_memory_of_a_pod() -> None:
     spec = cluster_spec()
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         assert int(group["rayStartParams"]["object-store-memory"]) == OBJECT_STORE_BYTES
-    volumes = {volume["name"]: volume for volume in pods()[1]["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in pods()[2]["spec"]["volumes"]}
     assert volumes["shared-memory"]["emptyDir"]["sizeLimit"] == "16Gi"
 
 

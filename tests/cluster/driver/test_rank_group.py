@@ -31,7 +31,7 @@ async def test_steps_come_back_in_order_and_stop_leaves_no_process_and_no_socket
         output = await group.step(step_input(step))
         assert (output.epoch, output.step, output.tokens) == (1, step, tokens_of(step))
     assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
-    assert group.is_serving
+    assert group.failure is None
     outputs = await asyncio.gather(*(group.step(step_input(step)) for step in range(20, 120)))
     assert [output.step for output in outputs] == list(range(20, 120)), "several steps may be in flight"
     admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(64)]  # megabytes
@@ -57,7 +57,7 @@ async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, ran
     assert "died" in failure.message
     errors = await asyncio.gather(*pending, return_exceptions=True)
     assert [type(error) for error in errors] == [RankFailure] * 3
-    assert not group.is_serving
+    assert group.failure is failure
     await assert_gone(group, processes(info))
     with pytest.raises(RankFailure, match=f"rank {rank} died"):
         await group.step(step_input(9))

@@ -102,8 +102,8 @@ def test_an_ended_sequence_counts_the_stages_that_it_reached(metrics: Metrics) -
 
 
 def test_refusals_are_counted_by_cause_and_failures_are_not(metrics: Metrics) -> None:
-    metrics.request_ended("handle", "queue_full", 0.1, None, 0, QueueFull("full"))
-    metrics.request_ended("handle", "queue_full", 0.1, 0.05, 3, QueueFull("full"))  # after the first token
+    metrics.request_ended("handle", "queue_full", 0.1, None, QueueFull("full"))
+    metrics.request_ended("handle", "queue_full", 0.1, 0.05, QueueFull("full"))  # after the first token
     seen = samples(metrics.render())
     assert seen['llama_requests_rejected_total{cause="queue_full"}'] == 1
     assert seen['llama_requests_rejected_total{cause="context_length_exceeded"}'] == 0

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from deployments.http.app import HttpLimits
 from deployments.http.disconnect import DisconnectScope, DisconnectWatch
+from deployments.http.limits import HttpLimits
 from deployments.http.request_id import TIMEOUT_HEADER
 from llama_core.errors import RequestCancelled
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, in_process

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deployments.http.app import HttpLimits, build_http_app
+from deployments.http.app import build_http_app
+from deployments.http.limits import HttpLimits
 from deployments.observe.metrics import Metrics
 from deployments.openai import plan
 from deployments.openai.answers.logprobs import SLICE_ENTRIES, CompletionLogprobs

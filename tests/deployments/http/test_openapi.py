@@ -10,7 +10,8 @@ from jsonschema import Draft202012Validator
 
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.interface import Readiness
-from deployments.http.app import HttpLimits, build_http_app
+from deployments.http.app import build_http_app
+from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyLimits
 from deployments.observe.metrics import Metrics
 from tests.support.scripted_engine import MODEL_ID, FakeEngine

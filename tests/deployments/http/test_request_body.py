@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from deployments.http import content_encoding
 from deployments.http import request_id as middleware
-from deployments.http.app import HttpLimits
+from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyLimits, BodyReader
 from deployments.openai.errors import InvalidJson
 from llama_core.errors import QueueFull

@@ -10,8 +10,9 @@ import httpx
 import openai
 import pytest
 
-from deployments.http.app import HttpLimits, build_http_app
+from deployments.http.app import build_http_app
 from deployments.http.choices import submitted
+from deployments.http.limits import HttpLimits
 from deployments.observe.metrics import Metrics
 from deployments.openai.plan import Plan
 from llama_core.errors import NonFiniteLogits

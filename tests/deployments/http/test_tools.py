@@ -246,9 +246,9 @@ def test_the_agent_of_the_examples_offers_both_tools_twice_and_answers(
     engine = calling_engine("")
     submit = engine.submit
 
-    def next_answer(*args: Any, **options: Any) -> list[FakeStream]:
+    async def next_answer(*args: Any, **options: Any) -> list[FakeStream]:
         engine.answer = answers.pop(0)
-        return submit(*args, **options)
+        return await submit(*args, **options)
 
     monkeypatch.setattr(engine, "submit", next_answer)
     with serve(engine) as served:

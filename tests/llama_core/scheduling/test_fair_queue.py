@@ -13,7 +13,7 @@ def seq(owner: str = "", priority: int = 0, length: int = 10) -> Sequence:
 
 
 def take(queue: WaitingQueue, cost: float | None = None) -> Sequence:
-    first = queue.first()
+    first = queue.first({})
     queue.remove(first)
     queue.count_served(first, first.length if cost is None else cost)
     return first

@@ -34,9 +34,9 @@ def quarantined(quarantine: Quarantine, *others: Sequence) -> Sequence:
 def test_a_request_is_quarantined_by_the_second_failure_at_the_same_position() -> None:
     quarantine, seq = Quarantine(), a_request()
     quarantine.ranks_failed([seq])
-    assert not quarantine.is_quarantined(seq) and quarantine.num_failures(seq) == 1
+    assert seq not in quarantine._quarantined and quarantine.num_failures(seq) == 1
     quarantine.ranks_failed([seq])
-    assert quarantine.is_quarantined(seq) and quarantine.num_quarantined == 1
+    assert quarantine._quarantined == {seq}
 
 
 def test_a_token_past_the_position_of_the_failure_clears_the_record() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from deployments.http.app import HttpLimits
+from deployments.http.limits import HttpLimits
 from llama_core.errors import NonFiniteLogits
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, serve
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from deployments.http.app import HttpApp, HttpLimits, build_http_app
+from deployments.http.app import HttpApp, build_http_app
+from deployments.http.limits import HttpLimits
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.observe.metrics import Metrics
 from tests.support.asgi_client import AsgiCall
