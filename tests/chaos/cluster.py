@@ -119,7 +119,8 @@ def report(faults: list[Fault], streams: Streams) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     draw = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
-        nodes = Nodes(Path(name), options.engines, options.ranks, draw)
+        engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # of a node with one CPU
+        nodes = Nodes(Path(name), options.engines, engine | {"max_batch_size": options.max_batch_size}, draw)
         try:
             load = Load(nodes.url, options)
             load.start()
@@ -138,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of an engine")
+    parser.add_argument("--max-batch-size", type=int, default=128, help="of an engine; by default one has room for all")
     parser.add_argument("--max-tokens", type=int, default=1000)
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
     parser.add_argument(

@@ -117,7 +117,7 @@ async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, 
                 heard.error = f"{response.status_code} {response.text[:200]}"
             return heard
         cuts = Cuts(breaks=ask.kind == "cut") if returns or ask.kind == "cut" else None
-        while not await _hear_stream(client, ask, heard, cuts, returns=returns):
+        while not await _hear_stream(client, ask, heard, cuts, returns=returns):  # noqa: ASYNC110
             await asyncio.sleep(0.1 * returns)
     except (httpx.HTTPError, ValueError) as error:
         heard.error = f"{type(error).__name__}: {error}"

@@ -39,8 +39,8 @@ _PIDFD_GETFD: Final = 438  # the system call's number, the same on every archite
 class Nodes:
     """A cluster that serves the demo model. Its methods are to be called in the main thread, as Ray demands of `add_node`."""
 
-    def __init__(self, directory: Path, num_engines: int, num_ranks: int, draw: random.Random) -> None:
-        self.num_engines, self._num_ranks, self._draw = num_engines, num_ranks, draw
+    def __init__(self, directory: Path, num_engines: int, engine_args: dict[str, Any], draw: random.Random) -> None:
+        self.num_engines, self._engine_args, self._draw = num_engines, engine_args, draw
         self._directory = directory
         self._tag, self._port = uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -80,10 +80,8 @@ class Nodes:
     def deploy(self, num_engines: int) -> None:
         front = {"name": "LlamaIngress", "num_replicas": NUM_FRONTS}
         front |= {"ray_actor_options": {"num_cpus": 0, "resources": {"front": 1}}}
-        engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "model_parallel_size": self._num_ranks}
-        # One engine has room for the streams of all.
-        engine_args |= {"cpus_per_rank": 1 / self._num_ranks, "max_batch_size": 128, "spare_ranks": False}
-        engine_args |= {"max_seq_len": 2048, "max_queue": self._max_queue}
+        engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048, "spare_ranks": False}
+        engine_args |= self._engine_args | {"max_queue": self._max_queue}
         engine = {"name": "LlamaEngine", "num_replicas": num_engines}
         applications = [
             _application("llama", "/", "build_ingress", {}, front),
