@@ -14,6 +14,11 @@ from llama_core.scheduling.request import FinishReason, Request, Sequence, Token
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
+PLACE_BYTES = 8  # of a token in a list
+INTEGER_BYTES = 32
+LOGPROB_BYTES = 160
+ALTERNATIVE_BYTES = 120
+
 
 class SequenceStream:
     """Implements `deployments.engine.interface.TokenStream`; also an async iterator of `Delta`.
@@ -32,21 +37,27 @@ class SequenceStream:
     ) -> None:
         """request: that the sequence is a choice of. is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
+        self._tokenizer, self._request = tokenizer, request
+        self._has_stops = bool(request.stop)
+        self._on_cancel = on_cancel
+        self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
+        self._error: LlamaError | None = None
+        self._begin(is_timed)
+
+    def _begin(self, is_timed: bool) -> None:
+        """For a reader that has nothing of the stream."""
+        seq, request = self.sequence, self._request
         self.timeline = Timeline(time.monotonic())
         self.is_timed = is_timed
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
+            self._tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
         )
         self._stop = StopChecker(request.stop, includes_stop=seq.params.include_stop_str_in_output)
-        self._has_stops = bool(request.stop)
-        self._on_cancel = on_cancel
         self._wake: Callable[[], None] | None = None
         self._has_news = False  # the reader has been woken and has not called `take` yet
-        self._text: list[str] = []
-        self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
+        self._texts: list[str] = []  # of each token that the reader does not have, and of the answer's end
         self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, with its prompt
         self._stopped = False
-        self._error: LlamaError | None = None
         self._done = False  # the reader has had the last delta
 
     @property
@@ -82,22 +93,22 @@ class SequenceStream:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
         stop string. Later tokens of the same step are then removed."""
         for num_pushed, token in enumerate(tokens, 1):
-            if text := self._detokenizer.push_one(token):
-                self._extend(text)
-                if self._stopped:
-                    self.sequence.cut(len(tokens) - num_pushed)
-                    break
+            self._extend(self._detokenizer.push_one(token))
+            if self._stopped:
+                self.sequence.cut(len(tokens) - num_pushed)
+                break
         if self.sequence.finish_reason is not None and not self._stopped:
             self._extend(self._detokenizer.flush())
             if not self._stopped:
-                self._text.append(self._stop.flush())
+                self._texts.append(self._stop.flush())
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
 
     def begin_again(self, *, is_timed: bool) -> None:
-        """The sequence is submitted once more, by a request that has stages of its own."""
-        self.timeline = Timeline(time.monotonic())
-        self.is_timed = is_timed
+        """The stream is read from its first token on by another request, which has stages of its own."""
+        self._begin(is_timed)
+        if self.sequence.output or self.ended:
+            self.push(self.sequence.output)
 
     def push_timed(self, tokens: list[int]) -> bool:
         """`push`, and measure it."""
@@ -128,14 +139,24 @@ class SequenceStream:
         self._on_cancel(self.sequence)
         self.fail(error)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tokens and log-probabilities, roughly."""
+        seq = self.sequence
+        entries = [*seq.logprobs[:1], *seq.prompt_logprobs[:1]]  # the others have as many alternatives
+        logprob_bytes = LOGPROB_BYTES + ALTERNATIVE_BYTES * max((len(entry.top) for entry in entries), default=0)
+        num_logprobs = len(seq.logprobs) + len(seq.prompt_logprobs)
+        return PLACE_BYTES * seq.length + INTEGER_BYTES * len(seq.output) + logprob_bytes * num_logprobs
+
     def suspend(self) -> None:
-        """`cancel`, but tokens and text are kept: the engine may take the sequence up again (`Engine.readmit`)."""
+        """`cancel`, but tokens are kept: the engine may take the sequence up again (`Engine.readmit`)."""
         self._on_cancel(self.sequence)
         seq = self.sequence
+        self._texts.clear()
         if seq.finish_reason in (None, FinishReason.ABORT):
             if self._num_cached is None:
                 self._num_cached = seq.num_cached
-            self.sequence = seq.continued(self._num_taken)
+            self.sequence = seq.continued()
             self._error = None
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -145,14 +166,23 @@ class SequenceStream:
         if self._has_news:
             wake()
 
-    def take(self) -> Delta | None:
-        """The delta since the last call; None if there is none. Raises the LlamaError that ended the stream."""
+    def take(self, until: int | None = None) -> Delta | None:
+        """The delta since the last call; None if there is none. Raises the LlamaError that ended the stream.
+
+        until: the delta ends with this token of the answer, from 1 on, where the answer's end counts as one more; None while
+        that has not been generated."""
         if not self._has_news or self._done:
             return None
         self._has_news = False
         seq = self.sequence
         begin, end = self._num_taken, len(seq.tokens)
         finish_reason = seq.finish_reason
+        if until is not None:
+            if end - seq.prompt_len >= until:
+                return self._cut(seq.prompt_len + until)
+            if not self.ended:
+                return None
+            begin = begin if self._error is None else end  # the error comes before tokens that do not suffice
         if self._error is not None:
             if begin == end:
                 self._done = True
@@ -161,12 +191,24 @@ class SequenceStream:
             self._tell()  # the error is for the next call
         self._done = finish_reason is not None
         self._num_taken = end
-        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
-        self._text.clear()
+        text = self._texts[0] if len(self._texts) == 1 else "".join(self._texts)
+        self._texts.clear()
         logprobs: list[TokenLogprob] = []
         if seq.params.logprobs is not None:
             logprobs = seq.logprobs[begin - seq.prompt_len :]
         return Delta(text, seq.tokens[begin:end], logprobs, finish_reason)
+
+    def _cut(self, end: int) -> Delta:
+        """The delta up to this position; the rest is for the next call."""
+        seq, begin = self.sequence, self._num_taken
+        text = "".join(self._texts[: end - begin])
+        del self._texts[: end - begin]
+        self._num_taken = end
+        if end < seq.length or self.ended:
+            self._tell()
+        first = begin - seq.prompt_len
+        logprobs = seq.logprobs[first : end - seq.prompt_len] if seq.params.logprobs is not None else []
+        return Delta(text, seq.tokens[begin:end], logprobs)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -187,8 +229,6 @@ class SequenceStream:
                 self._wake()
 
     def _extend(self, text: str) -> None:
-        if not self._has_stops:
-            self._text.append(text)
-        elif text and not self._stopped:
-            emit, self._stopped = self._stop.push(text)
-            self._text.append(emit)
+        if self._has_stops and text:
+            text, self._stopped = self._stop.push(text)
+        self._texts.append(text)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _RANDOM = re.compile(r"(chatcmpl|cmpl|call|msg|resp|toolu|fc|rs|item|call_)[-_][0-9a-f]{8,}")
-_VARYING = ("created", "created_at", "completed_at", "sequence_number", "obfuscation")
+_VARYING = ("created", "created_at", "completed_at", "sequence_number", "obfuscation", "last_event_id")
 
 
 def id_of(event: bytes) -> str:
