@@ -14,9 +14,11 @@ from llama_core.scheduling.request import FinishReason, Request, Sequence, Token
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
+# Memory, measured.
+STREAM_BYTES = 2400  # without tokens
 PLACE_BYTES = 8  # of a token in a list
 INTEGER_BYTES = 32
-LOGPROB_BYTES = 160
+LOGPROB_BYTES = 88  # without its alternatives
 ALTERNATIVE_BYTES = 120
 
 
@@ -146,7 +148,8 @@ class SequenceStream:
         entries = [*seq.logprobs[:1], *seq.prompt_logprobs[:1]]  # the others have as many alternatives
         logprob_bytes = LOGPROB_BYTES + ALTERNATIVE_BYTES * max((len(entry.top) for entry in entries), default=0)
         num_logprobs = len(seq.logprobs) + len(seq.prompt_logprobs)
-        return PLACE_BYTES * seq.length + INTEGER_BYTES * len(seq.output) + logprob_bytes * num_logprobs
+        token_bytes = PLACE_BYTES * seq.length + INTEGER_BYTES * len(seq.output)
+        return STREAM_BYTES + token_bytes + logprob_bytes * num_logprobs
 
     def suspend(self) -> None:
         """`cancel`, but tokens are kept: the engine may take the sequence up again (`Engine.readmit`)."""

@@ -80,7 +80,8 @@ class Plan:
     normalizes: bool = False  # by the number of tokens
     parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
     is_seeded: bool = False  # the request names its seed
-    answer_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # from which all ids in the answer are made
+    # From which all ids in the answer are made.
+    answer_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     @property
     def shares_prompt_logprobs(self) -> bool:

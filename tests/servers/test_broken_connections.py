@@ -47,10 +47,10 @@ class Client:
         self._http = http
 
     async def events(
-        self, path: str, body: dict[str, Any], key: str = "", last: str = "", most: int | None = None
+        self, path: str, body: dict[str, Any], key: str = "", last: str = "", most: int | None = None, **headers: str
     ) -> list[bytes]:
-        """The first events of a stream, `most` at most; the connection is broken behind them."""
-        headers = {name: value for name, value in (("Idempotency-Key", key), ("Last-Event-ID", last)) if value}
+        """The first events of a stream, `most` at most; the connection is broken after them."""
+        headers |= {name: value for name, value in (("Idempotency-Key", key), ("Last-Event-ID", last)) if value}
         received = b""
         async with self._http.stream("POST", path, json=body | {"stream": True}, headers=headers) as answer:
             if answer.status_code != 200:

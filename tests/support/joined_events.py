@@ -52,6 +52,9 @@ def _add(places: dict[str, Any], place: str, value: Any) -> None:
         "arguments",
         "delta",
         "partial_json",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
     ):
         places[place] = places.get(place, "") + value
     elif isinstance(value, str):

@@ -20,7 +20,7 @@ from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
 from llama_core.shared_cache import heaviest_owner
 
-BASE_BYTES = 8 * 2**10  # of a stream without its tokens and its body
+BASE_BYTES = 8 * 2**10  # of a stream without its choices and its body
 PROMPT_TOKEN_BYTES = 40  # an integer, and its place in a list
 
 
@@ -95,7 +95,7 @@ class KeptStreams:
 
     def __init__(self, limits: KeepLimits, metrics: Metrics) -> None:
         self.limits = limits
-        self._metrics = metrics
+        self.metrics = metrics
         metrics.watch_kept_streams(lambda: self.num_bytes)
         self.num_bytes = 0
         self._streams: OrderedDict[StreamKey, KeptStream] = OrderedDict()
@@ -114,7 +114,7 @@ class KeptStreams:
 
     def take(self, stream: KeptStream, reader: Reader) -> None:
         """`reader` becomes the only reader of a stream, and has its `streams` go on."""
-        self._metrics.resumed_streams.add()
+        self.metrics.resumed_streams.add(source="kept")
         if stream.reader is not None:
             stream.reader.end()
             stream.suspend()
@@ -129,7 +129,7 @@ class KeptStreams:
             del self._streams[stream.key]
             return
         stream.suspend()
-        self._metrics.kept_streams.add()
+        self.metrics.kept_streams.add()
         stream.num_bytes = stream.measured()
         self.num_bytes += stream.num_bytes
         self._streams.move_to_end(stream.key)
@@ -137,7 +137,7 @@ class KeptStreams:
         self._make_room()
 
     def _drop(self, stream: KeptStream, cause: str) -> None:
-        self._metrics.dropped_streams.add(cause=cause)
+        self.metrics.dropped_streams.add(cause=cause)
         self._uncount(stream)
         del self._streams[stream.key]
 

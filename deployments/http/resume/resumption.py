@@ -70,6 +70,8 @@ class Resumption:
         self._stream = stream = self._found()
         if stream is None:
             choices = Choices(engine, plan, is_timed=is_timed)
+            if self._last_event:
+                self._streams.metrics.resumed_streams.add(source="computed")
             self._stream = stream = KeptStream(self._key, self._asked, plan)
             self._streams.begin(stream, self.reader)
         else:
