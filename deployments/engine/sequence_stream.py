@@ -15,9 +15,8 @@ from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 # Memory, measured.
-STREAM_BYTES = 2400  # without tokens
-PLACE_BYTES = 8  # of a token in a list
-INTEGER_BYTES = 32
+STREAM_BYTES = 2000  # without tokens
+TOKEN_BYTES = 40  # an integer, and its place in a list
 LOGPROB_BYTES = 88  # without its alternatives
 ALTERNATIVE_BYTES = 120
 
@@ -145,11 +144,10 @@ class SequenceStream:
     def num_bytes(self) -> int:
         """Memory of the tokens and log-probabilities, roughly."""
         seq = self.sequence
-        entries = [*seq.logprobs[:1], *seq.prompt_logprobs[:1]]  # the others have as many alternatives
-        logprob_bytes = LOGPROB_BYTES + ALTERNATIVE_BYTES * max((len(entry.top) for entry in entries), default=0)
+        logprobs = seq.logprobs or seq.prompt_logprobs  # all have as many alternatives
+        logprob_bytes = LOGPROB_BYTES + ALTERNATIVE_BYTES * (len(logprobs[0].top) if logprobs else 0)
         num_logprobs = len(seq.logprobs) + len(seq.prompt_logprobs)
-        token_bytes = PLACE_BYTES * seq.length + INTEGER_BYTES * len(seq.output)
-        return STREAM_BYTES + token_bytes + logprob_bytes * num_logprobs
+        return STREAM_BYTES + TOKEN_BYTES * seq.length + logprob_bytes * num_logprobs
 
     def suspend(self) -> None:
         """`cancel`, but tokens are kept: the engine may take the sequence up again (`Engine.readmit`)."""
@@ -177,41 +175,30 @@ class SequenceStream:
         if not self._has_news or self._done:
             return None
         self._has_news = False
-        seq = self.sequence
-        begin, end = self._num_taken, len(seq.tokens)
-        finish_reason = seq.finish_reason
-        if until is not None:
-            if end - seq.prompt_len >= until:
-                return self._cut(seq.prompt_len + until)
-            if not self.ended:
-                return None
-            begin = begin if self._error is None else end  # the error comes before tokens that do not suffice
-        if self._error is not None:
-            if begin == end:
-                self._done = True
-                raise self._error
-            finish_reason = None
-            self._tell()  # the error is for the next call
-        self._done = finish_reason is not None
+        seq, begin = self.sequence, self._num_taken
+        end, finish_reason = seq.length, seq.finish_reason
+        if until is not None and end - seq.prompt_len >= until:
+            end, finish_reason = seq.prompt_len + until, None
+            texts, self._texts = self._texts[: end - begin], self._texts[end - begin :]
+            if end < seq.length or self.ended:
+                self._tell()
+        elif until is not None and not self.ended:
+            return None
+        else:
+            if self._error is not None:
+                if begin == end or until is not None:
+                    self._done = True
+                    raise self._error
+                finish_reason = None
+                self._tell()  # the error is for the next call
+            self._done = finish_reason is not None
+            texts, self._texts = self._texts, []
         self._num_taken = end
-        text = self._texts[0] if len(self._texts) == 1 else "".join(self._texts)
-        self._texts.clear()
+        text = texts[0] if len(texts) == 1 else "".join(texts)
         logprobs: list[TokenLogprob] = []
         if seq.params.logprobs is not None:
-            logprobs = seq.logprobs[begin - seq.prompt_len :]
+            logprobs = seq.logprobs[begin - seq.prompt_len : end - seq.prompt_len]
         return Delta(text, seq.tokens[begin:end], logprobs, finish_reason)
-
-    def _cut(self, end: int) -> Delta:
-        """The delta up to this position; the rest is for the next call."""
-        seq, begin = self.sequence, self._num_taken
-        text = "".join(self._texts[: end - begin])
-        del self._texts[: end - begin]
-        self._num_taken = end
-        if end < seq.length or self.ended:
-            self._tell()
-        first = begin - seq.prompt_len
-        logprobs = seq.logprobs[first : end - seq.prompt_len] if seq.params.logprobs is not None else []
-        return Delta(text, seq.tokens[begin:end], logprobs)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self

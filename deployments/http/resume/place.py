@@ -54,35 +54,35 @@ class Place(NamedTuple):
         return all(each.has_ended for each in self.state)
 
 
-def misplaced(why: str) -> InvalidParameter:
-    message = f"{EVENT_HEADER}: not an event of this request: {why}; send the last id that this request's stream had"
+def misplaced() -> InvalidParameter:
+    message = f"{EVENT_HEADER}: not an event of this request's stream: send the last id that it had, and the same body"
     return InvalidParameter(message, param=EVENT_HEADER)
 
 
 def place_of(text: str, plan: Plan) -> Place:
     """The place of an id. Raises InvalidParameter where the plan's stream cannot have it."""
-    found = _ID.fullmatch(text)
-    if found is None:
-        raise misplaced("ids look like 12, 3.4e or 12-20:2")
-    state, target = _state(found[1]), None if found[2] is None else _state(found[2])
-    place = Place(state, target, int(found[3] or 0))
-    request = plan.request
-    for each in (state, target or state):
-        if len(each) != request.num_choices:
-            raise misplaced(f"the request has {request.num_choices} choices, and the id has {len(each)}")
-        if any(one.num_tokens > request.params[index // request.n].max_tokens for index, one in enumerate(each)):
-            raise misplaced("it counts more tokens than max_tokens")
-    if target is not None:
-        changed = [index for index, pair in enumerate(zip(state, target, strict=True)) if pair[0] != pair[1]]
-        if len(changed) != 1 or state[changed[0]].has_ended or target[changed[0]].until <= state[changed[0]].until:
-            raise misplaced("a delta has further tokens of one choice, or its end")
-    elif place.num_events and not (place.is_opening or place.has_ended):
-        raise misplaced("events without tokens open or end the stream")
-    if plan.shares_prompt_logprobs:
-        firsts = (state[index - index % request.n] for index in range(len(state)))
-        if any(each.until and not first.until for each, first in zip(state, firsts, strict=True)):
-            raise misplaced("the first choice of a prompt begins first")
-    return place
+    if (found := _ID.fullmatch(text)) is not None:
+        place = Place(_state(found[1]), None if found[2] is None else _state(found[2]), int(found[3] or 0))
+        if _is_possible(place, plan):
+            return place
+    raise misplaced()
+
+
+def _is_possible(place: Place, plan: Plan) -> bool:
+    state, target, n = place.state, place.target or place.state, plan.request.n
+    limits = [params.max_tokens for params in plan.request.params for _ in range(n)]
+    if not len(state) == len(target) == len(limits):
+        return False
+    if place.target is None:
+        fits = not place.num_events or place.is_opening or place.has_ended
+    else:
+        changes = [(before, after) for before, after in zip(state, target, strict=True) if before != after]
+        fits = len(changes) == 1 and changes[0][1].until > changes[0][0].until and not changes[0][0].has_ended
+    # Choices that share a prompt's log-probabilities begin after the first of them.
+    begins = not plan.shares_prompt_logprobs or all(
+        state[index - index % n].until for index, each in enumerate(target) if each.until and index % n
+    )
+    return fits and begins and all(each.num_tokens <= limit for each, limit in zip(target, limits, strict=True))
 
 
 def _state(text: str) -> list[Reached]:

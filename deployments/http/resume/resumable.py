@@ -1,6 +1,7 @@
 """Writes a stream's events as another serializer does, with their ids, from the place on that a client has reached."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -44,30 +45,30 @@ class ResumableSerializer:
         """Has the choices and this serializer go on where the client is: drops what the client has, and gives the rest of the
         delta of which the client has a part; a ping every `ping_s`. Raises InvalidParameter where the answer does not get
         there."""
-        last = self._last or Place(())
-        for index, reached in enumerate(last.state):
-            for until in range(1, reached.until + 1):  # single tokens have the most events: numbers of events only grow
-                place = Reached(min(until, reached.num_tokens), until > reached.num_tokens)
-                while (delta := await choices.take_to(index, until, ping_s)) is None:
-                    yield self.ping
-                self._check(index, delta, place)
-                for _ in self.chunks(index, delta):
-                    pass
-                if until % TOKENS_IN_A_SLICE == 0:
-                    await asyncio.sleep(0)
-        for index, place in enumerate(last.target or ()):
-            if place == self._state[index]:
-                continue
+        for number, (index, place, skip) in enumerate(self._deltas(), 1):
             while (delta := await choices.take_to(index, place.until, ping_s)) is None:
                 yield self.ping
-            self._check(index, delta, place)
-            for event in self._events(index, delta, last.num_events):
+            if self._after(index, delta) != place:
+                raise misplaced()
+            for event in self._events(index, delta, skip):
                 yield event
+            if number % TOKENS_IN_A_SLICE == 0:
+                await asyncio.sleep(0)
         choices.listen()
 
-    def _check(self, index: int, delta: Delta, place: Reached) -> None:
-        if self._after(index, delta) != place:
-            raise misplaced("the answer ends elsewhere")
+    def _deltas(self) -> Iterator[tuple[int, Reached, int]]:
+        """Choices, ends of deltas, and how many events of each the client has."""
+        state, target, num_events = self._last or Place(())
+        for index, reached in enumerate(state):
+            for num_tokens in range(
+                1, reached.num_tokens + 1
+            ):  # no other deltas have more events, so numbers of events grow
+                yield index, Reached(num_tokens), sys.maxsize
+            if reached.has_ended:
+                yield index, reached, sys.maxsize
+        for index, place in enumerate(target or ()):
+            if place != state[index]:
+                yield index, place, num_events
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         return b"".join(self._events(index, delta))
