@@ -181,7 +181,7 @@ class ServerArgs(BaseModel):
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     resume_window_s: Annotated[float, Field(ge=0)] = Field(
         120.0,
-        description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are not kept.",
+        description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are computed again.",
     )
     resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams of a replica.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(

@@ -26,7 +26,7 @@ class ResumableSerializer:
         """last: of the client; None for a stream from its beginning."""
         self.has_logprobs = serializer.has_logprobs
         self._serializer = serializer
-        self._last = last
+        self._last = last or Place(())
         self._state = [Reached()] * num_choices
         self._written_state = ["0"] * num_choices
 
@@ -35,10 +35,8 @@ class ResumableSerializer:
         return self._serializer.ping
 
     def opening(self) -> bytes:
-        events = _split(self._serializer.opening())
-        skip = 0
-        if self._last is not None:
-            skip = self._last.num_events if self._last.is_opening else len(events)
+        events, last = _split(self._serializer.opening()), self._last
+        skip = last.num_events if last.is_opening or not last.state else len(events)
         return b"".join(_numbered(events, self._id, self._id, skip))
 
     async def rest(self, choices: Choices, ping_s: float) -> AsyncIterator[bytes]:
@@ -57,12 +55,11 @@ class ResumableSerializer:
         choices.listen()
 
     def _deltas(self) -> Iterator[tuple[int, Reached, int]]:
-        """Choices, ends of deltas, and how many events of each the client has."""
-        state, target, num_events = self._last or Place(())
+        """Choices, ends of deltas, and how many events of each the client has. One token each: no others have more events,
+        so that the numbers of events only grow."""
+        state, target, num_events = self._last
         for index, reached in enumerate(state):
-            for num_tokens in range(
-                1, reached.num_tokens + 1
-            ):  # no other deltas have more events, so numbers of events grow
+            for num_tokens in range(1, reached.num_tokens + 1):
                 yield index, Reached(num_tokens), sys.maxsize
             if reached.has_ended:
                 yield index, reached, sys.maxsize
@@ -91,8 +88,8 @@ class ResumableSerializer:
         return Reached(self._state[index].num_tokens + len(delta.tokens), delta.finish_reason is not None)
 
     def end_of_stream(self) -> bytes:
-        last, events = self._last, _split(self._serializer.end_of_stream())
-        skip = last.num_events if last is not None and last.target is None and last.has_ended else 0
+        events, last = _split(self._serializer.end_of_stream()), self._last
+        skip = last.num_events if last.target is None and last.has_ended else 0
         return b"".join(_numbered(events, self._id, f"{self._id}:{len(events)}", skip))
 
     def failure(self, error: LlamaError, request_id: str) -> bytes:
