@@ -124,15 +124,17 @@ class EngineLoop:
 
     def readmit(self, streams: Seq[SequenceStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, the sequences that `SequenceStream.suspend` took out; they are computed again from their
-        tokens, for the request that calls this. Raises QueueFull, NotReady or RankFailure."""
+        tokens, for the request that calls this, which reads them from their first tokens. Raises QueueFull, NotReady or
+        RankFailure."""
         self._check_takes_requests()
         left = [stream for stream in streams if not stream.ended]
         if left:
             self.check_capacity(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
         subject = log_subject.get()
+        for stream in streams:
+            stream.begin_again(is_timed=is_timed)
         for stream in left:
             stream.sequence.request_id = "" if subject is None else subject.request_id
-            stream.begin_again(is_timed=is_timed)
             self.enter(stream)
 
     def abort(self, request_id: str) -> int:
