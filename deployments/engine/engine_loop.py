@@ -15,10 +15,10 @@ from functools import partial
 
 from deployments.engine.live_streams import LiveStreams, TokenSink
 from deployments.engine.retry_after import RetryEstimate
-from deployments.engine.runner import Runner
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_report import StepReports, StepStats
+from deployments.engine.step_runner import StepRunner
 from llama_core.errors import EngineError, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
@@ -155,7 +155,7 @@ class EngineLoop:
                 self.last_progress_s = time.monotonic()  # the time without work is no stall
             self._wake.set()
 
-    async def run(self, runner: Runner) -> None:
+    async def run(self, runner: StepRunner) -> None:
         """Run steps until cancelled or until the runner raises; the streams stay as they are.
 
         After an error of the runner's the caller either ends the streams with `fail`, or continues every stream with `restart`,
@@ -246,7 +246,7 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
-    def _send(self, runner: Runner, in_flight: deque[SentStep], *, held: bool = False) -> float | None:
+    def _send(self, runner: StepRunner, in_flight: deque[SentStep], *, held: bool = False) -> float | None:
         """Make and send steps until `pipeline_depth` are in flight, or nothing can run.
 
         A step may be held back for requests that can still join it: then returns when it is due, by time.monotonic, else None.
