@@ -1,4 +1,4 @@
-"""A stream that goes on after its connection broke: the same request again, with the id of the last event that arrived.
+"""A stream that goes on after its connection broke, through the openai package or, with --anthropic, through anthropic's.
 
 python examples/resume_stream.py --base-url http://127.0.0.1:8000
 
@@ -6,44 +6,61 @@ It breaks the connection twice itself.
 """
 
 import argparse
-import json
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 
-REQUEST = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True, "temperature": 0.8, "ignore_eos": True}
+QUESTION = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 200}
 
 
-def events(base_url: str, key: str, last_id: str) -> Iterator[tuple[str, str]]:
-    """(id, data) of the events after `last_id`; of all events without it."""
-    headers = {"Idempotency-Key": key} | ({"Last-Event-ID": last_id} if last_id else {})
-    with httpx.stream("POST", f"{base_url}/v1/completions", json=REQUEST, headers=headers, timeout=60) as answer:
-        answer.raise_for_status()
-        event_id = ""
-        for line in answer.iter_lines():
-            name, _, value = line.partition(": ")
-            if name == "id":
-                event_id = value
-            elif name == "data":
-                yield event_id, value
+def resumed(open_stream: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
+    """The events of a stream; `open_stream` sends the request, each time with the same body and with these headers."""
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    for attempt in range(10):
+        try:
+            with open_stream(headers) as stream:
+                for number, event in enumerate(stream):
+                    headers["Last-Event-ID"] = event.last_event_id
+                    yield event
+                    if number == 10 and attempt < 2:
+                        raise httpx.ReadError("broken on purpose")
+            return
+        except httpx.TransportError as error:
+            print(f"[{error}, after event {headers.get('Last-Event-ID')}]", end="", flush=True)
+            time.sleep(0.1 * attempt)
+    raise ConnectionError("the connection broke ten times")
+
+
+def openai_text(base_url: str) -> Iterator[str]:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=10)
+    body: Any = QUESTION | {"model": client.models.list().data[0].id, "stream": True}
+    for chunk in resumed(lambda headers: client.chat.completions.create(**body, extra_headers=headers)):
+        yield from (choice.delta.content or "" for choice in chunk.choices)
+
+
+def anthropic_text(base_url: str) -> Iterator[str]:
+    from anthropic import Anthropic
+
+    client = Anthropic(base_url=base_url, api_key="none", max_retries=10)
+    body: Any = QUESTION | {"model": client.models.list().data[0].id, "stream": True}
+    for event in resumed(lambda headers: client.messages.create(**body, extra_headers=headers)):
+        if event.type == "content_block_delta":
+            yield event.delta.text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Resume a stream.")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
+    parser.add_argument("--anthropic", action="store_true")
     args = parser.parse_args()
-    key, last_id, num_connections = uuid.uuid4().hex, "", 0
-    while True:
-        num_connections += 1
-        for number, (event_id, data) in enumerate(events(args.base_url, key, last_id)):
-            last_id = event_id
-            if data == "[DONE]":
-                print(f"\n({num_connections} connections)")
-                return
-            print(json.loads(data)["choices"][0]["text"], end="", flush=True)
-            if number == 10 and num_connections < 3:
-                break
+    for text in (anthropic_text if args.anthropic else openai_text)(args.base_url.rstrip("/")):
+        print(text, end="", flush=True)
+    print()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import FORMATS, packed_bits
 from llama_core.files.json_fields import Fields, read_object
 from llama_core.files.source import DENSE, Slice, WeightReader
-from llama_core.files.weights import OUTPUT, Box, is_linear
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import OUTPUT, Box, weight_specs
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.text.registry import find_tokenizer, load_tokenizer
 
@@ -124,7 +124,7 @@ def estimate_memory(config: EngineConfig, num_ranks: int, device: torch.device |
     model.check_world_size(num_ranks)
     path = Path(config.ckpt_dir)
     has_weights = format_name(source) != "hugging_face" or next(path.glob("*.safetensors"), None) is not None
-    reader = source.open_weights(model) if has_weights else _NoWeights(path / "config.json")
+    reader = source.open_weights(model) if has_weights else _NoWeights(path / "config.json", model)
     alone = Parallel(0, 1, device or resolve_device(config.device))
     group = replace(alone, world_size=num_ranks)
     kind, dtype, plan = choose(config, model, reader, group, voters=alone)
@@ -159,7 +159,8 @@ def describe_checkpoint(path: str | Path, tokenizer: str | Path | None = None) -
 class _NoWeights(WeightReader):
     """Of a Hugging Face folder without weights: what config.json says of them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, model: ModelConfig) -> None:
+        self._specs = weight_specs(model)
         self._given = Fields(read_object(path), str(path))
         self._bits = packed_bits(self._given)
 
@@ -176,4 +177,5 @@ class _NoWeights(WeightReader):
         """Nothing."""
 
     def stored_format(self, name: str) -> str:
-        return DENSE if self._bits is None or not is_linear(name) or name == OUTPUT else FORMATS[self._bits]
+        has_groups = self._specs[name].is_linear and name != OUTPUT
+        return FORMATS[self._bits] if self._bits is not None and has_groups else DENSE

@@ -8,7 +8,7 @@ on the weights' values; they are random, finite, and make some tokens likelier t
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from benchmarks.harness.options import command_parser
 from llama_core.files.meta_params import config_from_params
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import EMBEDDING, OUTPUT, WeightSpec, weight_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +42,6 @@ SHAPES = {
     "llama-2-7b": _shape(4096, 32, 32, 32, 256, 4096),
     "llama-3-8b": _shape(4096, 32, 32, 8, 1024, 8192, ffn_dim_multiplier=1.3, rope_theta=500000.0),
 }
-# The dimension along which a weight is split into shards. Other weights are whole in every shard.
-_COLUMNS = ("wq", "wk", "wv", "w1", "w3", "output")
-_ROWS = ("wo", "w2", "tok_embeddings")
-_HF_LAYER_NAMES = {
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-_HF_NAMES = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-
-
-def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every weight of a checkpoint in Meta's format, by name."""
-    dim, kv_dim, hidden = config.dim, config.n_kv_heads * config.head_dim, config.hidden_dim
-    yield "tok_embeddings.weight", (config.vocab_size, dim)
-    for layer in range(config.n_layers):
-        for name, shape in (
-            ("attention.wq", (dim, dim)),
-            ("attention.wk", (kv_dim, dim)),
-            ("attention.wv", (kv_dim, dim)),
-            ("attention.wo", (dim, dim)),
-            ("feed_forward.w1", (hidden, dim)),
-            ("feed_forward.w2", (dim, hidden)),
-            ("feed_forward.w3", (hidden, dim)),
-            ("attention_norm", (dim,)),
-            ("ffn_norm", (dim,)),
-        ):
-            yield f"layers.{layer}.{name}.weight", shape
-    yield "norm.weight", (dim,)
-    yield "output.weight", (config.vocab_size, dim)
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
@@ -84,25 +49,28 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int) -> dict[s
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
-    for name, shape in weight_shapes(config):
+    for name, spec in weight_specs(config).items():
+        shape = spec.shape
         weight = torch.randn(shape, generator=generator, device=device)
         if len(shape) == 1:
             weight = 1 + 0.1 * weight
-        elif name != "tok_embeddings.weight":
+        elif name != EMBEDDING:
             weight *= shape[1] ** -0.5
-        if name == "output.weight":
+        if name == OUTPUT:
             weight *= 2  # otherwise all logits would be nearly equal
         weights[name] = weight.to(dtype).cpu()
     return weights
 
 
-def shard(weights: dict[str, torch.Tensor], rank: int, num_shards: int) -> dict[str, torch.Tensor]:
+def shard(
+    weights: dict[str, torch.Tensor], specs: Mapping[str, WeightSpec], rank: int, num_shards: int
+) -> dict[str, torch.Tensor]:
     """The contents of consolidated.<rank>.pth of `num_shards`."""
     part = {}
     for name, weight in weights.items():
-        kind = name.removesuffix(".weight").rpartition(".")[2]
-        if num_shards > 1 and kind in _COLUMNS + _ROWS:
-            weight = weight.chunk(num_shards, dim=0 if kind in _COLUMNS else 1)[rank].clone()
+        rank_dim = specs[name].rank_dim
+        if num_shards > 1 and rank_dim is not None:
+            weight = weight.chunk(num_shards, dim=rank_dim)[rank].clone()
         part[name] = weight
     return part
 
@@ -112,8 +80,9 @@ def write_meta(
 ) -> None:
     """consolidated.NN.pth, params.json, tokenizer.model."""
     directory.mkdir(parents=True, exist_ok=True)
+    specs = weight_specs(config_from_params(shape.params, vocab_size=len(weights[OUTPUT])))
     for rank in range(num_shards):
-        torch.save(shard(weights, rank, num_shards), directory / f"consolidated.{rank:02}.pth")
+        torch.save(shard(weights, specs, rank, num_shards), directory / f"consolidated.{rank:02}.pth")
     (directory / "params.json").write_text(json.dumps(shape.params | {"vocab_size": -1}) + "\n")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, directory / "tokenizer.model")
@@ -171,17 +140,13 @@ def write_hf(
 
 def _hf_weights(config: ModelConfig, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """The same weights under their other names, queries and keys in that format's order of rows."""
+    specs = weight_specs(config)
     for name, weight in weights.items():
-        base = name.removesuffix(".weight")
-        if base in _HF_NAMES:
-            yield f"{_HF_NAMES[base]}.weight", weight
-            continue
-        _, layer, kind = base.split(".", 2)
-        if kind in ("attention.wq", "attention.wk"):
+        if specs[name].is_rotated:
             # Meta's rotary embedding rotates the pairs (2i, 2i + 1) of a head, Hugging Face's (i, i + head_dim / 2).
             pairs = weight.view(-1, config.head_dim // 2, 2, config.dim)
             weight = pairs.transpose(1, 2).reshape(weight.shape).contiguous()
-        yield f"model.layers.{layer}.{_HF_LAYER_NAMES[kind]}.weight", weight
+        yield specs[name].hugging_face, weight
 
 
 def _write_tokenizer_json(directory: Path) -> None:

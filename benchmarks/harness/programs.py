@@ -141,9 +141,9 @@ def write_config(path: Path, port: int, args: dict[str, Any], num_engines: int =
     (application,) = config["applications"]
     application["args"] |= args
     if num_engines:
-        engine = {"name": "engine", "route_prefix": None, "import_path": "deployments.app:build_engine"}
+        front = {"import_path": "deployments.app:build_ingress", "args": {"seed": application["args"].pop("seed")}}
+        engine: dict[str, Any] = {"name": "engine", "route_prefix": None, "import_path": "deployments.app:build_engine"}
         engine |= {"args": application["args"], "deployments": [{"name": "LlamaEngine", "num_replicas": num_engines}]}
-        front = {"import_path": "deployments.app:build_ingress", "args": {"seed": engine["args"].pop("seed")}}
         config["applications"] = [application | front, engine]
     path.write_text(yaml.safe_dump(config))
     return path

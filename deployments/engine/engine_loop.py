@@ -15,10 +15,10 @@ from functools import partial
 
 from deployments.engine.live_streams import LiveStreams, TokenSink
 from deployments.engine.retry_after import RetryEstimate
-from deployments.engine.runner import Runner
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_report import StepReports, StepStats
+from deployments.engine.step_runner import StepRunner
 from llama_core.errors import EngineError, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
@@ -124,15 +124,17 @@ class EngineLoop:
 
     def readmit(self, streams: Seq[SequenceStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, the sequences that `SequenceStream.suspend` took out; they are computed again from their
-        tokens, for the request that calls this. Raises QueueFull, NotReady or RankFailure."""
+        tokens, for the request that calls this, which reads them from their first tokens. Raises QueueFull, NotReady or
+        RankFailure."""
         self._check_takes_requests()
         left = [stream for stream in streams if not stream.ended]
         if left:
             self.check_capacity(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
         subject = log_subject.get()
+        for stream in streams:
+            stream.begin_again(is_timed=is_timed)
         for stream in left:
             stream.sequence.request_id = "" if subject is None else subject.request_id
-            stream.begin_again(is_timed=is_timed)
             self.enter(stream)
 
     def abort(self, request_id: str) -> int:
@@ -153,7 +155,7 @@ class EngineLoop:
                 self.last_progress_s = time.monotonic()  # the time without work is no stall
             self._wake.set()
 
-    async def run(self, runner: Runner) -> None:
+    async def run(self, runner: StepRunner) -> None:
         """Run steps until cancelled or until the runner raises; the streams stay as they are.
 
         After an error of the runner's the caller either ends the streams with `fail`, or continues every stream with `restart`,
@@ -244,7 +246,7 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
-    def _send(self, runner: Runner, in_flight: deque[SentStep], *, held: bool = False) -> float | None:
+    def _send(self, runner: StepRunner, in_flight: deque[SentStep], *, held: bool = False) -> float | None:
         """Make and send steps until `pipeline_depth` are in flight, or nothing can run.
 
         A step may be held back for requests that can still join it: then returns when it is due, by time.monotonic, else None.

@@ -163,14 +163,21 @@ class TokenStream(Protocol):
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""
 
-    def take(self) -> Delta | None:
-        """The delta since the last call; None if there is none. Raises the LlamaError that ended it, if one did."""
+    def take(self, until: int | None = None) -> Delta | None:
+        """The delta since the last call; None if there is none. Raises the LlamaError that ended it, if one did.
+
+        until: the delta ends with this token of the answer, from 1 on, where the answer's end counts as one more; None while
+        that has not been generated. Text and tokens do not depend on where earlier deltas ended."""
 
     def cancel(self) -> None:
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
 
     def suspend(self) -> None:
         """`cancel`, but its tokens are kept for `Engine.readmit`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tokens and log-probabilities, roughly."""
 
     def end(self, error: LlamaError) -> None:
         """`cancel`, with an error that the reader gets after the remaining tokens."""
@@ -219,7 +226,8 @@ class Engine(Protocol):
 
     async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, a request's suspended streams that have not ended. They are computed again from their
-        tokens, and go on as if they had not been suspended. Raises QueueFull or NotReady."""
+        tokens, and go on as if they had not been suspended. All streams can be read again, from their first tokens on.
+        Raises QueueFull or NotReady."""
 
     def next_seed(self) -> int:
         """An int64 for a request that names none; never the same twice in a row."""

@@ -14,6 +14,12 @@ from llama_core.scheduling.request import FinishReason, Request, Sequence, Token
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
+# Memory, measured.
+STREAM_BYTES = 2000  # without tokens
+TOKEN_BYTES = 40  # an integer, and its place in a list
+LOGPROB_BYTES = 88  # without its alternatives
+ALTERNATIVE_BYTES = 120
+
 
 class SequenceStream:
     """Implements `deployments.engine.interface.TokenStream`; also an async iterator of `Delta`.
@@ -32,22 +38,28 @@ class SequenceStream:
     ) -> None:
         """request: that the sequence is a choice of. is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
-        self.timeline = Timeline(time.monotonic())
-        self.is_timed = is_timed
         self.numerics = ""  # of the engine that gave the first token, where engines are other processes
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
-        )
-        self._stop = StopChecker(request.stop, includes_stop=seq.params.include_stop_str_in_output)
+        self._tokenizer, self._request = tokenizer, request
         self._has_stops = bool(request.stop)
         self._on_cancel = on_cancel
+        self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
+        self._error: LlamaError | None = None
+        self._begin(is_timed)
+
+    def _begin(self, is_timed: bool) -> None:
+        """For a reader that has nothing of the stream."""
+        seq, request = self.sequence, self._request
+        self.timeline = Timeline(time.monotonic())
+        self.is_timed = is_timed
+        self._detokenizer = IncrementalDetokenizer(
+            self._tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
+        )
+        self._stop = StopChecker(request.stop, includes_stop=seq.params.include_stop_str_in_output)
         self._wake: Callable[[], None] | None = None
         self._has_news = False  # the reader has been woken and has not called `take` yet
-        self._text: list[str] = []
-        self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
+        self._texts: list[str] = []  # of each token that the reader does not have, and of the answer's end
         self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, with its prompt
         self._stopped = False
-        self._error: LlamaError | None = None
         self._done = False  # the reader has had the last delta
 
     @property
@@ -86,22 +98,22 @@ class SequenceStream:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
         stop string. Later tokens of the same step are then removed."""
         for num_pushed, token in enumerate(tokens, 1):
-            if text := self._detokenizer.push_one(token):
-                self._extend(text)
-                if self._stopped:
-                    self.sequence.cut(len(tokens) - num_pushed)
-                    break
+            self._extend(self._detokenizer.push_one(token))
+            if self._stopped:
+                self.sequence.cut(len(tokens) - num_pushed)
+                break
         if self.sequence.finish_reason is not None and not self._stopped:
             self._extend(self._detokenizer.flush())
             if not self._stopped:
-                self._text.append(self._stop.flush())
+                self._texts.append(self._stop.flush())
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
 
     def begin_again(self, *, is_timed: bool) -> None:
-        """The sequence is submitted once more, by a request that has stages of its own."""
-        self.timeline = Timeline(time.monotonic())
-        self.is_timed = is_timed
+        """The stream is read from its first token on by another request, which has stages of its own."""
+        self._begin(is_timed)
+        if self.sequence.output or self.ended:
+            self.push(self.sequence.output)
 
     def push_timed(self, tokens: list[int]) -> bool:
         """`push`, and measure it."""
@@ -132,14 +144,24 @@ class SequenceStream:
         self._on_cancel(self.sequence)
         self.fail(error)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tokens and log-probabilities, roughly."""
+        seq = self.sequence
+        logprobs = seq.logprobs or seq.prompt_logprobs  # all have as many alternatives
+        logprob_bytes = LOGPROB_BYTES + ALTERNATIVE_BYTES * (len(logprobs[0].top) if logprobs else 0)
+        num_logprobs = len(seq.logprobs) + len(seq.prompt_logprobs)
+        return STREAM_BYTES + TOKEN_BYTES * seq.length + logprob_bytes * num_logprobs
+
     def suspend(self) -> None:
-        """`cancel`, but tokens and text are kept: the engine may take the sequence up again (`Engine.readmit`)."""
+        """`cancel`, but tokens are kept: the engine may take the sequence up again (`Engine.readmit`)."""
         self._on_cancel(self.sequence)
         seq = self.sequence
+        self._texts.clear()
         if seq.finish_reason in (None, FinishReason.ABORT):
             if self._num_cached is None:
                 self._num_cached = seq.num_cached
-            self.sequence = seq.continued(self._num_taken)
+            self.sequence = seq.continued()
             self._error = None
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -149,27 +171,37 @@ class SequenceStream:
         if self._has_news:
             wake()
 
-    def take(self) -> Delta | None:
-        """The delta since the last call; None if there is none. Raises the LlamaError that ended the stream."""
+    def take(self, until: int | None = None) -> Delta | None:
+        """The delta since the last call; None if there is none. Raises the LlamaError that ended the stream.
+
+        until: the delta ends with this token of the answer, from 1 on, where the answer's end counts as one more; None while
+        that has not been generated."""
         if not self._has_news or self._done:
             return None
         self._has_news = False
-        seq = self.sequence
-        begin, end = self._num_taken, len(seq.tokens)
-        finish_reason = seq.finish_reason
-        if self._error is not None:
-            if begin == end:
-                self._done = True
-                raise self._error
-            finish_reason = None
-            self._tell()  # the error is for the next call
-        self._done = finish_reason is not None
+        seq, begin = self.sequence, self._num_taken
+        end, finish_reason = seq.length, seq.finish_reason
+        if until is not None and end - seq.prompt_len >= until:
+            end, finish_reason = seq.prompt_len + until, None
+            texts, self._texts = self._texts[: end - begin], self._texts[end - begin :]
+            if end < seq.length or self.ended:
+                self._tell()
+        elif until is not None and not self.ended:
+            return None
+        else:
+            if self._error is not None:
+                if begin == end or until is not None:
+                    self._done = True
+                    raise self._error
+                finish_reason = None
+                self._tell()  # the error is for the next call
+            self._done = finish_reason is not None
+            texts, self._texts = self._texts, []
         self._num_taken = end
-        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
-        self._text.clear()
+        text = texts[0] if len(texts) == 1 else "".join(texts)
         logprobs: list[TokenLogprob] = []
         if seq.params.logprobs is not None:
-            logprobs = seq.logprobs[begin - seq.prompt_len :]
+            logprobs = seq.logprobs[begin - seq.prompt_len : end - seq.prompt_len]
         return Delta(text, seq.tokens[begin:end], logprobs, finish_reason)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -191,8 +223,6 @@ class SequenceStream:
                 self._wake()
 
     def _extend(self, text: str) -> None:
-        if not self._has_stops:
-            self._text.append(text)
-        elif text and not self._stopped:
-            emit, self._stopped = self._stop.push(text)
-            self._text.append(emit)
+        if self._has_stops and text:
+            text, self._stopped = self._stop.push(text)
+        self._texts.append(text)

@@ -20,7 +20,7 @@ from cluster.wire.rank_status import RankStatus
 from deployments.args import EngineArgs
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.recovery_plan import RecoveryPlan
-from deployments.engine.runner import Runner
+from deployments.engine.step_runner import StepRunner
 from deployments.engine.straggler_watch import watch_stragglers
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, RankFailure, TokenizerError
@@ -49,7 +49,7 @@ class Replacement(NamedTuple):
     epoch: int
 
 
-class Group(Runner, Protocol):
+class Group(StepRunner, Protocol):
     """A rank group as the supervisor uses it. Implemented by `cluster.driver.rank_group.RankGroup`."""
 
     async def start(self) -> GroupInfo: ...

@@ -22,12 +22,13 @@ from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import BEAT_S, PROTOCOL, Detail, fault_of
 from deployments.fleet.model_files import ModelFiles
 from llama_core.errors import InvalidRequest, LlamaError
-from llama_core.scheduling.request import READ_LOGPROB, Sequence, check_prompt
+from llama_core.scheduling.request import Sequence, TokenLogprob, check_prompt
 
 log = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES: Final = 64 * 2**20  # of a front that does not read: its connection is closed then
 HANDSHAKE_S: Final = 10.0
+_HAD = TokenLogprob(0.0, ())  # in the place of one that the front has
 
 
 class FrontStream:
@@ -217,9 +218,9 @@ def _continued(message: messages.Continue, loop: EngineLoop) -> Sequence:
     seq = Sequence(prompt, params, max_length, owner, priority, scope, message.request_id)
     seq.tokens += message.output
     if params.logprobs is not None:
-        seq.logprobs = [READ_LOGPROB] * len(message.output)
+        seq.logprobs = [_HAD] * len(message.output)
     if message.has_prompt_logprobs:
-        seq.prompt_logprobs = [READ_LOGPROB] * (len(prompt) - 1)
+        seq.prompt_logprobs = [_HAD] * (len(prompt) - 1)
     return seq
 
 

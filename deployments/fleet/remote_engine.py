@@ -384,9 +384,9 @@ class RemoteEngine:
         lives = []
         for stream in streams:
             assert isinstance(stream, SequenceStream), "the streams are this engine's"
+            stream.begin_again(is_timed=is_timed)
             if not stream.ended:
                 stream.sequence.request_id = "" if subject is None else subject.request_id
-                stream.begin_again(is_timed=is_timed)
                 lives.append(self._live.setdefault(stream.sequence, LiveStream(stream)))
         if lives:
             self._idle.clear()

@@ -6,7 +6,6 @@ A failure of one choice ends all of them, and `cancel` frees every choice's cach
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from copy import copy
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
@@ -25,9 +24,15 @@ def _followers(plan: Plan) -> dict[int, range]:
     }
 
 
-async def submitted(engine: Engine, plan: Plan, *, is_timed: bool = False) -> "Choices":
-    """Submits every choice, or none: raises what `Engine.submit` raises. is_timed: for a trace."""
-    return Choices(await engine.submit(plan.request, is_timed=is_timed), plan)
+async def submitted(
+    engine: Engine, plan: Plan, suspended: Sequence[TokenStream] = (), *, is_timed: bool = False
+) -> "Choices":
+    """Submits every choice, or none: raises what `Engine.submit` raises. suspended: the choices, which go on instead. is_timed:
+    for a trace."""
+    if not suspended:
+        return Choices(await engine.submit(plan.request, is_timed=is_timed), plan)
+    await engine.readmit(suspended, is_timed=is_timed)
+    return Choices(suspended, plan)
 
 
 class Choices:
@@ -39,28 +44,23 @@ class Choices:
 
     def __init__(self, streams: Sequence[TokenStream], plan: Plan) -> None:
         """streams: of all choices of the plan's request, in their order."""
-        endings = [AnswerEnding(plan.answer_ending) for _ in streams] if plan.answer_ending else []
-        self._begin(streams, plan.request.num_choices, _followers(plan), endings)
-
-    def _begin(
-        self,
-        streams: Sequence[TokenStream],
-        num_open: int,
-        followers: dict[int, range],
-        endings: Sequence[AnswerEnding],
-    ) -> None:
         self.streams = streams
-        self.num_open = num_open
-        self._endings = endings
+        self.num_open = plan.request.num_choices
+        self._endings = [AnswerEnding(plan.answer_ending) for _ in self.streams] if plan.answer_ending else []
         self._loop = asyncio.get_running_loop()
         self._ready: deque[int] = deque()
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._end_waiter: asyncio.Future[None] | None = None
-        self._followers = followers
-        following = set().union(*followers.values())
-        for index in range(len(streams)):
+        self._followers = _followers(plan)
+        self.listen()
+
+    def listen(self) -> None:
+        """Have `take` find the choices that have a delta. To be called again after `take_to`."""
+        self._ready.clear()
+        following = set().union(*self._followers.values())
+        for index in range(len(self.streams)):
             if index not in following:
                 self._listen(index)
 
@@ -68,19 +68,31 @@ class Choices:
         """The next (choice, delta) that has arrived, or None. Raises the error that ended a choice."""
         while self._ready:
             index = self._ready.popleft()
-            delta = self.streams[index].take()
-            if delta is None:
-                continue
-            for follower in self._followers.pop(index, ()):
-                self._listen(follower)
-            if delta.finish_reason is not None:
-                if delta.finish_reason is FinishReason.ABORT:
-                    raise RequestCancelled("the server stopped this request")
-                self.num_open -= 1
-            if self._endings:
-                delta = self._endings[index].without(delta, self.streams[index])
-            return index, delta
+            if (delta := self._taken(index)) is not None:
+                return index, delta
         return None
+
+    async def take_to(self, index: int, until: int, timeout_s: float) -> Delta | None:
+        """Waits for the delta of this choice that ends there, as `TokenStream.take` has it; None after `timeout_s`, as with
+        `wait`."""
+        while (delta := self._taken(index, until)) is None:
+            self._ready.clear()
+            self._listen(index)
+            if not await self.wait(timeout_s):
+                return None
+        return delta
+
+    def _taken(self, index: int, until: int | None = None) -> Delta | None:
+        delta = self.streams[index].take(until)
+        if delta is None:
+            return None
+        for follower in self._followers.pop(index, ()):
+            self._listen(follower)
+        if delta.finish_reason is not None:
+            if delta.finish_reason is FinishReason.ABORT:
+                raise RequestCancelled("the server stopped this request")
+            self.num_open -= 1
+        return self._endings[index].without(delta, self.streams[index]) if self._endings else delta
 
     @property
     def has_arrivals(self) -> bool:
@@ -126,16 +138,13 @@ class Choices:
             stream.cancel()
         self.streams = ()  # each refers to this object, and a reference cycle would wait for the garbage collector
 
-    def suspend(self) -> "Choices":
-        """`cancel`, but the choices keep what they have. Returns the same choices for another reader, who calls
-        `Engine.readmit` with their streams; nothing that is done with this object has an effect on them."""
-        for stream in self.streams:
+    def suspend(self) -> Sequence[TokenStream]:
+        """`cancel`, but the choices keep their tokens. Returns them for other `Choices`."""
+        streams, self.streams = self.streams, ()
+        for stream in streams:
             stream.suspend()
-        others = copy(self)
-        others._begin(self.streams, self.num_open, self._followers, self._endings)
-        self.streams = ()
         self.cancel()
-        return others
+        return streams
 
     def _listen(self, index: int) -> None:
         self.streams[index].listen(partial(self._on_ready, index))

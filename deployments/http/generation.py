@@ -17,8 +17,9 @@ from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER, headers_of
 from deployments.http.resume.kept_streams import KeptStreams
+from deployments.http.resume.resumable import ResumableSerializer
 from deployments.http.resume.resumption import Resumption, resumption
-from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
+from deployments.http.sse import EventStream
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
@@ -151,58 +152,45 @@ class _GenerationRequest:
             self._record.received()
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
+                self._body = kept.asked.body
+                self._engine = engine_of(endpoint.engine, getattr(self._body, "model", None))
                 return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
         plan = await endpoint.kind.plan(body, engine, endpoint.encoder.of(self._owner_of(body), engine))
-        return replace(plan, request=replace(plan.request, owner=self._owner)) if self._owner else plan
+        if self._owner:
+            plan = replace(plan, request=replace(plan.request, owner=self._owner))
+        return plan if self._resumption is None else self._resumption.repeatable(plan, body)
 
     def _owner_of(self, body: Any) -> str:
         """As of the plan, which does not exist yet."""
         return self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
 
-    async def _submit(self, plan: Plan) -> WholeSerializer | None:
-        """What writes the answer; None where all of it is kept."""
-        engine = self._engine
-        wants = self._resumption if plan.stream else None
-        if wants is not None and wants.found() is not None:
-            return await self._resume(wants)
-        self._choices = await submitted(engine, plan, is_timed=self._record.is_traced)
-        if wants is not None and wants.found() is not None:  # another connection has begun the stream meanwhile
-            self._choices.cancel()
-            return await self._resume(wants)
+    async def _submit(self, plan: Plan) -> WholeSerializer:
+        """What writes the answer."""
+        engine, is_timed = self._engine, self._record.is_traced
+        resumption = self._resumption if plan.stream else None
+        if resumption is None:
+            self._choices = await submitted(engine, plan, is_timed=is_timed)
+        else:
+            place = resumption.place(plan)
+            self._choices = await resumption.choices(engine, plan, is_timed=is_timed)
         self._record.submitted(self._choices.streams)
         serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
+        if resumption is None:
+            return serializer
         # Plans of routes whose answers cannot be streamed never ask for it.
-        return serializer if wants is None else wants.keep(plan, self._choices, cast(AnswerSerializer, serializer))
+        return ResumableSerializer(cast(AnswerSerializer, serializer), plan.request.num_choices, place)
 
-    async def _resume(self, resumption: Resumption) -> AnswerSerializer | None:
-        if (continuation := resumption.take()) is None:
-            return None
-        self._choices = continuation.choices
-        await self._engine.readmit(self._choices.streams, is_timed=self._record.is_traced)
-        self._record.submitted(self._choices.streams)
-        return continuation.serializer
-
-    async def _answer(self, plan: Plan, serializer: WholeSerializer | None) -> None:
+    async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:
             if self._resumption is not None:
                 self._resumption.reader.runs_in(scope)
-            if serializer is None:
-                await self._send_rest()
-            elif plan.stream:
+            if plan.stream:
                 await self._event_stream(cast(AnswerSerializer, serializer)).run(self._send, scope)
                 return
-            else:
-                await self._send_whole(serializer)
+            await self._send_whole(serializer)
         self._record.succeeded()
-
-    async def _send_rest(self) -> None:
-        """The last events of a stream that is complete."""
-        assert self._resumption is not None, "the whole answer is kept"
-        events = b"".join(self._resumption.events() or ())
-        self._sends_whole = True
-        await send_whole(events, self._send, self._endpoint.limits.send_timeout_s, headers=EVENT_STREAM_HEADERS)
 
     async def _send_whole(self, serializer: WholeSerializer) -> None:
         body = await self._whole_answer(serializer)
@@ -218,7 +206,9 @@ class _GenerationRequest:
             ping_s=limits.ping_s,
             send_timeout_s=limits.send_timeout_s,
             coalescing=limits.coalescing,
-            events=None if self._resumption is None else self._resumption.events(),
+            rest=serializer.rest(self._submitted, limits.ping_s)
+            if isinstance(serializer, ResumableSerializer)
+            else None,
         )
         return self._stream
 

@@ -28,7 +28,7 @@ _ERRORS = {
     400: "The request is not valid",
     401: "A valid API key is required",
     403: "The Host header has a name that is not allowed",
-    404: "There is no such model, or no stream that is kept here",
+    404: "There is no such model",
     408: "The body did not arrive in time",
     409: "Another connection has taken over the stream of this Idempotency-Key",
     413: "The body is too large",

@@ -6,7 +6,7 @@ serializer's last event, and no [DONE] follows, so clients can distinguish a par
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 
 from starlette.types import Send
 
@@ -45,12 +45,12 @@ class EventStream:
         ping_s: float,
         send_timeout_s: float,
         coalescing: ProxyCoalescing | None = None,
-        events: Iterator[bytes] | None = None,
+        rest: AsyncIterator[bytes] | None = None,
     ) -> None:
         """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
 
-        coalescing: the interval between two messages; the first message with a token never waits. events: they are sent before
-        those of the choices.
+        coalescing: the interval between two messages; the first message with a token never waits. rest: events, or b"", to be
+        sent before those of the choices.
         """
         self.has_started = self.has_failed = False
         self._choices, self._serializer, self._record = choices, serializer, record
@@ -58,7 +58,8 @@ class EventStream:
         self._coalescing = coalescing
         self._is_over = False
         self._has_more = False  # the last slice was full: the next one is written without waiting
-        self._events = events  # or the rest of a delta with log-probabilities
+        self._rest = rest
+        self._events: Iterator[bytes] | None = None  # the rest of a delta with log-probabilities
         self._sending_since_s: float | None = None
 
     def run(self, send: Send, scope: DisconnectScope) -> Awaitable[None]:
@@ -72,8 +73,10 @@ class EventStream:
 
     async def _run(self, send: Send, scope: DisconnectScope) -> None:
         loop = asyncio.get_running_loop()
-        opening = self._serializer.opening() if self._events is None else b""
-        body = b"" if opening else await self._arrived()
+        opening = self._serializer.opening()
+        body = b"" if opening else await self._next()
+        while not (opening or body or self._is_over):
+            body = await self._next()
         self.has_started = True
         self._record.streaming()
         self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
@@ -83,7 +86,7 @@ class EventStream:
             if opening:
                 await send({"type": "http.response.body", "body": opening, "more_body": True})
                 self._sending_since_s = None
-                body = await self._arrived()
+                body = await self._next()
             while not self._is_over:
                 if body:
                     self._sending_since_s = loop.time()
@@ -91,11 +94,7 @@ class EventStream:
                     self._sending_since_s = None
                     if not self._has_more and self._coalescing is not None and self._coalescing.interval_s:
                         await self._choices.wait_for_end(self._coalescing.interval_s)
-                if self._has_more:
-                    await asyncio.sleep(0)  # other tasks run between slices
-                    body = self._take()
-                else:
-                    body = await self._arrived()
+                body = await self._next()
             self._sending_since_s = loop.time()
             await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
@@ -103,10 +102,19 @@ class EventStream:
         if not self.has_failed:
             self._record.succeeded()
 
-    async def _arrived(self) -> bytes:
+    async def _next(self) -> bytes:
         """What can be read now, or after a while; a ping where nothing arrives."""
-        is_ready = self._events is not None or await self._choices.wait(self._ping_s)
-        return self._take() if is_ready else self._serializer.ping
+        if self._rest is not None:
+            try:
+                if (body := await anext(self._rest, None)) is not None:
+                    return body
+            except Exception as error:
+                return self._failed(error)
+            self._rest, self._has_more = None, True
+        if not self._has_more:
+            return self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
+        await asyncio.sleep(0)  # other tasks run between slices
+        return self._take()
 
     def _take(self) -> bytes:
         """Events of what can be read now, about one slice at most, and the end of the stream."""
@@ -117,14 +125,17 @@ class EventStream:
                 self._is_over = True
                 chunks.append(self._serializer.end_of_stream())
         except Exception as error:
-            if not self.has_started:
-                raise
-            self._is_over = self.has_failed = True
-            self._record.failed(error)
-            if not isinstance(error, LlamaError):
-                log.error("a stream failed, request %s\n%s", self._record.request_id, where(error))
-            chunks.append(self._serializer.failure(as_llama_error(error), self._record.request_id))
+            chunks.append(self._failed(error))
         return b"".join(chunks)
+
+    def _failed(self, error: Exception) -> bytes:
+        if not self.has_started:
+            raise error
+        self._is_over = self.has_failed = True
+        self._record.failed(error)
+        if not isinstance(error, LlamaError):
+            log.error("a stream failed, request %s\n%s", self._record.request_id, where(error))
+        return self._serializer.failure(as_llama_error(error), self._record.request_id)
 
     def _fill(self, chunks: list[bytes]) -> bool:
         """Whether a slice was full before everything was written."""

@@ -125,7 +125,9 @@ class Metrics:
         self.rank_restarts = metrics.count("rank_restarts_total", "Starts of new ranks after the first")
         self.kept_streams = metrics.count("kept_streams_total", "Streams that were kept to be resumed")
         self.resumed_streams = metrics.count(
-            "resumed_streams_total", "Requests that took up a kept stream, or had it again from its beginning"
+            "resumed_streams_total",
+            "Streams that a client came back to, by source: tokens that were kept here, or computed again",
+            {"source": ("kept", "computed")},
         )
         self.dropped_streams = metrics.count(
             "dropped_streams_total",

@@ -71,10 +71,6 @@ class RouteNotFound(InvalidRequest):
     code = "not_found"
 
 
-class StreamNotFound(InvalidRequest):
-    code = "stream_not_found"
-
-
 class IdempotencyKeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
@@ -100,7 +96,6 @@ STATUS: dict[type[LlamaError], int] = {
     HostNotAllowed: 403,
     ModelNotFound: 404,
     RouteNotFound: 404,
-    StreamNotFound: 404,
     IdempotencyKeyReused: 422,
     StreamTakenOver: 409,
     MethodNotAllowed: 405,

@@ -3,8 +3,9 @@
 Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from deployments.engine.interface import Engine, SamplingDefaults
@@ -78,6 +79,9 @@ class Plan:
     labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
     normalizes: bool = False  # by the number of tokens
     parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
+    is_seeded: bool = False  # the request names its seed
+    # From which all ids in the answer are made.
+    answer_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     @property
     def shares_prompt_logprobs(self) -> bool:
@@ -284,6 +288,7 @@ def _plan(
         answer_ending=answer_ending,
         continues_prompt=continues_prompt,
         parsing=parsing,
+        is_seeded=body.seed is not None,
     )
 
 

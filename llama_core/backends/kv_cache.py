@@ -15,8 +15,8 @@ import torch
 
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
-from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
+from llama_core.rank_share import RankShare
 
 FLOAT8_BYTES: Final = (
     torch.uint8

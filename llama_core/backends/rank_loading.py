@@ -38,10 +38,10 @@ from llama_core.backends.verify_files import FileChecks
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
-from llama_core.files.rank_share import RankShare, is_even
 from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.rank_report import RankReport
+from llama_core.rank_share import RankShare, is_even
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.weights.loader import GroupedWeight, Progress, planned_weights
 

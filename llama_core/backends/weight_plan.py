@@ -1,25 +1,17 @@
 """Decides the weight format of every matrix of a model. Reads no weight, loads no tensors.
 
-A matrix is what a layer multiplies at once: wq, wk and wv are one matrix (qkv), and so are w1 and w3 (gate_up).
+A matrix is what a layer multiplies at once, the `tensor` of one or more weights.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from llama_core.files.rank_share import RankShare
 from llama_core.files.source import GROUP
-from llama_core.files.weights import WeightSpec, weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import WeightSpec, weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.weight_formats import GROUPED
-
-# The weights of each matrix of a layer, in the order in which the native engine counts matrices.
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "qkv": ("attention.wq", "attention.wk", "attention.wv"),
-    "out": ("attention.wo",),
-    "gate_up": ("feed_forward.w1", "feed_forward.w3"),
-    "down": ("feed_forward.w2",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +19,20 @@ class WeightPlan:
     """The formats of a model's weights, by name. Equal on all ranks.
 
     dtype: of embeddings, norms and unquantized matrices. matrices: the format of each matrix, in the engine's order, from
-    "layers.0.qkv" to "output". stored: how the checkpoint stores each weight whose groups a matrix keeps. expanded: matrices
-    that are stored in groups and cannot keep them, because the ranks' parts do not begin and end with groups.
+    "layers.0.qkv" to "output". holders: the matrix of each weight that is part of one. stored: how the checkpoint
+    stores each weight whose groups a matrix keeps. expanded: matrices that are stored in groups and cannot keep them, because
+    the ranks' parts do not begin and end with groups.
     """
 
     dtype: str
     matrices: Mapping[str, str]
+    holders: Mapping[str, str]
     stored: Mapping[str, str]
     expanded: tuple[str, ...] = ()
 
     def format_of(self, weight: str) -> str:
         """The format in which `weight` is held in memory."""
-        matrix = _matrix_of(weight)
-        return self.dtype if matrix is None else self.matrices[matrix]
+        return self.matrices[self.holders[weight]] if weight in self.holders else self.dtype
 
     def keeps_groups(self, weight: str) -> bool:
         """Whether the weight is read in the groups in which it is stored."""
@@ -88,10 +81,14 @@ def plan_weights(
     QUANTIZATIONS. dtype: of the model."""
     specs = weight_specs(config)
     shares = [RankShare.of(config, rank, world_size) for rank in range(world_size)]
+    holders = {name: spec.tensor for name, spec in specs.items() if spec.is_linear}
+    parts: dict[str, list[str]] = {}
+    for name, matrix in holders.items():
+        parts.setdefault(matrix, []).append(name)
     matrices: dict[str, str] = {}
     stored: dict[str, str] = {}
     expanded: list[str] = []
-    for matrix, weights in _matrices(config).items():
+    for matrix, weights in parts.items():
         formats = {name: stored_format(name) for name in weights}
         groups = _common_groups(set(formats.values()))
         wanted = {"none": dtype, "auto": groups or dtype}.get(quantization, quantization)
@@ -104,28 +101,7 @@ def plan_weights(
         if can_keep:
             stored |= formats
         matrices[matrix] = wanted
-    return WeightPlan(dtype, matrices, stored, tuple(expanded))
-
-
-def _matrices(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The names of the weights of each matrix."""
-    found = {
-        f"layers.{i}.{matrix}": tuple(f"layers.{i}.{part}.weight" for part in parts)
-        for i in range(config.n_layers)
-        for matrix, parts in _PARTS.items()
-    }
-    return found | {"output": ("output.weight",)}
-
-
-def _matrix_of(weight: str) -> str | None:
-    """The matrix of a weight, None for embeddings and norms."""
-    if weight == "output.weight":
-        return "output"
-    for matrix, parts in _PARTS.items():
-        for part in parts:
-            if weight.endswith(f".{part}.weight"):
-                return weight.removesuffix(f"{part}.weight") + matrix
-    return None
+    return WeightPlan(dtype, matrices, holders, stored, tuple(expanded))
 
 
 def _common_groups(formats: set[str]) -> str | None:

@@ -1,6 +1,6 @@
 """Meta's checkpoint format: params.json and the shards consolidated.00.pth, .01, ... in one directory.
 
-Checks that every shard exists once, undamaged and under its own name. Reads no weight and needs no torch: `meta_weights` does.
+Checks that every shard exists once, undamaged and under its own name. Reads no weight: `weights/meta.py` does, with torch.
 """
 
 import re
@@ -13,8 +13,8 @@ from llama_core.errors import CheckpointError
 from llama_core.files.generation_config import generation_files, read_stop_ids
 from llama_core.files.meta_params import may_be_tied, read_params
 from llama_core.files.source import CheckpointSource, WeightReader
-from llama_core.files.weights import OUTPUT
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import OUTPUT
 
 _SHARD_NAME = re.compile(r"consolidated\.(\d+)\.pth")
 _MAX_PICKLE_BYTES = 64 * 2**20  # of the list of tensors; Llama's largest has a few hundred kilobytes

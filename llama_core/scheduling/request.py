@@ -104,9 +104,6 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-READ_LOGPROB = TokenLogprob(0.0, ())  # in the place of one that has been read and is not kept
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One prompt and the tokens generated for it. No other object keeps these tokens.
@@ -158,14 +155,11 @@ class Sequence:
         assert self.max_length >= len(self.prompt)
         self.tokens = list(self.prompt)
 
-    def continued(self, num_read: int) -> "Sequence":
-        """A new sequence that goes on after these tokens, which are computed again. Its log-probabilities lack those of the
-        first `num_read` tokens, which have been read."""
+    def continued(self) -> "Sequence":
+        """A new sequence that goes on after these tokens, which are computed again."""
         seq = Sequence(self.prompt, self.params, self.max_length, self.owner, self.priority, self.cache_scope)
         seq.tokens += self.output
-        if self.logprobs:
-            num_new = num_read - self.prompt_len
-            seq.logprobs = [READ_LOGPROB] * num_new + self.logprobs[num_new:]
+        seq.logprobs = list(self.logprobs)
         if not self.wants_prompt_logprobs:
             seq.prompt_logprobs = self.prompt_logprobs
         return seq

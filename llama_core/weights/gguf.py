@@ -8,12 +8,13 @@ import torch
 
 from llama_core.errors import CheckpointError
 from llama_core.files.gguf.file import GgufTensor
+from llama_core.files.gguf.keys import ARCHITECTURES
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.gguf.names import ARCHITECTURES, ROPE_FACTORS, gguf_name, is_rotated
+from llama_core.files.gguf.rope import ROPE_FACTORS
 from llama_core.files.json_fields import shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
-from llama_core.files.weights import EMBEDDING, OUTPUT, Box, is_linear, weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.gguf_blocks import GROUPED, decode, groups, plain_dtype
 from llama_core.weights.mapped import release
 
@@ -28,7 +29,8 @@ class GgufWeights(WeightReader):
         self._model = model
         self._head_dim = config.head_dim
         self._halves = ARCHITECTURES.get(str(model.metadata.get("general.architecture")), False)
-        self._tensors = _checked_tensors(model, config)
+        self._specs = weight_specs(config)
+        self._tensors = _checked_tensors(model, self._specs, config.tied_embeddings)
         self._mapped: Mapping[Path, torch.Tensor] = {
             path: _map(path) for path in {tensor.file for tensor in self._tensors.values()}
         }
@@ -36,7 +38,7 @@ class GgufWeights(WeightReader):
     @property
     def dtype(self) -> torch.dtype:
         """bfloat16 if a linear layer's weights are quantized; else the dtype of the first linear layer."""
-        dtypes = [plain_dtype(tensor.encoding) for name, tensor in self._tensors.items() if is_linear(name)]
+        dtypes = [plain_dtype(tensor.encoding) for name, tensor in self._tensors.items() if self._specs[name].is_linear]
         return torch.bfloat16 if None in dtypes else dtypes[0] or torch.bfloat16
 
     def verify_checksums(self, index: int, count: int) -> None:
@@ -76,7 +78,7 @@ class GgufWeights(WeightReader):
         values, num_bytes = tensor.encoding.values, tensor.encoding.num_bytes
         everything = self._mapped[tensor.file][tensor.offset : tensor.offset + tensor.num_bytes].view(rows, -1)
         columns = slice(box.start[1] // values * num_bytes, (box.start[1] + box.shape[1]) // values * num_bytes)
-        needs_order = self._halves and is_rotated(name)
+        needs_order = self._halves and self._specs[name].is_rotated
         step = max(1, _CHUNK_VALUES // max(1, box.shape[1]))
         if needs_order:
             step = max(1, step // self._head_dim) * self._head_dim  # whole heads
@@ -96,13 +98,13 @@ class GgufWeights(WeightReader):
         return everything[head * self._head_dim + within // 2 + within % 2 * (self._head_dim // 2)]
 
 
-def _checked_tensors(model: GgufModel, config: ModelConfig) -> dict[str, GgufTensor]:
+def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied: bool) -> dict[str, GgufTensor]:
     """The tensor of every weight of the architecture, by our name."""
     found, faults = {}, []
     left = dict(model.tensors)
     left.pop(ROPE_FACTORS, None)
-    for name, spec in weight_specs(config).items():
-        own = gguf_name(EMBEDDING if name == OUTPUT and config.tied_embeddings else name)
+    for name, spec in specs.items():
+        own = specs[EMBEDDING if name == OUTPUT and is_tied else name].gguf
         tensor = model.tensors.get(own)
         left.pop(own, None)
         if tensor is None:

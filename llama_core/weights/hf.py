@@ -16,8 +16,8 @@ from llama_core.files.hf.files import Located, open_file
 from llama_core.files.hf.quantization import FORMATS
 from llama_core.files.json_fields import shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
-from llama_core.files.weights import EMBEDDING, OUTPUT, Box, WeightSpec, is_linear, weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.hf_packed import (
     PackedTensors,
     dequantized,
@@ -29,39 +29,8 @@ from llama_core.weights.hf_packed import (
 from llama_core.weights.mapped import file_begin, release, row_chunks
 
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-_MODULES: Final[Mapping[str, str]] = {
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-}
-_LAYER = re.compile(r"(layers\.\d+)\.(.+)\.(weight|bias)")
-_ROTATED = re.compile(r"layers\.\d+\.attention\.(wq|wk|q_norm|k_norm)\.(weight|bias)")
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers stored the frequencies
-_EMBEDDING, _HEAD, _PREFIX = "embed_tokens.weight", "lm_head.weight", "model."
-
-
-def hugging_face_name(name: str, prefix: str = _PREFIX) -> str:
-    """The name in Hugging Face's files of a weight of `weight_specs`."""
-    if name == OUTPUT:
-        return _HEAD
-    if name == EMBEDDING:
-        return prefix + _EMBEDDING
-    if (match := _LAYER.fullmatch(name)) is None:
-        return prefix + name
-    return f"{prefix}{match[1]}.{_MODULES[match[2]]}.{match[3]}"
-
-
-def is_rotated(name: str) -> bool:
-    """Whether the rows of the weight are in another order in Hugging Face's files."""
-    return _ROTATED.fullmatch(name) is not None
+_PREFIX = "model."
 
 
 class HuggingFaceWeights(WeightReader):
@@ -73,11 +42,12 @@ class HuggingFaceWeights(WeightReader):
         """packed_bits: of a code, in a model whose linear layers may be packed. Raises CheckpointError that names the folder,
         and the first five weights at fault."""
         self._head_dim = config.head_dim
-        self._located, self._packed = _by_own_name(directory, located, config, packed_bits)
+        self._specs = weight_specs(config)
+        self._located, self._packed = _by_own_name(directory, located, config, self._specs, packed_bits)
         self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
         self._begins: dict[Path, int | None] = {}  # addresses of byte 0
         self._formats: dict[str, str] = {}
-        self._check_shapes(directory, weight_specs(config))
+        self._check_shapes(directory)
         if config.tied_embeddings and self._located[OUTPUT] != self._located[EMBEDDING]:
             self._check_tied(directory)
 
@@ -98,7 +68,7 @@ class HuggingFaceWeights(WeightReader):
         file, stored = self._located[name].file, self._stored(self._located[name])
         if file not in self._begins:
             self._begins[file] = file_begin(stored)
-        begin = None if is_rotated(name) else self._begins[file]
+        begin = None if self._specs[name].is_rotated else self._begins[file]
         for first, rows in self._rows(stored, name, box):
             offset = None if begin is None else rows.data_ptr() - begin
             yield Slice(file, rows, (first, *(0,) * (rows.dim() - 1)), offset)
@@ -145,7 +115,7 @@ class HuggingFaceWeights(WeightReader):
     def _rows(self, stored: torch.Tensor, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row in the box, rows of the mapped `stored`): those of q and k copied in Meta's order."""
         region = tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.shape, strict=True))
-        unit = self._head_dim if is_rotated(name) else 1
+        unit = self._head_dim if self._specs[name].is_rotated else 1
         assert box.start[0] % unit == box.shape[0] % unit == 0, "a box of q or k consists of whole heads"
         wanted = stored[region]
         for begin, end in row_chunks(wanted, unit):
@@ -158,14 +128,13 @@ class HuggingFaceWeights(WeightReader):
         mapped: torch.Tensor = self._files[located.file].get_tensor(located.name)
         return mapped
 
-    def _check_shapes(self, directory: Path, specs: Mapping[str, WeightSpec]) -> None:
+    def _check_shapes(self, directory: Path) -> None:
         """Raises CheckpointError for a packed weight that says it has another shape."""
         for name, parts in self._packed.items():
-            if (said := self._stored(parts.shape).tolist()) != list(specs[name].shape):
-                raise CheckpointError(
-                    f"{directory}: {part_names(hugging_face_name(name))['shape']} is {said}, expected "
-                    f"{list(specs[name].shape)}"
-                )
+            spec = self._specs[name]
+            if (said := self._stored(parts.shape).tolist()) != list(spec.shape):
+                stored = part_names(spec.hugging_face)["shape"]
+                raise CheckpointError(f"{directory}: {stored} is {said}, expected {list(spec.shape)}")
 
     def _check_tied(self, directory: Path) -> None:
         """Raises CheckpointError if the files have an output layer beside an embedding with other values."""
@@ -177,7 +146,7 @@ class HuggingFaceWeights(WeightReader):
                 release(rows)
             if not is_equal:
                 raise CheckpointError(
-                    f"{directory}: config.json says tie_word_embeddings, but {_HEAD} differs from the embedding; "
+                    f"{directory}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding; "
                     "tie_word_embeddings false serves it"
                 )
 
@@ -189,13 +158,17 @@ def _interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _by_own_name(
-    directory: Path, located: Mapping[str, Located], config: ModelConfig, packed_bits: int | None
+    directory: Path,
+    located: Mapping[str, Located],
+    config: ModelConfig,
+    specs: Mapping[str, WeightSpec],
+    packed_bits: int | None,
 ) -> tuple[dict[str, Located], dict[str, PackedTensors]]:
     """The tensor of each weight of the architecture, and the tensors of each packed one. Raises CheckpointError for a set of
     weights that does not fit it."""
-    prefix = "" if _EMBEDDING in located else _PREFIX
-    specs = weight_specs(config)
-    names = {name: hugging_face_name(name, prefix) for name in specs}
+    names = {name: spec.hugging_face for name, spec in specs.items()}
+    if names[EMBEDDING].removeprefix(_PREFIX) in located:
+        names = {name: stored.removeprefix(_PREFIX) for name, stored in names.items()}
     if config.tied_embeddings:  # one of the two is enough
         if names[OUTPUT] not in located:
             names[OUTPUT] = names[EMBEDDING]
@@ -203,7 +176,7 @@ def _by_own_name(
             names[EMBEDDING] = names[OUTPUT]
     faults: list[str] = []
     packed: dict[str, PackedTensors] = {}
-    for name in [name for name in names if packed_bits is not None and is_linear(name)]:
+    for name in [name for name in names if packed_bits is not None and specs[name].is_linear]:
         parts = part_names(names[name])
         if names[name] in located or located.keys().isdisjoint(parts.values()):
             continue

@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from llama_core.errors import CheckpointError
-from llama_core.files.rank_share import RankShare
 from llama_core.files.source import GROUP, Slice, WeightReader
-from llama_core.files.weights import Box, num_values, weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import Box, num_values, weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.weights.uploads import Uploads
 
 Part = TypeVar("Part")

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.files.rank_share import RankShare
-from llama_core.files.weights import weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.weights.loader import rank_weights
 from tests.support import checkpoints, hugging_face
 from tests.support.hugging_face import CONFIGS

@@ -49,7 +49,7 @@ def test_the_programs_in_the_documents_run(demo: Server) -> None:
     readme = (REPOSITORY / "README.md").read_text()
     pages = readme + (REPOSITORY / "docs" / "clients.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         # The server of these tests has the demo model.
         here = block.replace("http://127.0.0.1:8000", demo.url).replace("smollm2-135m-instruct", "llama-demo")

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from tests.chaos.load import Ask, Heard, hear
+from tests.servers.test_broken_connections import REQUESTS, Client, client_of, comparable
+from tests.support.joined_events import id_of
 from tests.support.server import Server
 from tests.support.traced_server import Traced
 from tests.support.waiting import until, until_true
@@ -93,7 +95,29 @@ async def test_no_request_fails_when_serves_controller_is_killed(server: Server)
     assert server.get("/ready")[0] == 200
 
 
-async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(server: Server) -> None:
+# The server draws the seeds of those that have none.
+UNSEEDED = {
+    kind: (path, {name: value for name, value in body.items() if name != "seed"} | {"temperature": 0.9})
+    for kind, (path, body) in REQUESTS.items()
+}
+
+
+async def begun(client: Client) -> dict[str, list[bytes]]:
+    """The first events of a stream of each kind."""
+    return {kind: await client.events(path, body, kind, most=8) for kind, (path, body) in UNSEEDED.items()}
+
+
+async def go_on(client: Client, first: dict[str, list[bytes]]) -> None:
+    """Each stream goes on, and equals the stream that has not been cut."""
+    for kind, (path, body) in UNSEEDED.items():
+        rest = await client.events(path, body, kind, id_of(first[kind][-1]))
+        uncut = await client.events(path, body, kind)
+        assert comparable(first[kind] + rest) == comparable(uncut), kind
+
+
+async def test_a_killed_replica_breaks_its_streams_visibly_and_another_one_goes_on_with_them(server: Server) -> None:
+    async with client_of(server, **server.headers) as client:
+        first = await begun(client)
     ranks = {rank["pid"] for rank in server.get("/props")[1]["ranks"]} | processes(server, "ray::RankWorker")
 
     async def kill_it() -> None:
@@ -120,6 +144,8 @@ async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(serve
     assert not ranks & {rank["pid"] for rank in props["ranks"]}
     replica = processes(server, "ray::ServeReplica")
     assert len(replica) == 1
+    async with client_of(server, **server.headers) as client:
+        await go_on(client, first)
 
 
 async def test_a_killed_haproxy_is_replaced_and_the_ranks_keep_running(server: Server) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _RANDOM = re.compile(r"(chatcmpl|cmpl|call|msg|resp|toolu|fc|rs|item|call_)[-_][0-9a-f]{8,}")
-_VARYING = ("created", "created_at", "completed_at", "sequence_number", "obfuscation")
+_VARYING = ("created", "created_at", "completed_at", "sequence_number", "obfuscation", "last_event_id")
 
 
 def id_of(event: bytes) -> str:
@@ -52,6 +52,9 @@ def _add(places: dict[str, Any], place: str, value: Any) -> None:
         "arguments",
         "delta",
         "partial_json",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
     ):
         places[place] = places.get(place, "") + value
     elif isinstance(value, str):

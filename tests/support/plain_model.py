@@ -15,8 +15,8 @@ from llama_core.backends.rotary import rotary_table
 from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
 from llama_core.files.source import DENSE, GroupedSlice, Slice
-from llama_core.files.weights import EMBEDDING, OUTPUT, Box, weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import EMBEDDING, OUTPUT, Box, weight_specs
 
 Weights = dict[str, torch.Tensor]
 

@@ -66,6 +66,8 @@ class FakeStream:
 
     def __post_init__(self) -> None:
         self._next: Delta | Exception | None = None
+        self._deltas_taken: list[Delta] = []
+        self._again: list[Delta] = []  # to be taken once more
         self._taken = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
         self._runs = asyncio.Event()
@@ -74,15 +76,31 @@ class FakeStream:
 
     def listen(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        if self._next is not None:
+        if self._again or self._next is not None:
             wake()
 
-    def take(self) -> Delta | None:
+    def take(self, until: int | None = None) -> Delta | None:
+        """Deltas of one token, with the answer's end beside the last one; `until` that token, they are divided."""
+        if self._again:
+            return self._divided(self._again.pop(0), until)
         taken, self._next = self._next, None
         self._taken.set()
         if isinstance(taken, Exception):
             raise taken
-        return taken
+        return None if taken is None else self._divided(taken, until)
+
+    def _divided(self, delta: Delta, until: int | None) -> Delta:
+        num_tokens = sum(len(each.tokens) for each in self._deltas_taken) + len(delta.tokens)
+        if delta.finish_reason is not None and until == num_tokens:
+            self._again.insert(0, Delta("", [], [], delta.finish_reason))
+            delta = delta._replace(finish_reason=None)
+        self._deltas_taken.append(delta)
+        self.listen(self._wake)
+        return delta
+
+    @property
+    def num_bytes(self) -> int:
+        return 100 * len(self._deltas_taken)
 
     def cancel(self) -> None:
         if not self.ended:
@@ -93,6 +111,7 @@ class FakeStream:
         self._runs.clear()
 
     def go_on(self) -> None:
+        self._again, self._deltas_taken = [*self._deltas_taken, *self._again], []
         self._runs.set()
 
     @property

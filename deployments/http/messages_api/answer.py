@@ -9,7 +9,7 @@ from pydantic_core import from_json
 from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.openai.answers.answer import CollectedChoice
-from deployments.openai.answers.single_answer import SingleAnswer, named_event, new_id
+from deployments.openai.answers.single_answer import SingleAnswer, named_event
 from deployments.openai.answers.slices import Sliced
 from deployments.openai.errors import anthropic_error_object
 from deployments.openai.plan import Plan, plan_chat
@@ -39,7 +39,12 @@ class MessagesSerializer:
         self._answer = SingleAnswer(engine, plan, streams)
         self._max_tokens, self._max_seq_len = body.max_tokens, engine.max_seq_len
         self._shows_thinking = body.shows_thinking
-        self._head: Fields = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": engine.model_id}
+        self._head: Fields = {
+            "id": f"msg_{plan.answer_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": engine.model_id,
+        }
         self._num_blocks = 0
         self._open: str = ""  # type of the block that further pieces may extend
 
@@ -70,7 +75,7 @@ class MessagesSerializer:
             if isinstance(piece, Arguments):
                 blocks[-1]["input"] = _input(piece.text)
             elif isinstance(piece, CallStart):
-                blocks.append(_tool_use(piece))
+                blocks.append(self._tool_use(piece))
             else:
                 blocks.append(_text_block(piece, piece.text))
         reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
@@ -83,10 +88,13 @@ class MessagesSerializer:
         if isinstance(piece, Arguments):
             return [self._block_delta({"type": "input_json_delta", "partial_json": piece.text})]
         if isinstance(piece, CallStart):
-            return self._block_start("tool_use", _tool_use(piece))
+            return self._block_start("tool_use", self._tool_use(piece))
         kind = "thinking" if isinstance(piece, Reasoning) else "text"
         opened = [] if self._open == kind else self._block_start(kind, _text_block(piece, ""))
         return [*opened, self._block_delta({"type": f"{kind}_delta", kind: piece.text})]
+
+    def _tool_use(self, call: CallStart) -> Fields:
+        return {"type": "tool_use", "id": self._answer.new_id("toolu_"), "name": call.name, "input": {}}
 
     def _block_start(self, kind: str, block: Fields) -> list[bytes]:
         events = self._block_stop()
@@ -127,10 +135,6 @@ class MessagesSerializer:
 
 def _event(content: Fields) -> bytes:
     return named_event(content, _encode)
-
-
-def _tool_use(call: CallStart) -> Fields:
-    return {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
 
 
 def _input(arguments: str) -> msgspec.Raw:

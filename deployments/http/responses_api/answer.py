@@ -10,7 +10,7 @@ from deployments.http.responses_api.content import OFFERED
 from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.openai.answers.answer import PING, CollectedChoice
-from deployments.openai.answers.single_answer import SingleAnswer, named_event, new_id
+from deployments.openai.answers.single_answer import SingleAnswer, named_event
 from deployments.openai.answers.slices import Sliced
 from deployments.openai.plan import Plan, plan_chat
 from deployments.openai.prompt_encoder import PromptEncoder
@@ -38,7 +38,7 @@ class ResponsesSerializer:
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: ResponsesBody) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
         self._head: Fields = {
-            "id": new_id("resp_"),
+            "id": f"resp_{plan.answer_id}",
             "object": "response",
             "created_at": int(time.time()),
             "background": False,
@@ -93,7 +93,7 @@ class ResponsesSerializer:
     def _item_of(self, piece: Piece) -> OutputItem:
         """The item that a piece begins or extends; the piece is added to it."""
         if self._open is None or not extends(piece, self._open):
-            self._open = opened_by(piece, self._namespaces)
+            self._open = opened_by(piece, self._namespaces, self._answer.new_id)
             self._items.append(self._open)
         if not isinstance(piece, CallStart):
             self._open.texts.append(piece.text)

@@ -1,11 +1,10 @@
 """The output items of a response, as far as they have been generated."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from deployments.openai.answers.single_answer import new_id
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 Fields = dict[str, object]
@@ -21,11 +20,11 @@ class OutputItem(ABC):
     done_event: ClassVar[str]
     text_field: ClassVar[str]  # of the event that ends the text
     indexed: ClassVar[Fields]  # further fields of these events
+    new_id: Callable[[str], str]  # as `SingleAnswer.new_id`
     texts: list[str] = field(default_factory=list)
-    id: str = ""
 
     def __post_init__(self) -> None:
-        self.id = new_id(self.id_prefix)
+        self.id = self.new_id(self.id_prefix)
 
     @property
     def text(self) -> str:
@@ -86,8 +85,8 @@ class CallOutput(OutputItem):
     delta_event, done_event = "response.function_call_arguments.delta", "response.function_call_arguments.done"
     indexed: ClassVar[Fields] = {}
 
-    def __init__(self, name: str, namespaces: Namespaces) -> None:
-        super().__init__()
+    def __init__(self, new_id: Callable[[str], str], name: str, namespaces: Namespaces) -> None:
+        super().__init__(new_id)
         self._call = {"call_id": new_id("call_"), "name": name}
         if name in namespaces:
             self._call["namespace"], self._call["name"] = namespaces[name]
@@ -96,12 +95,12 @@ class CallOutput(OutputItem):
         return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": self.text}
 
 
-def opened_by(piece: Piece, namespaces: Namespaces) -> OutputItem:
+def opened_by(piece: Piece, namespaces: Namespaces, new_id: Callable[[str], str]) -> OutputItem:
     """The item that a piece begins."""
     assert not isinstance(piece, Arguments), "arguments follow the beginning of their call"
     if isinstance(piece, CallStart):
-        return CallOutput(piece.name, namespaces)
-    return ReasoningOutput() if isinstance(piece, Reasoning) else MessageOutput()
+        return CallOutput(new_id, piece.name, namespaces)
+    return ReasoningOutput(new_id) if isinstance(piece, Reasoning) else MessageOutput(new_id)
 
 
 def extends(piece: Piece, item: OutputItem | None) -> bool:

@@ -1,1 +1,1 @@
-"""Streams whose client may come back: their events with ids, kept for a while, and the continuation after an id."""
+"""Streams whose client may come back: ids that count tokens, the rest after an id, and what a replica keeps to save work."""

@@ -1,33 +1,32 @@
-"""The streams of one replica that a client may ask for again, within bounds of time and memory.
+"""The streams of one replica whose clients may come back, within bounds of time and memory.
 
-A stream is kept from its first event on. While nobody reads it, it runs no sequence and holds no cache block: it has the
-events that were written, and the tokens from which the engine goes on. Decides what is kept and for how long, and who may
-read it: a stream is found by the owner of its API key and by its Idempotency-Key.
+A stream that nobody reads runs no sequence and holds no cache block: its tokens are kept, from which the engine goes on. This
+saves work alone: a stream that is not kept is computed again. Decides what is kept and for how long, and who may read it: a
+stream is found by the owner of its API key and by its Idempotency-Key.
 """
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from deployments.engine.interface import TokenStream
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.resume.journal import Journal
-from deployments.http.resume.numbered import NumberedSerializer
 from deployments.observe.metrics import Metrics
-from deployments.openai.answers.answer import AnswerSerializer
 from deployments.openai.errors import StreamTakenOver
+from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
 from llama_core.shared_cache import heaviest_owner
 
-BASE_BYTES = 16 * 2**10  # of a stream without its events: serializer, detokenizers, parsers
-PLACE_BYTES = 8  # of a token in a list
-TOKEN_BYTES = 32 + PLACE_BYTES  # a token's integer, and its place in a list
+BASE_BYTES = 8 * 2**10  # of a stream without its choices and its body
+PROMPT_TOKEN_BYTES = 40  # an integer, and its place in a list
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLimits:
-    """window_s: how long a stream is kept that nobody reads; 0: none is kept. max_bytes: of all kept streams together."""
+    """window_s: how long a stream is kept that nobody reads; 0: none is kept. max_bytes: of all of these together."""
 
     window_s: float = 120.0
     max_bytes: int = 64 * 2**20
@@ -52,71 +51,54 @@ class Reader:
 
     def end(self) -> None:
         if self._scope is not None:
-            self._scope.cancel(
-                StreamTakenOver("Another connection with the same Idempotency-Key reads this stream now.")
-            )
+            self._scope.cancel(taken_over())
 
 
-class Continuation(NamedTuple):
-    """What writes the further events of a stream."""
-
-    choices: Choices
-    serializer: NumberedSerializer
+def taken_over() -> StreamTakenOver:
+    return StreamTakenOver("Another connection with the same Idempotency-Key reads this stream now.")
 
 
 class Asked(NamedTuple):
-    """The body that asked for a stream: its SHA-256 and its size."""
+    """The body that asked for a stream: its digest and its size, and what was read in it."""
 
     digest: bytes
     num_bytes: int
+    body: Body | None = None
 
 
+@dataclass(eq=False)
 class KeptStream:
-    """One stream: its events so far, and what continues it."""
+    """choices: while somebody reads it; None before and after that. num_bytes: counted while nobody does."""
 
-    def __init__(
-        self,
-        key: StreamKey,
-        asked: Asked,
-        plan: Plan,
-        choices: Choices,
-        serializer: AnswerSerializer,
-        store: "KeptStreams",
-    ) -> None:
-        self.key, self.asked, self.plan = key, asked, plan
-        num_prompt_tokens = sum(len(prompt) for prompt in plan.request.prompts)
-        # A plan and its serializer hold parts of the body, such as schemas.
-        self.num_bytes = BASE_BYTES + asked.num_bytes
-        self.num_bytes += num_prompt_tokens * (TOKEN_BYTES + PLACE_BYTES * (plan.request.n + 1))
-        self.journal = Journal(self._grow)
-        # None once all events have been written and the stream has been put back.
-        self.continuation: Continuation | None = Continuation(choices, NumberedSerializer(serializer, self.journal))
-        self.reader: Reader | None = None
-        self.expiry: asyncio.TimerHandle | None = None
-        self._store = store
-
-    def _grow(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes + TOKEN_BYTES
-        self._store.grow(self, num_bytes + TOKEN_BYTES)
+    key: StreamKey
+    asked: Asked
+    plan: Plan
+    choices: Choices | None = None
+    streams: Sequence[TokenStream] = ()
+    reader: Reader | None = None
+    num_bytes: int = 0
+    expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def suspend(self) -> None:
         """Nobody reads the stream: its cache blocks are free when this returns."""
         self.reader = None
-        if self.continuation is not None:
-            choices, serializer = self.continuation
-            others = choices.suspend()
-            self.continuation = None if serializer.is_complete else Continuation(others, serializer)
+        if self.choices is not None:
+            self.streams, self.choices = self.choices.suspend(), None
+
+    def measured(self) -> int:
+        """Memory of what is kept. Plan and body hold what was read in the body, such as schemas."""
+        num_prompt_tokens = sum(map(len, self.plan.request.prompts))
+        own = BASE_BYTES + 2 * self.asked.num_bytes + PROMPT_TOKEN_BYTES * num_prompt_tokens
+        return own + sum(stream.num_bytes for stream in self.streams)
 
 
 class KeptStreams:
-    """The kept streams, the least recently used first."""
+    """The streams with an Idempotency-Key that are read or kept; of those that are kept, the least recently used first."""
 
-    def __init__(self, limits: KeepLimits, metrics: Metrics | None = None) -> None:
-        """metrics: where what is kept, resumed and dropped is counted."""
+    def __init__(self, limits: KeepLimits, metrics: Metrics) -> None:
         self.limits = limits
-        self._metrics = metrics
-        if metrics is not None:
-            metrics.watch_kept_streams(lambda: self.num_bytes)
+        self.metrics = metrics
+        metrics.watch_kept_streams(lambda: self.num_bytes)
         self.num_bytes = 0
         self._streams: OrderedDict[StreamKey, KeptStream] = OrderedDict()
 
@@ -126,73 +108,50 @@ class KeptStreams:
     def find(self, key: StreamKey) -> KeptStream | None:
         return self._streams.get(key)
 
-    def keep(self, key: StreamKey, asked: Asked, plan: Plan, choices: Choices, serializer: AnswerSerializer) -> None:
-        """Keep a new stream; there is none of this key."""
-        assert key not in self._streams
-        stream = self._streams[key] = KeptStream(key, asked, plan, choices, serializer, self)
-        self.num_bytes += stream.num_bytes
-        if self._metrics is not None:
-            self._metrics.kept_streams.add()
+    def begin(self, stream: KeptStream, reader: Reader) -> None:
+        """`reader` reads a new stream; there is none of its key."""
+        assert stream.key not in self._streams
+        self._streams[stream.key] = stream
+        stream.reader = reader
 
-    def resume(self, key: StreamKey, reader: Reader) -> KeptStream:
-        """`take` a stream that an earlier request began."""
-        if self._metrics is not None:
-            self._metrics.resumed_streams.add()
-        return self.take(key, reader)
-
-    def take(self, key: StreamKey, reader: Reader) -> KeptStream:
-        """The stream of this key. `reader` becomes its only reader."""
-        stream = self._streams[key]
+    def take(self, stream: KeptStream, reader: Reader) -> None:
+        """`reader` becomes the only reader of a stream, and has its `streams` go on."""
+        self.metrics.resumed_streams.add(source="kept")
         if stream.reader is not None:
             stream.reader.end()
             stream.suspend()
+        self._uncount(stream)
         stream.reader = reader
-        if stream.expiry is not None:
-            stream.expiry.cancel()
-        self._streams.move_to_end(stream.key)
-        self._make_room()
-        return stream
 
-    def put_back(self, stream: KeptStream, reader: Reader, *, keeps: bool = True) -> None:
+    def put_back(self, stream: KeptStream, reader: Reader, *, keeps: bool) -> None:
         """The reader has left; does nothing if another one has taken the stream over. Without `keeps`, forget the stream."""
         if stream.reader is not reader:
             return
-        stream.suspend()
-        if not keeps:
-            self.drop(stream)
-        if self._streams.get(stream.key) is stream:
-            self._streams.move_to_end(stream.key)
-            stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self._expire, stream)
-
-    def drop(self, stream: KeptStream) -> None:
-        """Forget a stream; its reader, if it has one, goes on without ids. Does nothing if it has been forgotten."""
-        if self._streams.get(stream.key) is not stream:
+        if not (keeps and self.limits.window_s):
+            del self._streams[stream.key]
             return
+        stream.suspend()
+        self.metrics.kept_streams.add()
+        stream.num_bytes = stream.measured()
+        self.num_bytes += stream.num_bytes
+        self._streams.move_to_end(stream.key)
+        stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self._drop, stream, "expired")
+        self._make_room()
+
+    def _drop(self, stream: KeptStream, cause: str) -> None:
+        self.metrics.dropped_streams.add(cause=cause)
+        self._uncount(stream)
         del self._streams[stream.key]
+
+    def _uncount(self, stream: KeptStream) -> None:
         self.num_bytes -= stream.num_bytes
-        stream.journal.drop()
+        stream.num_bytes = 0
         if stream.expiry is not None:
             stream.expiry.cancel()
 
-    def _expire(self, stream: KeptStream) -> None:
-        self._count_dropped("expired")
-        self.drop(stream)
-
-    def _count_dropped(self, cause: str) -> None:
-        if self._metrics is not None:
-            self._metrics.dropped_streams.add(cause=cause)
-
-    def grow(self, stream: KeptStream, num_bytes: int) -> None:
-        if self._streams.get(stream.key) is stream:
-            self.num_bytes += num_bytes
-            self._make_room()
-
     def _make_room(self) -> None:
-        """Forget streams of the owner whose streams take most: those that nobody reads, the least recently used first; then the
-        largest that is being read."""
+        """Forget streams that nobody reads, of the owner whose streams take most, the least recently used first."""
         while self.num_bytes > self.limits.max_bytes:
-            owner = heaviest_owner((stream.key.owner, stream.num_bytes) for stream in self._streams.values())
-            own = [stream for stream in self._streams.values() if stream.key.owner == owner]
-            unread = (stream for stream in own if stream.reader is None)
-            self._count_dropped("memory")
-            self.drop(next(unread, None) or max(own, key=lambda stream: stream.num_bytes))
+            unread = [stream for stream in self._streams.values() if stream.reader is None]
+            owner = heaviest_owner((stream.key.owner, stream.num_bytes) for stream in unread)
+            self._drop(next(stream for stream in unread if stream.key.owner == owner), "memory")

@@ -2,30 +2,29 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from deployments.http.choices import Choices
-from deployments.http.resume.journal import parsed_id
-from deployments.http.resume.kept_streams import Asked, Continuation, KeptStream, KeptStreams, Reader, StreamKey
-from deployments.http.resume.numbered import NumberedSerializer
-from deployments.openai.answers.answer import AnswerSerializer
-from deployments.openai.errors import IdempotencyKeyReused, StreamNotFound
+from deployments.engine.interface import Engine
+from deployments.http.choices import Choices, submitted
+from deployments.http.resume.kept_streams import Asked, KeptStream, KeptStreams, Reader, StreamKey, taken_over
+from deployments.http.resume.place import EVENT_HEADER, Place, place_of
+from deployments.openai.errors import IdempotencyKeyReused
+from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter
 
 KEY_HEADER: Final = "Idempotency-Key"
-EVENT_HEADER: Final = "Last-Event-ID"
+ID_BYTES: Final = 16
+SEED_BYTES: Final = 8
 _KEY_NAME: Final = KEY_HEADER.lower()
 _EVENT_NAME: Final = EVENT_HEADER.lower()
 _KEY = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")
 
 
 class Resumption:
-    """One request that has an Idempotency-Key, and the stream that it reads.
-
-    `find` the stream of an earlier request and `take` it, or `keep` a new one; then `events` are to be sent first.
-    """
+    """One request that has an Idempotency-Key, and the stream that it reads."""
 
     def __init__(self, streams: KeptStreams, key: StreamKey, last_event: str) -> None:
         """last_event: the Last-Event-ID; "" if there is none."""
@@ -33,64 +32,59 @@ class Resumption:
         self._stream: KeptStream | None = None
         self._streams, self._key, self._last_event = streams, key, last_event
         self._asked = Asked(b"", 0)
-        self._is_new = False
 
-    def find(self, body: bytes) -> KeptStream | None:
-        """The stream that an earlier request began, if there is one; without Last-Event-ID, it is sent from its beginning.
+    def find(self, raw: bytes) -> KeptStream | None:
+        """The stream that an earlier request with this body began, if it is kept here. Raises IdempotencyKeyReused where that
+        request had another body."""
+        digest = hashlib.blake2b(raw, digest_size=ID_BYTES + SEED_BYTES)
+        for part in self._key:
+            digest.update(b"\0" + part.encode())
+        self._asked = Asked(digest.digest(), len(raw))
+        return self._found()
 
-        Raises StreamNotFound where the client has an event of a stream that is not kept here, and IdempotencyKeyReused where
-        the earlier request had another body.
-        """
-        self._asked = Asked(hashlib.sha256(body).digest(), len(body))
-        return self.found()
-
-    def found(self) -> KeptStream | None:
-        """`find` with the same body again: another connection may have begun the stream meanwhile."""
+    def _found(self) -> KeptStream | None:
         stream = self._streams.find(self._key)
-        if stream is not None and stream.asked != self._asked:
+        if stream is not None and stream.asked.digest != self._asked.digest:
             raise IdempotencyKeyReused(
                 f"{KEY_HEADER}: an earlier request with this key had another body; send the same bytes, or another key",
                 param=KEY_HEADER,
             )
-        if self._last_event and (stream is None or not self._has_last_event(stream)):
-            raise StreamNotFound(
-                f"{EVENT_HEADER}: this replica keeps no stream with this event: it was begun on another replica, by another "
-                f"API key or with another {KEY_HEADER}, it ended with an error, or it was dropped, which happens "
-                f"{self._streams.limits.window_s:g} s after its last reader left or when memory is short; without "
-                f"{EVENT_HEADER}, the request begins anew",
-                param=EVENT_HEADER,
-            )
         return stream
 
-    def _has_last_event(self, stream: KeptStream) -> bool:
-        event = parsed_id(self._last_event)
-        return event is not None and event.stream == stream.journal.name and event.number <= stream.journal.num_events
+    def repeatable(self, plan: Plan, body: Body) -> Plan:
+        """The plan with an id, and a seed if the client gives none, that are the same wherever the request is sent again."""
+        self._asked = self._asked._replace(body=body)
+        answer_id, seed = self._asked.digest[:ID_BYTES], self._asked.digest[ID_BYTES:]
+        request = plan.request
+        if not plan.is_seeded:
+            number = int.from_bytes(seed, signed=True)
+            request = replace(request, params=[replace(params, seed=number) for params in request.params])
+        return replace(plan, request=request, answer_id=answer_id.hex())
 
-    def keep(self, plan: Plan, choices: Choices, serializer: AnswerSerializer) -> NumberedSerializer:
-        """Keep a new stream, which this request reads. Returns what writes its events."""
-        self._is_new = True
-        self._streams.keep(self._key, self._asked, plan, choices, serializer)
-        continuation = self.take()
-        assert continuation is not None, "a new stream is not complete"
-        return continuation.serializer
+    def place(self, plan: Plan) -> Place | None:
+        """Where the client is; None for a client that has nothing. Raises InvalidParameter for an id of another request."""
+        return place_of(self._last_event, plan) if self._last_event else None
 
-    def take(self) -> Continuation | None:
-        """Read the stream that was found; another reader of it is disconnected. Returns what continues it; None if it is
-        complete."""
-        take = self._streams.take if self._is_new else self._streams.resume
-        self._stream = stream = take(self._key, self.reader)
-        return stream.continuation
-
-    def events(self) -> Iterator[bytes] | None:
-        """The events after the client's last one that have been written, in slices; None where this request began the
-        stream, or reads none."""
-        if self._stream is None or self._is_new:
-            return None
-        event = parsed_id(self._last_event)
-        number = 0 if event is None else event.number
-        continuation = self._stream.continuation
-        written_by = self._stream.journal if continuation is None else continuation.serializer
-        return written_by.after(number)
+    async def choices(self, engine: Engine, plan: Plan, *, is_timed: bool) -> Choices:
+        """The stream's choices: those that are kept here, or new ones. Another reader of them is disconnected."""
+        stream = self._found()
+        if stream is None:
+            if self._last_event:
+                self._streams.metrics.resumed_streams.add(source="computed")
+            stream = KeptStream(self._key, self._asked, plan)
+            self._streams.begin(stream, self.reader)
+        else:
+            self._streams.take(stream, self.reader)
+        try:
+            choices = await submitted(engine, plan, stream.streams, is_timed=is_timed)
+        except BaseException:
+            self._streams.put_back(stream, self.reader, keeps=bool(stream.streams))
+            raise
+        if stream.reader is not self.reader:
+            choices.cancel()
+            raise taken_over()
+        self._stream, stream.choices = stream, choices
+        return choices
 
     def close(self, *, failed: bool) -> None:
         """The request has ended. failed: with an error that the client has been told, or would get again."""
@@ -113,6 +107,4 @@ def resumption(headers: Mapping[str, str], streams: KeptStreams, path: str, owne
         return None
     if not _KEY.fullmatch(key):
         raise InvalidParameter(f"{KEY_HEADER}: must be at most 255 printable ASCII characters", param=KEY_HEADER)
-    if not streams.limits.window_s and not last_event:
-        return None
     return Resumption(streams, StreamKey(owner, path, key), last_event)

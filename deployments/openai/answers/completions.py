@@ -78,7 +78,7 @@ class ResponseSerializer(ABC):
         self._begun = [False] * plan.request.num_choices
         self._num_generated = 0
         self._head: Json = {
-            "id": self.id_prefix + uuid.uuid4().hex,
+            "id": self.id_prefix + plan.answer_id,
             "object": self.object_name,
             "created": int(time.time()),
             "model": engine.model_id,

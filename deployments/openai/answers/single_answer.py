@@ -1,6 +1,6 @@
 """One answer of a chat, divided into pieces, for the formats that have one choice a request: messages and responses."""
 
-import uuid
+import hashlib
 from collections.abc import Callable, Sequence
 
 from deployments.engine.interface import Delta, Engine, TokenStream
@@ -11,15 +11,12 @@ from llama_core.text.reasoning import ReasoningCounter
 from llama_core.text.tools.pieces import CallStart, Content, Piece, joined
 
 
-def new_id(prefix: str) -> str:
-    return prefix + uuid.uuid4().hex
-
-
 class SingleAnswer:
     """Reads the deltas of the only choice, and counts tokens."""
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
         (self._stream,) = streams
+        self._id, self._num_ids = plan.answer_id, 0
         self._space = LeadingSpace(engine.tokenizer, plan.request.prompts[0], continues_prompt=plan.continues_prompt)
         self._reader = self._counter = None
         if (parsing := plan.parsing) is not None:
@@ -45,6 +42,11 @@ class SingleAnswer:
             pieces += self._reader.finish()
         self.num_calls += sum(isinstance(piece, CallStart) for piece in pieces)
         return joined(pieces)
+
+    def new_id(self, prefix: str) -> str:
+        """The id of the next part of the answer: the same when the answer is written again."""
+        self._num_ids += 1
+        return prefix + hashlib.blake2b(f"{self._id} {self._num_ids}".encode(), digest_size=16).hexdigest()
 
     @property
     def num_cached(self) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import Final
 
 from starlette.types import Send
@@ -14,16 +13,11 @@ log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256 * 2**10  # that the server buffers for a client that does not read
 
 
-JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
-
-
-async def send_whole(
-    body: bytes, send: Send, timeout_s: float, *, headers: Iterable[tuple[bytes, bytes]] = JSON_HEADERS
-) -> None:
-    """Send `body`, JSON unless `headers` say otherwise, in pieces.
+async def send_whole(body: bytes, send: Send, timeout_s: float) -> None:
+    """Send `body`, which is JSON, in pieces.
 
     Raises RequestCancelled when the client reads nothing for `timeout_s`."""
-    head = [(b"content-length", b"%d" % len(body)), *headers]
+    head = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
     begin, end = 0, len(body)
     try:
         async with asyncio.timeout(timeout_s) as limit:

@@ -7,8 +7,7 @@ SwiGLU (Shazeer 2020), sliding windows (Beltagy et al. 2020).
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,22 +18,19 @@ from llama_core.backends.kv_cache import KVCache
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.weight_formats.format import TorchMatrix, TorchMatrixType
-from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import first_rows, weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.weights.loader import GroupedWeight
 
 # (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
-# Writes a part of the checkpoint to its place.
-Place = Callable[[Any], object]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """qkv [(H + 2 K) head_dim, dim], out [dim, H head_dim], gate_up [2 hidden, dim], down [dim, hidden] of this rank.
-
-    biases: of the matrices that have one, by the names of their fields.
-    """
+    """qkv [(H + 2 K) head_dim, dim], out [dim, H head_dim], gate_up [2 hidden, dim], down [dim, hidden] of this rank, and the
+    other tensors of a layer in `model_weights.py`."""
 
     attention_norm: torch.Tensor
     qkv: TorchMatrix
@@ -42,16 +38,15 @@ class Layer:
     ffn_norm: torch.Tensor
     gate_up: TorchMatrix
     down: TorchMatrix
-    head_norms: HeadNorms | None = None
-    biases: dict[str, torch.Tensor] = field(default_factory=dict)
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    qkv_bias: torch.Tensor | None = None
+    out_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
 
-    @property
-    def nbytes(self) -> int:
-        matrices = [self.qkv, self.out, self.gate_up, self.down]
-        tensors = [self.attention_norm, self.ffn_norm, *self.biases.values()]
-        if self.head_norms is not None:
-            tensors += [self.head_norms.q, self.head_norms.k]
-        return sum(matrix.held.nbytes for matrix in matrices) + sum(tensor.nbytes for tensor in tensors)
+    def head_norms(self, eps: float) -> HeadNorms | None:
+        return None if self.q_norm is None or self.k_norm is None else HeadNorms(self.q_norm, self.k_norm, eps)
 
 
 class FusedTransformer:
@@ -84,24 +79,38 @@ class FusedTransformer:
         self.share = self._shares[parallel.rank]
         self.head_dim = config.head_dim
         self.n_heads, self.n_kv_heads = len(self.share.heads), len(self.share.kv_heads)
-        self._embeddings = self._empty(config.vocab_size, len(self.share.columns))
-        self._norm = self._empty(config.dim)
-        self._output = self._matrix("output", len(self.share.vocab), config.dim)
-        self._layers = [self._layer(i) for i in range(config.n_layers)]
+        self._specs = weight_specs(config)
+        self._first_rows, shapes = first_rows(self._specs, self.share)
+        linear = {spec.tensor for spec in self._specs.values() if spec.is_linear}
+        self._tensors: dict[str, Any] = {
+            name: self._matrix(name, *shape) if name in linear else self._empty(*shape)
+            for name, shape in shapes.items()
+        }
+        self._embeddings, self._norm, self._output = (
+            self._tensors[each] for each in ("tok_embeddings", "norm", "output")
+        )
+        layers: list[dict[str, Any]] = [{} for _ in range(config.n_layers)]
+        for name, tensor in self._tensors.items():
+            if name.startswith("layers."):
+                _, i, held = name.split(".")
+                layers[int(i)][held] = tensor
+        self._layers = [Layer(**held) for held in layers]
         self._rotary = rotary_table(config.rope, self.head_dim, max_seq_len, parallel.device)
         self.load(weights)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]]) -> None:
         """Copy this rank's part of each weight into its tensor. Weights have Meta's names, and are in `dtype` or in groups. The
         tensors exist from the start, so a graph may be captured before this call."""
-        places = self._places()
         for name, weight in weights:
-            places[name](weight)
+            tensor, first = self._tensors[self._specs[name].tensor], self._first_rows[name]
+            if isinstance(tensor, TorchMatrix):
+                tensor.set_rows(first, weight)
+            else:
+                tensor[first : first + len(weight)].copy_(weight)
 
     @property
     def weight_bytes(self) -> int:
-        tensors = self._embeddings.nbytes + self._norm.nbytes
-        return tensors + self._output.held.nbytes + sum(layer.nbytes for layer in self._layers)
+        return sum(getattr(tensor, "held", tensor).nbytes for tensor in self._tensors.values())
 
     @property
     def kept_bytes(self) -> int:
@@ -128,13 +137,13 @@ class FusedTransformer:
         x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            biases, timed = layer.biases, clock if i == len(self._layers) // 2 else None
+            timed = clock if i == len(self._layers) // 2 else None
             qkv = ops.product(x, layer.qkv).view(len(x), -1, self.head_dim)
             arguments = step.positions, slot_mapping, cache.keys[i], cache.values[i]
-            q = ops.rotate_and_store(qkv, self._rotary, *arguments, biases.get("qkv"), layer.head_norms)
-            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), timed)
-            gated = ops.gated_product(x, layer.gate_up, biases.get("gate_up"))
-            x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), timed)
+            q = ops.rotate_and_store(qkv, self._rotary, *arguments, layer.qkv_bias, layer.head_norms(eps))
+            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, layer.out_bias, timed)
+            gated = ops.gated_product(x, layer.gate_up, layer.gate_up_bias)
+            x = self._add_product(h, gated, layer.down, next_norm, layer.down_bias, timed)
         return x
 
     def _embed(
@@ -189,64 +198,3 @@ class FusedTransformer:
     def _matrix(self, name: str, outputs: int, inputs: int) -> TorchMatrix:
         shape = outputs, inputs, self.dtype, self.parallel.device
         return self._matrix_type(name)(*shape, batch_invariant=self._batch_invariant)
-
-    def _layer(self, i: int) -> Layer:
-        config, dim, hidden = self.config, self.config.dim, len(self.share.hidden)
-        queries, heads = self.n_heads * self.head_dim, self.n_heads + 2 * self.n_kv_heads
-        layer = Layer(
-            attention_norm=self._empty(dim),
-            qkv=self._matrix(f"layers.{i}.qkv", heads * self.head_dim, dim),
-            out=self._matrix(f"layers.{i}.out", dim, queries),
-            ffn_norm=self._empty(dim),
-            gate_up=self._matrix(f"layers.{i}.gate_up", 2 * hidden, dim),
-            down=self._matrix(f"layers.{i}.down", dim, hidden),
-        )
-        if config.qk_norm:
-            layer.head_norms = HeadNorms(self._empty(self.head_dim), self._empty(self.head_dim), config.norm_eps)
-        if config.attention_bias:
-            layer.biases["qkv"] = self._empty(heads * self.head_dim)
-        if config.attention_out_bias:
-            layer.biases["out"] = self._empty(dim)
-        if config.mlp_bias:
-            layer.biases |= {"gate_up": self._empty(2 * hidden), "down": self._empty(dim)}
-        return layer
-
-    def _places(self) -> dict[str, Place]:
-        """What writes each of the checkpoint's weights into its place."""
-        places: dict[str, Place] = {
-            "tok_embeddings.weight": self._embeddings.copy_,
-            "norm.weight": self._norm.copy_,
-            "output.weight": partial(self._output.set_rows, 0),
-        }
-        for i, layer in enumerate(self._layers):
-            places |= {f"layers.{i}.{name}": place for name, place in self._places_of(layer).items()}
-        return places
-
-    def _places_of(self, layer: Layer) -> dict[str, Place]:
-        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        # For each projection of the checkpoint, the field that holds it, and its first output there.
-        parts = {
-            "attention.wq": ("qkv", 0),
-            "attention.wk": ("qkv", queries),
-            "attention.wv": ("qkv", queries + keys),
-            "attention.wo": ("out", 0),
-            "feed_forward.w1": ("gate_up", 0),
-            "feed_forward.w2": ("down", 0),
-            "feed_forward.w3": ("gate_up", len(self.share.hidden)),
-        }
-        places: dict[str, Place] = {
-            "attention_norm.weight": layer.attention_norm.copy_,
-            "ffn_norm.weight": layer.ffn_norm.copy_,
-        }
-        if layer.head_norms is not None:
-            places["attention.q_norm.weight"] = layer.head_norms.q.copy_
-            places["attention.k_norm.weight"] = layer.head_norms.k.copy_
-        for name, (matrix, first) in parts.items():
-            places[f"{name}.weight"] = partial(getattr(layer, matrix).set_rows, first)
-            if matrix in layer.biases:
-                places[f"{name}.bias"] = _values(layer.biases[matrix], first)
-        return places
-
-
-def _values(target: torch.Tensor, first: int) -> Place:
-    return lambda values: target[first : first + len(values)].copy_(values)

@@ -21,8 +21,8 @@ from llama_core.backends.kv_cache import CacheShape, cache_dtype
 from llama_core.backends.logit_rules import bit_words, table_words
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
-from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
+from llama_core.rank_share import RankShare
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 # Of kernels and of what libraries take beside torch's allocator: 258 MB on an H100.

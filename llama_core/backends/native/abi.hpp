@@ -1,4 +1,4 @@
-// One list for each struct, enum and table of names that Python mirrors: it declares them, and it describes them to Python.
+// One list for each struct that Python mirrors: it declares the struct, and it describes it to Python.
 //
 // library.py builds the same description from its ctypes structures and compares the two when it loads the library.
 #pragma once
@@ -35,6 +35,6 @@ constexpr const char* type_name() {
 
 // An enum with a text for each value is a macro that calls entry(enumerator, text) for each.
 #define LLAMA_ENUMERATOR(name, text) name,
-#define LLAMA_DESCRIBE_ENTRY(name, entry) text += "|" entry;
+#define LLAMA_TEXT(name, text) text,
 
 }  // namespace llama

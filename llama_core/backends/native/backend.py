@@ -12,14 +12,15 @@ import torch
 from llama_core.backends.backend import Sampled, StepMasks
 from llama_core.backends.native.all_gather import GlooFallback, shared_memory
 from llama_core.backends.native.build import Unavailable
-from llama_core.backends.native.library import OPS, WEIGHTS, Shape, Slots, TokenMask, load_library
+from llama_core.backends.native.library import Part, Shape, Slots, TokenMask, load_library
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.slots import SlotTable
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
-from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
+from llama_core.model_weights import first_rows, weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.loader import GroupedWeight
 
@@ -71,10 +72,6 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
         blocks_per_sequence=config.blocks_per_sequence,
         threads=torch.get_num_threads(),
         norm_eps=model.norm_eps,
-        attention_bias=model.attention_bias,
-        attention_out_bias=model.attention_out_bias,
-        mlp_bias=model.mlp_bias,
-        qk_norm=model.qk_norm,
     )
 
 
@@ -167,8 +164,10 @@ class NativeBackend:
             self._native.llama_use_windows(self._engine, (ctypes.c_int32 * model.n_layers)(*model.windows))
         if parallel.world_size > 1:
             self._connect(parallel)
+        specs = weight_specs(model)
+        first, _ = first_rows(specs, share)
         for name, weight in weights:
-            self._pack(name, weight)
+            self._pack(name, weight, specs[name].tensor, first[name])
         self._sampled = torch.empty(config.max_step_samples, dtype=torch.int64)
         self._mask_wait_s = 0.0  # of all steps
         buffer = (ctypes.c_float * (config.max_step_samples * model.vocab_size)).from_address(
@@ -209,7 +208,7 @@ class NativeBackend:
 
     @property
     def seconds_sampled(self) -> float:
-        return float(self._native.llama_seconds(self._engine)[OPS.index("sample")])
+        return float(self._native.llama_seconds_sampled(self._engine))
 
     def allocate_cache(self, num_blocks: int) -> None:
         if self._native.llama_make_cache(self._engine, num_blocks):
@@ -262,23 +261,23 @@ class NativeBackend:
         row = torch.full((self._columns,), value, dtype=torch.float32)
         self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
 
-    def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
-        parts = name.removesuffix(".weight").split(".", 2)
-        layer, kind = (int(parts[1]), parts[2]) if parts[0] == "layers" else (0, parts[0])
-        weight_format = self._plan.format_of(name)
+    def _pack(self, name: str, weight: torch.Tensor | GroupedWeight, tensor: str, first: int) -> None:
+        *layer, kind = tensor.removeprefix("layers.").split(".")
+        rows, columns = (1, *(weight.codes if isinstance(weight, GroupedWeight) else weight).shape)[-2:]
+        part = Part(self._native.llama_tensor(kind.encode()), int(layer[0]) if layer else 0, first, rows, columns)
+        assert part.tensor >= 0, f"the engine has no {kind}"
         if isinstance(weight, GroupedWeight):
             codes, scales, minima = (part if part is None else part.contiguous() for part in weight)
             assert codes is not None and scales is not None
-            if minima is None and weight_format == "int4_min":
+            if minima is None and self._plan.format_of(name) == "int4_min":
                 minima = scales * -8  # scale * (code - 8) = scale * code - 8 scale
             address = None if minima is None else minima.data_ptr()
-            arguments = WEIGHTS.index(kind), layer, codes.data_ptr(), scales.data_ptr(), address
-            self._native.llama_pack_groups(self._engine, *arguments)
+            self._native.llama_pack_groups(self._engine, part, codes.data_ptr(), scales.data_ptr(), address)
             return
         source = weight.contiguous()
         assert source.dtype in (torch.float32, torch.bfloat16)
         is_bfloat16 = source.dtype == torch.bfloat16
-        self._native.llama_pack(self._engine, WEIGHTS.index(kind), layer, source.data_ptr(), is_bfloat16)
+        self._native.llama_pack(self._engine, part, source.data_ptr(), is_bfloat16)
 
     def _connect(self, parallel: Parallel) -> None:
         memory = shared_memory(parallel, self._native.llama_shared_bytes(self._shape))

@@ -1,9 +1,11 @@
 // The C interface for llama_core/backends/native/library.py. Pointers are kept only where a comment says so. No exception
 // leaves it.
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "layers/transformer.hpp"
@@ -32,7 +34,7 @@ const char* unsupported_weights(const char* weights, int widest) {
 
 extern "C" {
 
-// The layout of every struct and the names of every table that the caller mirrors.
+// The layout of every struct that the caller mirrors.
 const char* llama_abi() {
     static const std::string description = describe_abi();
     return description.c_str();
@@ -62,14 +64,20 @@ Engine* llama_create(const Shape* shape, const char* const* formats, const Slots
 
 void llama_destroy(Engine* engine) { delete engine; }
 
-void llama_pack(Engine* engine, int weight, int layer, const void* source, int source_is_bfloat16) {
-    engine->pack_weight(weight, layer, {.dense = source, .is_bfloat16 = source_is_bfloat16 != 0});
+// The number of a tensor, or -1.
+int llama_tensor(const char* name) {
+    const auto* found = std::find(std::begin(kTensorNames), std::end(kTensorNames), std::string_view(name));
+    return found == std::end(kTensorNames) ? -1 : int(found - kTensorNames);
+}
+
+void llama_pack(Engine* engine, const WeightPart* part, const void* source, int source_is_bfloat16) {
+    engine->pack_weight(*part, {.dense = source, .is_bfloat16 = source_is_bfloat16 != 0});
 }
 
 // Keeps the groups of a matrix whose format has groups: codes [outputs][inputs], scales and minima (or null) float
 // [outputs][inputs / 32]. See GroupedRow.
-void llama_pack_groups(Engine* engine, int weight, int layer, const uint8_t* codes, const float* scales, const float* minima) {
-    engine->pack_weight(weight, layer, {.groups = {codes, scales, minima}});
+void llama_pack_groups(Engine* engine, const WeightPart* part, const uint8_t* codes, const float* scales, const float* minima) {
+    engine->pack_weight(*part, {.groups = {codes, scales, minima}});
 }
 
 int llama_make_cache(Engine* engine, int blocks) try {
@@ -127,7 +135,7 @@ const char* llama_instructions() {
 }
 
 float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
-const double* llama_seconds(Engine* engine) { return engine->seconds; }
+double llama_seconds_sampled(Engine* engine) { return engine->seconds_sampled; }
 double llama_waited_for_masks(Engine* engine) { return engine->waited_for_masks; }
 double llama_waited(Engine* engine) {
     return engine->waited_for_masks + (engine->all_gather ? engine->all_gather->waited() : 0.0);

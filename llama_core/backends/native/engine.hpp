@@ -13,7 +13,7 @@ class Engine {
   public:
     explicit Engine(const Shape& shape) : shape(shape) {}
     virtual ~Engine() = default;
-    virtual void pack_weight(int weight, int layer, const WeightSource& source) = 0;
+    virtual void pack_weight(const WeightPart& part, const WeightSource& source) = 0;
     virtual void make_cache(int blocks) = 0;
     // `windows` [layers]: the latest positions that each layer's queries attend to, their own included; 0 for all.
     virtual void use_windows(const int32_t* windows) = 0;
@@ -28,8 +28,7 @@ class Engine {
     Slots slots{};
     Memory logits;  // float [max_samples][full_vocab]
     std::unique_ptr<AllGather> all_gather;
-    double seconds[kNumOps] = {};  // spent in each op, since the start; without waited_for_masks
-    double waited_for_masks = 0;
+    double seconds_sampled = 0, waited_for_masks = 0;  // since the start; the first without the second
     size_t weight_bytes = 0, working_bytes = 0;
 };
 

@@ -1,4 +1,4 @@
-"""The compiled engine (`native/engine.cpp`) as a ctypes library: its functions, and the structs and tables of both sides.
+"""The compiled engine (`native/engine.cpp`) as a ctypes library: its functions, and the structs of both sides.
 
 `load_library` compares the Python side with the description that the library gives of itself.
 """
@@ -10,57 +10,6 @@ from functools import cache
 from llama_core.backends.logit_rules import LogitRulesStruct
 from llama_core.backends.native.build import Unavailable, library_path
 from llama_core.backends.sampling_tensors import SlotSampling
-
-# The weights of a checkpoint by their names in it without ".weight", in the order of step_abi.hpp's enum Weight.
-WEIGHTS = (
-    "tok_embeddings",
-    "attention.wq",
-    "attention.wk",
-    "attention.wv",
-    "attention.wo",
-    "feed_forward.w1",
-    "feed_forward.w2",
-    "feed_forward.w3",
-    "attention_norm",
-    "ffn_norm",
-    "norm",
-    "output",
-    "attention.wq.bias",
-    "attention.wk.bias",
-    "attention.wv.bias",
-    "attention.wo.bias",
-    "feed_forward.w1.bias",
-    "feed_forward.w2.bias",
-    "feed_forward.w3.bias",
-    "attention.q_norm",
-    "attention.k_norm",
-)
-# The phases of a step, in the order of step_abi.hpp's enum Op.
-OPS = (
-    "embed",
-    "share embedding",
-    "join embedding",
-    "norm before attention",
-    "project q, k, v",
-    "rotate, write cache",
-    "attend",
-    "quantize attended",
-    "project out",
-    "share out",
-    "add out",
-    "norm before ffn",
-    "gate and up",
-    "quantize hidden",
-    "project down",
-    "share down",
-    "add down",
-    "norm at the end",
-    "logits",
-    "share logits",
-    "join logits",
-    "sample",
-    "share sampled",
-)
 
 
 class Shape(ctypes.Structure):
@@ -74,7 +23,6 @@ class Shape(ctypes.Structure):
             )
         ),
         ("norm_eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("attention_bias", "attention_out_bias", "mlp_bias", "qk_norm")),
     )
 
 
@@ -88,6 +36,12 @@ class StepRow(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
 
 
+class Part(ctypes.Structure):
+    """`WeightPart` in C++."""
+
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("tensor", "layer", "first", "rows", "columns"))
+
+
 class TokenMask(ctypes.Structure):
     """One sample's allowed tokens. `bits` is None where its row has no grammar."""
 
@@ -98,17 +52,17 @@ _TYPE_NAMES = {ctypes.c_int32: "int32", ctypes.c_int64: "int64", ctypes.c_float:
 
 
 class AbiMismatch(Exception):
-    """The compiled library lays out a struct, or orders a table, otherwise than this module does."""
+    """The compiled library lays out a struct otherwise than this module does."""
 
 
 def _description() -> list[str]:
-    """One line for each struct and table, in the form of step_abi.hpp's describe_abi."""
+    """One line for each struct, in the form of step_abi.hpp's describe_abi."""
     lines = []
-    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow}
+    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow, "WeightPart": Part}
     for name, struct in {**structs, "LogitRules": LogitRulesStruct, "TokenMask": TokenMask}.items():
         fields = [f"{field}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in struct._fields_]  # type: ignore[misc]
         lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
-    return [*lines, "|".join(("Weight", *WEIGHTS)), "|".join(("Op", *OPS))]
+    return lines
 
 
 def check_abi(described: str) -> None:
@@ -135,8 +89,9 @@ def load_library() -> ctypes.CDLL:
         ("unsupported_reason", text, (integer, integer, integer, text)),
         ("create", pointer, (ctypes.POINTER(Shape), ctypes.POINTER(text), ctypes.POINTER(Slots), pointer, pointer)),
         ("destroy", None, (pointer,)),
-        ("pack", None, (pointer, integer, integer, pointer, integer)),
-        ("pack_groups", None, (pointer, integer, integer, pointer, pointer, pointer)),
+        ("tensor", integer, (text,)),
+        ("pack", None, (pointer, ctypes.POINTER(Part), pointer, integer)),
+        ("pack_groups", None, (pointer, ctypes.POINTER(Part), pointer, pointer, pointer)),
         ("make_cache", integer, (pointer, integer)),
         ("use_windows", None, (pointer, pointer)),
         ("gather_bytes", size, (ctypes.POINTER(Shape),)),
@@ -146,7 +101,7 @@ def load_library() -> ctypes.CDLL:
         ("step", integer, (pointer, pointer, integer, pointer, integer, pointer)),
         ("logits_of", None, (pointer, pointer, integer)),
         ("logits", pointer, (pointer,)),
-        ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),
+        ("seconds_sampled", ctypes.c_double, (pointer,)),
         ("waited", ctypes.c_double, (pointer,)),
         ("waited_for_masks", ctypes.c_double, (pointer,)),
         ("weight_bytes", size, (pointer,)),

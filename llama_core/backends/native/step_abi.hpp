@@ -1,4 +1,4 @@
-// The structs and the tables of names that cross the C interface. llama_core/backends/native/library.py mirrors them.
+// The structs that cross the C interface. llama_core/backends/native/library.py mirrors them.
 #pragma once
 
 #include "abi.hpp"
@@ -8,14 +8,13 @@
 namespace llama {
 
 // Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`: the
-// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step. The last four are switches.
+// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
     field(int32_t, hidden) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)                              \
     field(int32_t, bfloat16) field(int32_t, max_tokens) field(int32_t, max_samples) field(int32_t, max_seq_len)               \
-    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(float, norm_eps)             \
-    field(int32_t, attention_bias) field(int32_t, attention_out_bias) field(int32_t, mlp_bias) field(int32_t, qk_norm)
+    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(float, norm_eps)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
@@ -33,42 +32,56 @@ LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 #define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, samples)
 LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
-// The weights of a checkpoint by their names in it, without ".weight".
-// clang-format off
-#define LLAMA_WEIGHTS(entry)                                                                                                  \
-    entry(kEmbedding, "tok_embeddings") entry(kQuery, "attention.wq") entry(kKey, "attention.wk")                             \
-    entry(kValue, "attention.wv") entry(kOut, "attention.wo") entry(kGate, "feed_forward.w1")                                 \
-    entry(kDown, "feed_forward.w2") entry(kUp, "feed_forward.w3") entry(kAttentionNorm, "attention_norm")                     \
-    entry(kFfnNorm, "ffn_norm") entry(kFinalNorm, "norm") entry(kHead, "output")                                              \
-    entry(kQueryBias, "attention.wq.bias") entry(kKeyBias, "attention.wk.bias") entry(kValueBias, "attention.wv.bias")        \
-    entry(kOutBias, "attention.wo.bias") entry(kGateBias, "feed_forward.w1.bias") entry(kDownBias, "feed_forward.w2.bias")    \
-    entry(kUpBias, "feed_forward.w3.bias") entry(kQueryNorm, "attention.q_norm") entry(kKeyNorm, "attention.k_norm")
-// clang-format on
-enum Weight { LLAMA_WEIGHTS(LLAMA_ENUMERATOR) };
+// A weight's part on this rank, [rows][columns], and the tensor that holds it from row `first`. Vectors are one row, held from
+// column `first`.
+#define LLAMA_WEIGHT_PART(field) \
+    field(int32_t, tensor) field(int32_t, layer) field(int32_t, first) field(int32_t, rows) field(int32_t, columns)
+LLAMA_DEFINE_STRUCT(WeightPart, LLAMA_WEIGHT_PART)
 
-// The phases of a step, by the names under which the engine reports their seconds.
+// The tensors of llama_core/model_weights.py, of a layer's by the last part of their names. llama_tensor gives Python a number.
 // clang-format off
-#define LLAMA_OPS(entry)                                                                                                      \
-    entry(kEmbed, "embed") entry(kShareEmbedding, "share embedding") entry(kJoinEmbedding, "join embedding")                  \
-    entry(kNormAttention, "norm before attention") entry(kProjectQkv, "project q, k, v")                                      \
-    entry(kRotate, "rotate, write cache") entry(kAttend, "attend") entry(kQuantizeAttended, "quantize attended")              \
-    entry(kProjectOut, "project out") entry(kShareOut, "share out") entry(kAddOut, "add out")                                 \
-    entry(kNormFfn, "norm before ffn") entry(kGateUp, "gate and up") entry(kQuantizeHidden, "quantize hidden")                \
-    entry(kProjectDown, "project down") entry(kShareDown, "share down") entry(kAddDown, "add down")                           \
-    entry(kNormFinal, "norm at the end") entry(kLogits, "logits") entry(kShareLogits, "share logits")                         \
-    entry(kJoinLogits, "join logits") entry(kSample, "sample") entry(kShareSampled, "share sampled")
+#define LLAMA_TENSORS(entry)                                                                                                  \
+    entry(kEmbedding, "tok_embeddings") entry(kFinalNorm, "norm") entry(kHead, "output")                                      \
+    entry(kAttentionNorm, "attention_norm") entry(kFfnNorm, "ffn_norm")                                                       \
+    entry(kQkv, "qkv") entry(kOut, "out") entry(kGateUp, "gate_up") entry(kDown, "down")                                      \
+    entry(kQkvBias, "qkv_bias") entry(kOutBias, "out_bias") entry(kGateUpBias, "gate_up_bias") entry(kDownBias, "down_bias")  \
+    entry(kQueryNorm, "q_norm") entry(kKeyNorm, "k_norm")
 // clang-format on
-enum Op { LLAMA_OPS(LLAMA_ENUMERATOR) kPack, kNumOps };
+enum class Tensor : int32_t { LLAMA_TENSORS(LLAMA_ENUMERATOR) };
+constexpr const char* kTensorNames[] = {LLAMA_TENSORS(LLAMA_TEXT)};
 
-// One line for each struct and table, in the form of library.py's _description.
+// The phases of a step.
+enum Op {
+    kEmbed,
+    kShareEmbedding,
+    kJoinEmbedding,
+    kNormAttention,
+    kProjectQkv,
+    kRotate,
+    kAttend,
+    kQuantizeAttended,
+    kProjectOut,
+    kShareOut,
+    kAddOut,
+    kNormFfn,
+    kGateUp,
+    kQuantizeHidden,
+    kProjectDown,
+    kShareDown,
+    kAddDown,
+    kNormFinal,
+    kLogits,
+    kShareLogits,
+    kJoinLogits,
+    kSample,
+    kShareSampled,
+    kPack
+};
+
+// One line for each struct, in the form of library.py's _description.
 inline std::string describe_abi() {
-    std::string text = describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() +
-                       "\n" + describe_LogitRules() + "\n" + describe_TokenMask();
-    text += "\nWeight";
-    LLAMA_WEIGHTS(LLAMA_DESCRIBE_ENTRY)
-    text += "\nOp";
-    LLAMA_OPS(LLAMA_DESCRIBE_ENTRY)
-    return text;
+    return describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() + "\n" +
+           describe_WeightPart() + "\n" + describe_LogitRules() + "\n" + describe_TokenMask();
 }
 
 // Widths on this rank.

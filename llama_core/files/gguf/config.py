@@ -3,9 +3,10 @@
 from llama_core.errors import ConfigError
 from llama_core.files.gguf.keys import GgufKeys
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.gguf.names import OUTPUT_LAYER, TOKEN_EMBEDDING
 from llama_core.files.gguf.rope import read_rope
 from llama_core.model_config import MAX_LAYERS, ModelConfig
+
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
@@ -32,7 +33,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         vocab_size=_vocab_size(model, vocab_size),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
-        tied_embeddings=OUTPUT_LAYER not in tensors,
+        tied_embeddings=_OUTPUT not in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
         attention_out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
@@ -55,12 +56,12 @@ def stop_ids(model: GgufModel) -> frozenset[int]:
 
 def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
     """Rows of the embedding, of which some models have more than tokens."""
-    embedding = model.tensors.get(TOKEN_EMBEDDING)
+    embedding = model.tensors.get(_EMBEDDING)
     if embedding is None:
-        raise ConfigError(f"{model.path}: has no tensor {TOKEN_EMBEDDING}: a file without a model's weights")
+        raise ConfigError(f"{model.path}: has no tensor {_EMBEDDING}: a file without a model's weights")
     if embedding.shape[0] < tokenizer_size:
         raise ConfigError(
-            f"{model.path}: {TOKEN_EMBEDDING} has {embedding.shape[0]} rows, but the tokenizer has {tokenizer_size} tokens: "
+            f"{model.path}: {_EMBEDDING} has {embedding.shape[0]} rows, but the tokenizer has {tokenizer_size} tokens: "
             "tokenizer and checkpoint belong to different models"
         )
     return embedding.shape[0]

@@ -7,10 +7,12 @@ from typing import Final
 from llama_core.errors import ConfigError
 from llama_core.files.gguf.file import Value
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.gguf.names import ARCHITECTURES
 from llama_core.files.json_fields import shown
 from llama_core.model_config import MAX_LAYERS, MAX_SIZE
 
+# Architecture -> whether its query and key rows have each head's halves side by side, as Hugging Face's models. The converter
+# reorders those of "llama" to adjacent pairs, which is Meta's order and ours.
+ARCHITECTURES: Final = {"llama": False, "qwen2": True, "qwen3": True}
 # Keys that change the model, with the values that mean no change.
 _NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
     "attention.causal": (True,),

@@ -10,12 +10,12 @@ from llama_core.errors import ConfigError
 from llama_core.files.gguf.file import GgufTensor, Value
 from llama_core.files.gguf.keys import GgufKeys
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.gguf.names import ROPE_FACTORS
 from llama_core.files.json_fields import shown
 from llama_core.model_config import MAX_SIZE, RopeConfig
 
 _TRAINED_CONTEXT = 8192  # of Llama 3, which the factors in its descendants' files stretch
 _SCALING = "rope.scaling."
+ROPE_FACTORS: Final = "rope_freqs.weight"  # the frequency of each pair is divided by it; no weight of a layer
 _READ = ("type", "factor", "original_context_length", "finetuned", "yarn_beta_fast", "yarn_beta_slow")
 _READ_BY_YARN = ("attn_factor", "yarn_attn_factor")
 # Other keys below rope.scaling, with the values that mean no change. -1: llama.cpp's own choice.

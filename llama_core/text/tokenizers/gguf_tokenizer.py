@@ -20,7 +20,7 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tokenizers.vocabulary_tokenizer import ControlToken, Vocabulary
 
 # Of `tokenizer.ggml.pre`, by llama.cpp's names. Each pattern is that of the models' own tokenizer.json; llama.cpp's expressions
-# for the same names (`src/llama-vocab.cpp`) split alike.
+# for the same names (src/llama-vocab.cpp) split alike.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_TAIL}"

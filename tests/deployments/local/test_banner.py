@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from deployments.local.banner import banner, base_url
-from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
+from llama_core.rank_share import RankShare
 
 SMOLLM2 = ModelConfig(576, 30, 9, 3, 64, 1536, 49_152)
 

@@ -12,12 +12,11 @@ from gguf import GGMLQuantizationType as Encoding
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.generation_config import RecommendedSampling, read_recommended_sampling
-from llama_core.files.gguf.names import gguf_name
 from llama_core.files.gguf.types import ENCODINGS
-from llama_core.files.rank_share import RankShare
 from llama_core.files.source import WeightReader
-from llama_core.files.weights import weight_specs
 from llama_core.model_config import ModelConfig, RopeConfig
+from llama_core.model_weights import weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.text.template.files import template_files
 from llama_core.weights.loader import rank_weights
 from tests.support.gguf_models import HEAD, VOCABULARY, write_model
@@ -47,10 +46,10 @@ def _reference(path: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=lambda encoding: encoding.name)
 def test_every_encoding_has_the_values_of_the_gguf_package(tmp_path: Path, encoding: Encoding) -> None:
     path = write_model(tmp_path, encoding=encoding)
-    _, _, weights = _load(path)
+    _, config, weights = _load(path)
     reference = _reference(path)
-    for name, weight in weights.items():
-        assert torch.equal(weight, reference[gguf_name(name)]), name
+    for name, spec in weight_specs(config).items():
+        assert torch.equal(weights[name], reference[spec.gguf]), name
 
 
 @pytest.mark.parametrize("encoding", [Encoding.F16, Encoding.Q4_1, Encoding.Q6_K], ids=lambda encoding: encoding.name)
@@ -73,8 +72,8 @@ def test_rows_of_heads_in_halves_become_adjacent_pairs(tmp_path: Path, architect
     reader, config, weights = _load(path)
     reference = _reference(path)
     order = torch.arange(HEAD).view(2, -1).T.flatten()  # 0, half, 1, half + 1, ...
-    for name, weight in weights.items():
-        stored = reference[gguf_name(name)]
+    for name, spec in weight_specs(config).items():
+        weight, stored = weights[name], reference[spec.gguf]
         if ".wq." in name or ".wk." in name or "q_norm" in name or "k_norm" in name:
             assert torch.equal(weight, stored.unflatten(0, (-1, HEAD))[:, order].flatten(0, 1)), name
         else:

@@ -13,9 +13,9 @@ from llama_core.backends.weight_formats.quantize import quantize_groups
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.hf.quantization import FORMATS
-from llama_core.files.rank_share import RankShare
 from llama_core.files.source import WeightReader
-from llama_core.files.weights import OUTPUT, Box, is_linear, weight_specs
+from llama_core.model_weights import OUTPUT, Box, weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.weights.loader import rank_weights
 from tests.support.hugging_face import (
     CONFIGS,
@@ -66,7 +66,7 @@ def test_each_rank_reads_its_codes_and_scales_in_metas_order(tmp_path: Path, bit
     folder, weights = packed_folder(tmp_path, bits)
     reader = opened(folder)
     for name, spec in weight_specs(MODEL).items():
-        if name == OUTPUT or not is_linear(name):
+        if name == OUTPUT or not spec.is_linear:
             assert reader.stored_format(name) == "dense"
             continue
         assert reader.stored_format(name) == FORMATS[bits]

@@ -15,8 +15,8 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, LlamaError
 from llama_core.files.digest import sha256_of
 from llama_core.files.manifest import Manifest
-from llama_core.files.rank_share import RankShare
-from llama_core.files.weights import weight_specs
+from llama_core.model_weights import weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.template.files import find_template
 from llama_core.weights.loader import rank_weights

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from llama_core.errors import ConfigError
-from llama_core.files.rank_share import RankShare
 from llama_core.model_config import ModelConfig
+from llama_core.rank_share import RankShare
 
 
 def model(heads: int = 9, kv_heads: int = 3, hidden: int = 1536) -> ModelConfig:

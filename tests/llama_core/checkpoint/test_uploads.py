@@ -10,9 +10,9 @@ from gguf import GGMLQuantizationType as Encoding
 
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError
-from llama_core.files.rank_share import RankShare
 from llama_core.files.source import DENSE, Slice
-from llama_core.files.weights import weight_specs
+from llama_core.model_weights import weight_specs
+from llama_core.rank_share import RankShare
 from llama_core.weights.file_reads import FileReads
 from llama_core.weights.loader import planned_weights
 from llama_core.weights.uploads import Uploads

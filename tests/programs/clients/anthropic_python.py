@@ -1,5 +1,8 @@
 """The anthropic package: messages, streamed events, tools, token counts, errors."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,6 +19,7 @@ from tests.programs.clients.checks import (
     wait_idle,
 )
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 client = anthropic.Anthropic(base_url=URL, api_key="none")
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 ASK: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 40, "extra_body": {"temperature": 0}}
@@ -46,6 +50,13 @@ def streamed_pieces_joined_equal_the_whole() -> None:
     assert text == whole.content[0].text == final.content[0].text
     assert final.stop_reason == whole.stop_reason
     assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+@check
+def a_stream_whose_connection_breaks_goes_on() -> None:
+    command = [sys.executable, str(EXAMPLES / "resume_stream.py"), "--anthropic", "--base-url", URL]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert printed.count("broken on purpose") == 2 and printed.strip()
 
 
 @check

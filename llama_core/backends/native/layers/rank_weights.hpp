@@ -46,7 +46,6 @@ struct RankWeights {
             layer.down = Linear<T>(*of[3], s.dim, s.hidden);
             layer.attention_norm = Activations<T>(1, s.dim);
             layer.ffn_norm = Activations<T>(1, s.dim);
-            reserve_switches(layer);
         }
         final_norm = Activations<T>(1, s.dim);
         head = Linear<T>(*formats.back(), int(vocab_part(s, s.rank).size), s.dim);
@@ -58,111 +57,71 @@ struct RankWeights {
         return total;
     }
 
-    void begin(int weight, int layer, const WeightSource& source) { packing_ = {weight, layer, source}; }
-    int num_tasks() const { return (rows_of(packing_.weight) + 15) / 16; }
+    void begin(const WeightPart& part, const WeightSource& source) { part_ = part, source_ = source; }
+    int num_tasks() const { return (part_.rows + 15) / 16; }
 
     void pack(int task) {
-        const int rows = rows_of(packing_.weight), columns = columns_of(packing_.weight);
-        const WeightSource& source = packing_.source;
-        for (int row = task * 16; row < std::min(rows, task * 16 + 16); row++) {
+        const WeightSource& source = source_;
+        const int columns = part_.columns;
+        for (int row = task * 16; row < std::min(part_.rows, task * 16 + 16); row++) {
             const size_t at = size_t(row) * columns;
             if (source.groups.codes) {
                 const size_t group = at / kGroupInputs;
                 const float* minima = source.groups.minima ? source.groups.minima + group : nullptr;
-                pack_row(GroupedRow{source.groups.codes + at, source.groups.scales + group, minima}, row, columns);
+                pack_row(GroupedRow{source.groups.codes + at, source.groups.scales + group, minima}, row);
             } else if (source.is_bfloat16) {
-                pack_row(static_cast<const bf16*>(source.dense) + at, row, columns);
+                pack_row(static_cast<const bf16*>(source.dense) + at, row);
             } else {
-                pack_row(static_cast<const float*>(source.dense) + at, row, columns);
+                pack_row(static_cast<const float*>(source.dense) + at, row);
             }
         }
     }
 
   private:
-    struct Packing {
-        int weight, layer;
-        WeightSource source;
-    };
-
-    void reserve_switches(Layer& layer) {
-        const Shape& s = shape_;
-        auto bias = [](const Linear<T>& of) { return Activations<T>(1, of.num_outputs()); };
-        if (s.attention_bias) layer.qkv_bias = bias(layer.qkv);
-        if (s.attention_out_bias) layer.out_bias = bias(layer.out);
-        if (s.mlp_bias) layer.gate_up_bias = bias(layer.gate_up), layer.down_bias = bias(layer.down);
-        if (s.qk_norm) layer.query_norm = Activations<T>(1, s.head_dim), layer.key_norm = Activations<T>(1, s.head_dim);
-    }
-
-    int rows_of(int weight) const {
-        switch (weight) {
-            case kEmbedding: return shape_.full_vocab;
-            case kQuery: return query_width(shape_);
-            case kKey:
-            case kValue: return kv_width(shape_);
-            case kOut:
-            case kDown: return shape_.dim;
-            case kGate:
-            case kUp: return shape_.hidden;
-            case kHead: return int(vocab_part(shape_, shape_.rank).size);
-            default: return 1;
-        }
-    }
-
-    int columns_of(int weight) const {
-        switch (weight) {
-            case kEmbedding: return int(embedding_part(shape_, shape_.rank).size);
-            case kOut:
-            case kQueryBias: return query_width(shape_);
-            case kKeyBias:
-            case kValueBias: return kv_width(shape_);
-            case kDown:
-            case kGateBias:
-            case kUpBias: return shape_.hidden;
-            case kQueryNorm:
-            case kKeyNorm: return shape_.head_dim;
-            default: return shape_.dim;
-        }
+    // The output of gate_up that holds row `at` of the gate's rows and then those of up.
+    int gate_up_output(int at) const {
+        const int is_up = at >= shape_.hidden, row = at - is_up * shape_.hidden;
+        return row / 16 * 32 + is_up * 16 + row % 16;
     }
 
     template <class S>
-    void pack_row(const S& source, int row, int columns) {
-        Layer& layer = layers[packing_.layer];
-        const int queries = query_width(shape_);
-        auto copy = [&](T* to) {
+    void pack_row(const S& source, int row) {
+        Layer& layer = layers[part_.layer];
+        const int at = part_.first + row;
+        auto copy_to = [&](auto&& place) {  // place: of a value by its column
             if constexpr (std::is_pointer_v<S>)
-                for (int i = 0; i < columns; i++) to[i] = narrow_to<T>(widen(source[i]));
+                for (int i = 0; i < part_.columns; i++) place(i) = narrow_to<T>(widen(source[i]));
         };
-        auto copy_gate_up = [&](T* to) {
-            if constexpr (std::is_pointer_v<S>)
-                for (int i = 0; i < columns; i++) to[i / 16 * 32 + i % 16] = narrow_to<T>(widen(source[i]));
+        auto copy = [&](T* to) { copy_to([&](int i) -> T& { return to[i]; }); };
+        auto reserved = [](Activations<T>& vector, int width) {  // of models that have it
+            if (!vector.data) vector = Activations<T>(1, width);
+            return vector[0];
         };
-        switch (packing_.weight) {
-            case kEmbedding: return copy(embedding.as<T>() + size_t(row) * columns);
-            case kQuery: return layer.qkv.pack(source, row);
-            case kKey: return layer.qkv.pack(source, queries + row);
-            case kValue: return layer.qkv.pack(source, queries + kv_width(shape_) + row);
-            case kOut: return layer.out.pack(source, row);
-            case kGate: return layer.gate_up.pack(source, row / 16 * 32 + row % 16);
-            case kUp: return layer.gate_up.pack(source, row / 16 * 32 + 16 + row % 16);
-            case kDown: return layer.down.pack(source, row);
-            case kAttentionNorm: return copy(layer.attention_norm[0]);
-            case kFfnNorm: return copy(layer.ffn_norm[0]);
-            case kFinalNorm: return copy(final_norm[0]);
-            case kHead: return head.pack(source, row);
-            case kQueryBias: return copy(layer.qkv_bias[0]);
-            case kKeyBias: return copy(layer.qkv_bias[0] + queries);
-            case kValueBias: return copy(layer.qkv_bias[0] + queries + kv_width(shape_));
-            case kOutBias: return copy(layer.out_bias[0]);
-            case kGateBias: return copy_gate_up(layer.gate_up_bias[0]);
-            case kUpBias: return copy_gate_up(layer.gate_up_bias[0] + 16);
-            case kDownBias: return copy(layer.down_bias[0]);
-            case kQueryNorm: return copy(layer.query_norm[0]);
-            case kKeyNorm: return copy(layer.key_norm[0]);
+        switch (Tensor(part_.tensor)) {
+            case Tensor::kEmbedding: return copy(embedding.as<T>() + size_t(row) * part_.columns);
+            case Tensor::kQkv: return layer.qkv.pack(source, at);
+            case Tensor::kOut: return layer.out.pack(source, at);
+            case Tensor::kGateUp: return layer.gate_up.pack(source, gate_up_output(at));
+            case Tensor::kDown: return layer.down.pack(source, at);
+            case Tensor::kHead: return head.pack(source, at);
+            case Tensor::kAttentionNorm: return copy(layer.attention_norm[0]);
+            case Tensor::kFfnNorm: return copy(layer.ffn_norm[0]);
+            case Tensor::kFinalNorm: return copy(final_norm[0]);
+            case Tensor::kQkvBias: return copy(reserved(layer.qkv_bias, layer.qkv.num_outputs()) + at);
+            case Tensor::kOutBias: return copy(reserved(layer.out_bias, layer.out.num_outputs()) + at);
+            case Tensor::kDownBias: return copy(reserved(layer.down_bias, layer.down.num_outputs()) + at);
+            case Tensor::kGateUpBias: {
+                T* bias = reserved(layer.gate_up_bias, layer.gate_up.num_outputs());
+                return copy_to([&](int i) -> T& { return bias[gate_up_output(at + i)]; });
+            }
+            case Tensor::kQueryNorm: return copy(reserved(layer.query_norm, shape_.head_dim));
+            case Tensor::kKeyNorm: return copy(reserved(layer.key_norm, shape_.head_dim));
         }
     }
 
     const Shape shape_;
-    Packing packing_{};
+    WeightPart part_{};
+    WeightSource source_{};
 };
 
 }  // namespace llama

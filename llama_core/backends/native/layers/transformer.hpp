@@ -63,9 +63,9 @@ class Transformer : public Engine, private Tasks {
     void make_cache(int blocks) override { attention_.make_cache(blocks); }
     void use_windows(const int32_t* windows) override { attention_.use_windows(windows); }
 
-    void pack_weight(int weight, int layer, const WeightSource& source) override {
-        weights_.begin(weight, layer, source);
-        team_.run(*this, {{kPack, layer, weights_.num_tasks()}});
+    void pack_weight(const WeightPart& part, const WeightSource& source) override {
+        weights_.begin(part, source);
+        team_.run(*this, {{kPack, part.layer, weights_.num_tasks()}});
     }
 
     void poke_embedding(int token, const float* values) override {
@@ -207,7 +207,7 @@ class Transformer : public Engine, private Tasks {
 
     void ended(const Phase& phase) override {
         const double now = seconds_now();
-        seconds[phase.op] += now - phase_began_;
+        if (phase.op == kSample) seconds_sampled += now - phase_began_;
         if (phase.op == kSample && masks_) count_wait();
         phase_began_ = now;
     }
@@ -334,7 +334,7 @@ class Transformer : public Engine, private Tasks {
             waited_before_[i] = samplers_[i].waited();
         }
         waited_for_masks += longest;
-        seconds[kSample] -= longest;
+        seconds_sampled -= longest;
     }
 
     void share_sampled() {

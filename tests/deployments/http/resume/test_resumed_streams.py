@@ -1,7 +1,8 @@
-"""A stream that is cut after any of its events goes on with exactly the events that follow."""
+"""A stream that is cut after any of its events goes on with exactly what follows, on its replica and on others."""
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from deployments.http.limits import HttpLimits
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.observe.metrics import Metrics
 from tests.support.asgi_client import AsgiCall
-from tests.support.joined_events import id_of, joined
+from tests.support.joined_events import data_of, id_of, joined
 from tests.support.loop_engine import LoopEngine
 from tests.support.scripted_engine import FakeEngine
 from tests.support.tool_calls import TOOLS
@@ -50,18 +51,33 @@ async def cut(
 
 
 async def equals_uncut_at_every_event(engine: FakeEngine, body: dict[str, Any], path: str = COMPLETIONS) -> int:
-    """Compare the stream, cut after each event and resumed, with the stream that is not cut; returns the number of events."""
-    app = app_of(engine)
+    """Compare the stream, cut after each event and resumed there and on another replica, with the stream that is not cut;
+    returns the number of events."""
+    app, other = app_of(engine), app_of(engine)
     uncut = await call(app, body, "", path=path).end()
-    assert not any(map(id_of, uncut)), "who does not ask for ids has none"
+    assert not any(b"id: " in event or b"last_event_id" in event for event in uncut), (
+        "who does not ask for ids has none"
+    )
     for num_events in range(len(uncut) + 1):
-        events = await cut(app, body, str(num_events), num_events, path)
+        key = str(num_events)
+        events = await cut(app, body, key, num_events, path)
         last = id_of(events[-1]) if events else ""
-        rest = await call(app, body, str(num_events), last, path).end()
-        assert joined(events + rest) == joined(uncut)
-        ids = [id_of(event) for event in events + rest]
-        assert [int(of_one.rpartition("-")[2]) for of_one in ids] == list(range(1, len(ids) + 1))
+        for replica in (other, app):
+            rest = await call(replica, body, key, last, path).end()
+            assert joined(events + rest) == joined(uncut)
+            check_ids(events + rest)
     return len(uncut)
+
+
+def check_ids(events: list[bytes]) -> None:
+    """Each event has one of its own, in its JSON too, and all are of one answer. Numbers of events only grow."""
+    ids = [id_of(event) for event in events]
+    assert len(set(ids)) == len(ids) and all(ids)
+    contents = [json.loads(data_of(event)) for event in events if data_of(event) != "[DONE]"]
+    assert [content["last_event_id"] for content in contents] == ids[: len(contents)]
+    assert len({content["id"] for content in contents if "choices" in content}) <= 1
+    numbers = [content["sequence_number"] for content in contents if "sequence_number" in content]
+    assert numbers == sorted(set(numbers))
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -144,8 +160,9 @@ async def test_a_finished_stream_is_sent_again_from_any_event_without_computing(
         whole = await call(app, body).end()
         num_steps = engine.ranks.num_steps
         for number, event in enumerate(whole, 1):
-            assert await call(app, body, last=id_of(event)).end() == whole[number:]
-        assert await call(app, body).end() == whole, "the same request again, without Last-Event-ID"
+            rest = await call(app, body, last=id_of(event)).end()
+            assert joined(whole[:number] + rest) == joined(whole)
+        assert joined(await call(app, body).end()) == joined(whole), "the same request again, without Last-Event-ID"
         assert engine.ranks.num_steps == num_steps
 
 
@@ -171,39 +188,53 @@ async def test_another_body_with_the_same_key_is_refused() -> None:
             assert other.status == 422 and other.error()["code"] == "idempotency_key_reused"
 
 
-@pytest.mark.parametrize("last", ["17", "x" * 300, "0123456789abcdef-1"])
-async def test_an_event_that_is_not_kept_is_a_404_that_says_so(last: str) -> None:
+@pytest.mark.parametrize(
+    "last",
+    [
+        *(
+            "x",
+            "x" * 300,
+            "-1",
+            "1.2.3",
+            "1",
+            "1.1:2",
+            "1.1-2.2:1",
+            "1.1-1.1:1",
+            "2.1-1.1:1",
+            "1e.1-2e.1:1",
+            "1.1-2.1",
+            "0.1-1.1:1",
+        ),
+        *("1.25", "1.1-1.25e:1", "0.1", "3e.1"),
+    ],
+)
+async def test_an_event_that_this_request_cannot_have_is_a_400_that_says_so(last: str) -> None:
     async with LoopEngine().running() as engine:
-        app = app_of(engine)
-        answer = call(app, BODY, last=last)
+        answer = call(app_of(engine), BODY | {"n": 2, "echo": True, "logprobs": 0}, last=last)
         await answer.end()
         error = answer.error()
-        assert answer.status == 404 and error["code"] == "stream_not_found" and error["param"] == "Last-Event-ID"
-        assert "replica" in error["message"] and last not in error["message"]
-        events = await cut(app, BODY, "a", 2)
-        answer = call(app, BODY, last=id_of(events[0]).rpartition("-")[0] + "-999")
-        await answer.end()
-        assert answer.status == 404, "an event that has not been written"
+        assert answer.status == 400 and error["code"] == "invalid_parameter" and error["param"] == "Last-Event-ID"
+        assert "last id" in error["message"] and last[:10] not in error["message"].partition(":")[0]
+        await until("no sequence runs", lambda: _idle(engine))
 
 
-async def test_another_replica_answers_404_and_the_first_one_goes_on() -> None:
+@pytest.mark.parametrize("named", [{"seed": 7}, {}], ids=["the client's seed", "no seed"])
+async def test_another_replica_computes_the_same_stream_again(named: dict[str, int]) -> None:
+    body = {name: value for name, value in BODY.items() if name != "seed"} | named | {"temperature": 1.0, "n": 3}
     async with LoopEngine().running() as engine, LoopEngine().running() as other_engine:
         first, other = app_of(engine), app_of(other_engine)
-        uncut = await call(first, BODY, "").end()
-        begun = await cut(first, BODY, "a", 3)
-        answer = call(other, BODY, "a", id_of(begun[-1]))
-        await answer.end()
-        assert (answer.status, answer.error()["code"]) == (404, "stream_not_found")
-        assert other_engine.num_live == 0
-        rest = await call(first, BODY, "a", id_of(begun[-1])).end()
+        uncut = await call(first, body, "b" if named else "a").end()
+        begun = await cut(other, body, "a", 10)
+        rest = await call(first, body, "a", id_of(begun[-1])).end()
+        check_ids(begun + rest)
         assert joined(begun + rest) == joined(uncut)
-        # As the error says: without the header, the other replica begins anew.
-        assert joined(await call(other, BODY, "a").end()) == joined(uncut)
+        strange = await call(other, body, "c").end()
+        assert (joined(strange) == joined(uncut)) == bool(named), "another key has another seed"
 
 
 async def test_last_event_id_needs_a_key_and_a_key_has_bounds() -> None:
     app = app_of(FakeEngine())
-    answer = call(app, BODY, "", last="0123456789abcdef-1")
+    answer = call(app, BODY, "", last="1")
     await answer.end()
     assert answer.status == 400 and answer.error()["param"] == "Last-Event-ID"
     for key in ("x" * 256, "a\tb"):
@@ -218,13 +249,16 @@ async def test_one_api_key_reads_no_stream_of_another() -> None:
         first = call(app, BODY, authorization="Bearer one")
         events = await first.arrived(3)
         await first.leave()
-        stranger = call(app, BODY, last=id_of(events[2]), authorization="Bearer two")
-        await stranger.end()
-        assert stranger.status == 404
-        fresh = call(app, BODY, authorization="Bearer two")
-        assert id_of((await fresh.end())[0]).partition("-")[0] != id_of(events[0]).partition("-")[0]
+        unseeded = {name: value for name, value in BODY.items() if name != "seed"} | {"temperature": 1.0}
+        for key, body in (("b", BODY), ("c", unseeded)):
+            stranger = await call(app, body, key, authorization="Bearer two").end()
+            owner = await call(app, body, key, authorization="Bearer one").end()
+            assert json.loads(data_of(stranger[0]))["id"] != json.loads(data_of(owner[0]))["id"]
+        assert joined(stranger) != joined(owner), "a seed of its own"
         rest = call(app, BODY, last=id_of(events[2]), authorization="Bearer one")
-        assert joined(events[:3] + await rest.end()) == joined(await fresh.end())
+        assert joined(events[:3] + await rest.end()) == joined(
+            await call(app, BODY, "", authorization="Bearer one").end()
+        )
 
 
 def test_a_stream_expires_after_its_last_reader_left() -> None:
@@ -237,24 +271,43 @@ def test_a_stream_expires_after_its_last_reader_left() -> None:
             await again.arrived(2)
             await again.leave()
             await asyncio.sleep(20)  # later than the first end of the window
-            assert (await call(app, BODY, last=id_of(events[-1])).end())[0]
+            (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+            assert len(store) == 1 and (await call(app, BODY, last=id_of(events[-1])).end())[0]
             await asyncio.sleep(31)
-            late = call(app, BODY, last=id_of(events[-1]))
-            await late.end()
-            assert late.status == 404
+            assert not len(store) and not store.num_bytes
 
     with contextlib.closing(VirtualLoop()) as loop:
         loop.run_until_complete(resume_and_leave())
 
 
-async def test_a_server_that_keeps_nothing_ignores_the_key() -> None:
+async def test_a_server_that_keeps_nothing_computes_the_stream_again() -> None:
     async with LoopEngine().running() as engine:
         app = app_of(engine, window_s=0)
         events = await call(app, BODY).end()
-        assert not any(map(id_of, events))
-        answer = call(app, BODY, last="0123456789abcdef-1")
-        await answer.end()
-        assert answer.status == 404
+        num_steps = engine.ranks.num_steps
+        assert joined(events[:9] + await call(app, BODY, last=id_of(events[8])).end()) == joined(events)
+        assert engine.ranks.num_steps > num_steps
+        (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+        assert not len(store)
+
+
+async def test_a_client_that_waits_for_its_place_is_pinged_and_its_deadline_holds() -> None:
+    engine = FakeEngine()
+    engine.hold = asyncio.Event()
+    app = build_http_app(engine, Metrics(in_ray=False), HttpLimits(ping_s=0.01))
+    late = call(app, BODY, last="5", **{"x-request-timeout-seconds": "0.1"})
+    await late.end()
+    assert late.body.startswith(b": ping") and b"deadline_exceeded" in late.body and not engine.num_open
+
+
+async def test_an_answer_that_ends_before_the_clients_place_is_refused() -> None:
+    async with LoopEngine().running() as engine:
+        body = BODY | {"stop_token_ids": list(range(3, 60)), "max_tokens": 500}
+        for last in ("499", "400-401:1", "400-401e:1", "0e"):
+            answer = call(app_of(engine), body, last=last)
+            await answer.end()
+            assert answer.status == 400 and answer.error()["param"] == "Last-Event-ID", last
+            await until("no sequence runs", lambda: _idle(engine))
 
 
 async def test_a_full_server_keeps_the_stream_for_the_next_attempt() -> None:
@@ -272,12 +325,14 @@ async def test_a_full_server_keeps_the_stream_for_the_next_attempt() -> None:
         assert joined(events + rest) == joined(await call(app, BODY, "").end())
 
 
-async def test_a_stream_that_failed_is_not_kept() -> None:
+async def test_a_stream_that_failed_is_not_kept_and_is_computed_again() -> None:
     engine = FakeEngine()
     engine.fail_at = (3, ValueError("a bug"))
     app = app_of(engine)
     events = await call(app, BODY).end()
-    assert b'"error"' in events[-1] and not id_of(events[-1]) and id_of(events[0])
-    answer = call(app, BODY, last=id_of(events[0]))
-    await answer.end()
-    assert answer.status == 404
+    assert b'"error"' in events[-1] and not id_of(events[-1]) and id_of(events[2]) == "3"
+    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+    assert not len(store)
+    engine.fail_at = None
+    rest = await call(app, BODY, last="3").end()
+    assert joined(events[:3] + rest) == joined(await call(app, BODY, "").end())

@@ -1,0 +1,89 @@
+"""How much of a stream a client has, in tokens, and the event ids that say so: any replica can go on there.
+
+    id     = state | state ":" events | state "-" state ":" events
+    state  = choice, joined by "."
+    choice = its number of tokens, then "e" if it has ended
+
+"12" is the id of the last event of the delta that ends with the 12th token. Its earlier events, where it begins after the 9th,
+have "9-12:1", "9-12:2" and so on. "0:1" is the first event of several that open the stream; "12e:1" is the first after the ends
+of all choices.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from deployments.openai.plan import Plan
+from llama_core.errors import InvalidParameter
+
+EVENT_HEADER: Final = "Last-Event-ID"
+_CHOICE: Final = "[0-9]{1,9}e?"
+_STATE: Final = rf"{_CHOICE}(?:\.{_CHOICE})*"
+_ID = re.compile(rf"({_STATE})(?:(?:-({_STATE}))?:([0-9]{{1,9}}))?")
+
+
+class Reached(NamedTuple):
+    """Of one choice."""
+
+    num_tokens: int = 0
+    has_ended: bool = False
+
+    @property
+    def until(self) -> int:
+        """As the argument of `TokenStream.take`."""
+        return self.num_tokens + self.has_ended
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}e" if self.has_ended else str(self.num_tokens)
+
+
+class Place(NamedTuple):
+    """target: after the delta of which the client has some events. num_events: so many of that delta's events, or of those that
+    follow `state` without a delta."""
+
+    state: Sequence[Reached]
+    target: Sequence[Reached] | None = None
+    num_events: int = 0
+
+    @property
+    def is_opening(self) -> bool:
+        return self.target is None and self.num_events > 0 and not any(each.until for each in self.state)
+
+    @property
+    def has_ended(self) -> bool:
+        return all(each.has_ended for each in self.state)
+
+
+def misplaced() -> InvalidParameter:
+    message = f"{EVENT_HEADER}: not an event of this request's stream: send the last id that it had, and the same body"
+    return InvalidParameter(message, param=EVENT_HEADER)
+
+
+def place_of(text: str, plan: Plan) -> Place:
+    """The place of an id. Raises InvalidParameter where the plan's stream cannot have it."""
+    if (found := _ID.fullmatch(text)) is not None:
+        place = Place(_state(found[1]), None if found[2] is None else _state(found[2]), int(found[3] or 0))
+        if _is_possible(place, plan):
+            return place
+    raise misplaced()
+
+
+def _is_possible(place: Place, plan: Plan) -> bool:
+    state, target, n = place.state, place.target or place.state, plan.request.n
+    limits = [params.max_tokens for params in plan.request.params for _ in range(n)]
+    if not len(state) == len(target) == len(limits):
+        return False
+    if place.target is None:
+        fits = not place.num_events or place.is_opening or place.has_ended
+    else:
+        changes = [(before, after) for before, after in zip(state, target, strict=True) if before != after]
+        fits = len(changes) == 1 and changes[0][1].until > changes[0][0].until and not changes[0][0].has_ended
+    # Choices that share a prompt's log-probabilities begin after the first of them.
+    begins = not plan.shares_prompt_logprobs or all(
+        state[index - index % n].until for index, each in enumerate(target) if each.until and index % n
+    )
+    return fits and begins and all(each.num_tokens <= limit for each, limit in zip(target, limits, strict=True))
+
+
+def _state(text: str) -> list[Reached]:
+    return [Reached(int(each.removesuffix("e")), each.endswith("e")) for each in text.split(".")]

@@ -1,0 +1,127 @@
+"""Writes a stream's events as another serializer does, with their ids, from the place on that a client has reached."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Final
+
+from deployments.engine.interface import Delta
+from deployments.http.choices import Choices
+from deployments.http.resume.place import Place, Reached, misplaced
+from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice
+from deployments.openai.answers.slices import Sliced
+from llama_core.errors import LlamaError
+
+END: Final = b"\n\n"  # of an event; JSON has no line feed of its own
+TOKENS_IN_A_SLICE: Final = 64  # replayed without letting other tasks run: about 2 ms
+
+
+class ResumableSerializer:
+    """Implements `AnswerSerializer`. Pings and failures have no id: a client goes on after the last event that it can use.
+
+    The id of an event is in its JSON too, because SDKs do not show the other one.
+    """
+
+    def __init__(self, serializer: AnswerSerializer, num_choices: int, last: Place | None) -> None:
+        """last: of the client; None for a stream from its beginning."""
+        self.has_logprobs = serializer.has_logprobs
+        self._serializer = serializer
+        self._last = last or Place(())
+        self._state = [Reached()] * num_choices
+        self._written_state = ["0"] * num_choices
+
+    @property
+    def ping(self) -> bytes:
+        return self._serializer.ping
+
+    def opening(self) -> bytes:
+        events, last = _split(self._serializer.opening()), self._last
+        skip = last.num_events if last.is_opening or not last.state else len(events)
+        return b"".join(_numbered(events, self._id, self._id, skip))
+
+    async def rest(self, choices: Choices, ping_s: float) -> AsyncIterator[bytes]:
+        """Has the choices and this serializer go on where the client is: drops what the client has, and gives the rest of the
+        delta of which the client has a part; a ping every `ping_s`. Raises InvalidParameter where the answer does not get
+        there."""
+        for number, (index, place, skip) in enumerate(self._deltas(), 1):
+            while (delta := await choices.take_to(index, place.until, ping_s)) is None:
+                yield self.ping
+            if self._after(index, delta) != place:
+                raise misplaced()
+            for event in self._events(index, delta, skip):
+                yield event
+            if number % TOKENS_IN_A_SLICE == 0:
+                await asyncio.sleep(0)
+        choices.listen()
+
+    def _deltas(self) -> Iterator[tuple[int, Reached, int]]:
+        """Choices, ends of deltas, and how many events of each the client has. One token each: no others have more events,
+        so that the numbers of events only grow."""
+        state, target, num_events = self._last
+        for index, reached in enumerate(state):
+            for num_tokens in range(1, reached.num_tokens + 1):
+                yield index, Reached(num_tokens), sys.maxsize
+            if reached.has_ended:
+                yield index, reached, sys.maxsize
+        for index, place in enumerate(target or ()):
+            if place != state[index]:
+                yield index, place, num_events
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        return b"".join(self._events(index, delta))
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+        return self._events(index, delta)
+
+    def _events(self, index: int, delta: Delta, skip: int = 0) -> Iterator[bytes]:
+        before = self._id
+        self._state[index] = reached = self._after(index, delta)
+        self._written_state[index] = str(reached)
+        after = self._id
+        if self.has_logprobs:
+            events: Iterable[bytes] = self._serializer.chunks(index, delta)
+        else:
+            events = _split(self._serializer.chunk(index, delta))
+        return _numbered(events, f"{before}-{after}", after, skip)
+
+    def _after(self, index: int, delta: Delta) -> Reached:
+        return Reached(self._state[index].num_tokens + len(delta.tokens), delta.finish_reason is not None)
+
+    def end_of_stream(self) -> bytes:
+        events, last = _split(self._serializer.end_of_stream()), self._last
+        skip = last.num_events if last.target is None and last.has_ended else 0
+        return b"".join(_numbered(events, self._id, f"{self._id}:{len(events)}", skip))
+
+    def failure(self, error: LlamaError, request_id: str) -> bytes:
+        return self._serializer.failure(error, request_id)
+
+    def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
+        return self._serializer.whole(choices)
+
+    @property
+    def _id(self) -> str:
+        return ".".join(self._written_state)
+
+
+def _split(events: bytes) -> list[bytes]:
+    return events.removesuffix(END).split(END) if events else []
+
+
+def _numbered(events: Iterable[bytes], before: str, after: str, skip: int) -> Iterator[bytes]:
+    """The events after the first `skip`, with their ids: `after` for the last, and `before` with a number for the others."""
+    number, held = 0, b""
+    for event in filter(None, events):
+        if held:
+            number += 1
+            if number > skip:
+                yield _with_id(held, f"{before}:{number}")
+        held = event.removesuffix(END)
+    if held and number >= skip:
+        yield _with_id(held, after)
+
+
+def _with_id(event: bytes, event_id: str) -> bytes:
+    name = event_id.encode()
+    if event.endswith(b"}"):
+        event = b'%s,"last_event_id":"%s"}' % (event[:-1], name)
+    return b"id: %s\n%s\n\n" % (name, event)
