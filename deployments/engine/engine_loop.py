@@ -272,5 +272,5 @@ class EngineLoop:
         for seq in self.scheduler.newest(count):
             stream = self._streams.get(seq)
             if stream is not None and stream.timeline.admitted_s is None:
-                stream.timeline.admitted_s = now_s
+                stream.admitted(now_s)
                 self._reports.admitted(seq)

@@ -27,6 +27,9 @@ class TokenSink(Protocol):
     timeline: Timeline
     is_timed: bool
 
+    def admitted(self, now_s: float) -> None:
+        """The sequence is in the batch, for the first time, by time.monotonic."""
+
     def push(self, tokens: list[int]) -> bool:
         """The tokens that the sequence has gained; none when it ended without one. True if its text has a stop string."""
 

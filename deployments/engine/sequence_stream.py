@@ -91,6 +91,9 @@ class SequenceStream:
 
     # For the engine loop.
 
+    def admitted(self, now_s: float) -> None:
+        self.timeline.admitted_s = now_s
+
     def push(self, tokens: list[int]) -> bool:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
         stop string. Later tokens of the same step are then removed."""

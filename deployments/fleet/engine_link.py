@@ -32,8 +32,8 @@ MAX_GAP_S: Final = 2.0  # an engine that says nothing for so long is suspected t
 class LiveStream:
     """A stream of this front. link, number: of the engine that computes it; None while it is held.
 
-    num_failures: engines that have ended since its last token. is_accepted: the engine has queued it. held_s: when it lost its
-    engine, by time.monotonic.
+    num_failures: engines that have ended since its last token, with it in their batches. is_accepted: the engine has queued it.
+    is_admitted: to the engine's batch. held_s: when it lost its engine, by time.monotonic.
     """
 
     stream: SequenceStream
@@ -41,6 +41,7 @@ class LiveStream:
     number: int = 0
     num_failures: int = 0
     is_accepted: bool = False
+    is_admitted: bool = False
     held_s: float = 0.0
 
 
@@ -219,7 +220,7 @@ class EngineLink(asyncio.Protocol):
             self._owner.on_refused(self, live, error)
 
     def _take_on(self, live: LiveStream) -> int:
-        live.link, live.number, live.is_accepted = self, next(self._numbers), False
+        live.link, live.number, live.is_accepted, live.is_admitted = self, next(self._numbers), False, False
         self.streams[live.number] = live
         return live.number
 

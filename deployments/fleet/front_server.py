@@ -8,7 +8,6 @@ import hmac
 import logging
 import secrets
 import time
-import uuid
 from collections.abc import Iterable
 from typing import Final, cast
 
@@ -46,6 +45,10 @@ class FrontStream:
         self._num_prompt_logprobs = len(seq.prompt_logprobs)
         self._has_begun = self._has_ended = False
 
+    def admitted(self, now_s: float) -> None:
+        self.timeline.admitted_s = now_s
+        self._connection.admitted(self)
+
     def push(self, tokens: list[int]) -> bool:
         self._connection.add(self, tokens, self._detail())
         return False
@@ -76,7 +79,6 @@ class FrontStream:
             new,
             start,
             seq.prompt_logprobs[start:],
-            self.timeline.queue_s if begins else None,
             seq.num_cached if begins else None,
             seq.finish_reason,
             seq.stop_token,
@@ -98,10 +100,17 @@ class FrontConnection(asyncio.Protocol):
         self._in_frame: set[int] = set()  # of `_numbers`
         self._tokens: list[list[int]] = []
         self._details: list[Detail] = []
+        self._admitted: list[tuple[int, float]] = []
 
     @property
     def num_streams(self) -> int:
         return len(self._streams)
+
+    def admitted(self, stream: FrontStream) -> None:
+        """Tell it before the step, which may be the end of this process."""
+        if not self._admitted:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._admitted.append((stream.number, stream.timeline.queue_s or 0.0))
 
     def add(self, stream: FrontStream, tokens: list[int], detail: Detail | None) -> None:
         """Send these with the frame of this step."""
@@ -184,14 +193,14 @@ class FrontConnection(asyncio.Protocol):
                 (self.server.loop.stop if is_stop else self.server.loop.cancel)(stream.sequence)
 
     def _flush(self) -> None:
-        if not self._numbers:
+        if not (self._numbers or self._admitted):
             return
         self._in_frame.clear()
-        numbers, tokens, details = self._numbers, self._tokens, self._details
-        self._numbers, self._tokens, self._details = [], [], []
+        numbers, tokens, details, admitted = self._numbers, self._tokens, self._details, self._admitted
+        self._numbers, self._tokens, self._details, self._admitted = [], [], [], []
         scheduler = self.server.loop.scheduler
         step = messages.Step(
-            self.server.elapsed_ms, numbers, tokens, details, scheduler.num_running, scheduler.num_waiting
+            self.server.elapsed_ms, numbers, tokens, details, scheduler.num_running, scheduler.num_waiting, admitted
         )
         if self._transport is not None and not self._transport.is_closing():
             self.send(step)
@@ -219,7 +228,7 @@ class FrontServer:
     """Serves fronts from a service that is ready. `elapsed_ms`: of the latest step; the caller sets it."""
 
     def __init__(self, service: LlamaService, files: ModelFiles) -> None:
-        self.engine = uuid.uuid4().hex
+        self.engine = service.engine_id
         self.secret = secrets.token_bytes(32)
         self.elapsed_ms = 0.0
         self.connections: set[FrontConnection] = set()

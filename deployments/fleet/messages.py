@@ -95,14 +95,13 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
-    """What a stream has gained beside tokens. prompt_logprobs: from index `prompt_start` on. queue_s, num_cached: with the
-    first tokens."""
+    """What a stream has gained beside tokens. prompt_logprobs: from index `prompt_start` on. num_cached: with the first
+    tokens."""
 
     number: int
     logprobs: list[TokenLogprob] = []
     prompt_start: int = 0
     prompt_logprobs: list[TokenLogprob] = []
-    queue_s: float | None = None
     num_cached: int | None = None
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
@@ -110,7 +109,8 @@ class Detail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """What one step gave to this front's streams. tokens: of each of `numbers`."""
+    """What one step gave to this front's streams, or what the next one begins. tokens: of each of `numbers`. admitted: to the
+    batch, and after how many seconds in the queue."""
 
     elapsed_ms: float
     numbers: list[int]
@@ -118,6 +118,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     details: list[Detail]
     running: int
     waiting: int
+    admitted: list[tuple[int, float]] = []
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):

@@ -123,7 +123,7 @@ class RemoteEngine:
         poisonous = []
         for live in lives:
             live.link = None
-            live.num_failures += has_failed
+            live.num_failures += has_failed and live.is_admitted
             if live.num_failures >= MAX_FAILURES:
                 poisonous.append(live)
         for live in poisonous:
@@ -183,6 +183,13 @@ class RemoteEngine:
 
     def on_step(self, link: EngineLink, step: messages.Step) -> None:
         now_s = time.monotonic()
+        for number, queue_s in step.admitted:
+            if (live := link.streams.get(number)) is not None:
+                live.is_admitted = True
+                if live.stream.timeline.admitted_s is None:
+                    live.stream.timeline.admitted_s = live.stream.timeline.submitted_s + queue_s
+        if not step.numbers:
+            return
         details = {detail.number: detail for detail in step.details}
         intervals: dict[float, int] = {}
         num_sampled = num_prompt = num_hits = 0
@@ -227,8 +234,6 @@ class RemoteEngine:
             seq.logprobs += detail.logprobs
             # Another engine may have reported some of these positions already.
             seq.prompt_logprobs += detail.prompt_logprobs[max(0, len(seq.prompt_logprobs) - detail.prompt_start) :]
-            if detail.queue_s is not None and stream.timeline.admitted_s is None:
-                stream.timeline.admitted_s = stream.timeline.submitted_s + detail.queue_s
             if seq.num_cached is None:
                 seq.num_cached = detail.num_cached
             seq.finish_reason, seq.stop_token = detail.finish_reason, detail.stop_token

@@ -15,7 +15,7 @@ import httpx
 TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
 KINDS = (
     *("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties", "cut"),
-    "tool call",
+    *("tool call", "four choices"),
 )
 # An answer that no limit of tokens in these tests completes: it must be followed for as long as the stream lives.
 LONG_LIST = {
@@ -68,7 +68,7 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence
         body: dict[str, Any] = {"model": model, "max_tokens": draw.randint(max_tokens // 2, max_tokens), "stream": True}
         body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
         path = "/v1/completions"
-        if kind in ("seeded", "two choices", "cut"):
+        if kind in ("seeded", "two choices", "four choices", "cut"):
             body |= {"temperature": 0.9, "top_p": 0.95, "seed": draw.randrange(2**31)}
         if kind == "logprobs":
             body |= {"logprobs": 2}
@@ -76,6 +76,8 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence
             body |= {"stop": [" and ", "dog"]}
         if kind in ("two choices", "cut"):
             body |= {"n": 2}
+        if kind == "four choices":
+            body |= {"n": 4}
         if kind in ("schema", "tool call"):
             del body["ignore_eos"]  # an answer with a grammar ends where the grammar does
             body |= {"temperature": 1.0, "seed": draw.randrange(2**31)}
@@ -99,8 +101,11 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence
     return result
 
 
-async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None) -> Heard:
-    """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive."""
+async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, *, returns: bool = False) -> Heard:
+    """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive.
+
+    returns: after a broken connection, ask for the rest.
+    """
     heard = heard or Heard()
     try:
         if not ask.body["stream"]:
@@ -111,19 +116,20 @@ async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None) 
             else:
                 heard.error = f"{response.status_code} {response.text[:200]}"
             return heard
-        cuts = Cuts() if ask.kind == "cut" else None
-        while not await _hear_stream(client, ask, heard, cuts):
-            pass
+        cuts = Cuts(breaks=ask.kind == "cut") if returns or ask.kind == "cut" else None
+        while not await _hear_stream(client, ask, heard, cuts, returns=returns):  # noqa: ASYNC110
+            await asyncio.sleep(0.1 * returns)
     except (httpx.HTTPError, ValueError) as error:
         heard.error = f"{type(error).__name__}: {error}"
     return heard
 
 
 class Cuts:
-    """A client that breaks its connection after a few events, and asks for the rest by the last one's id."""
+    """A client whose connection breaks, and which asks for the rest by the last event's id. breaks: it breaks the connection
+    itself, after a few events."""
 
-    def __init__(self) -> None:
-        self._draw = random.Random()
+    def __init__(self, *, breaks: bool) -> None:
+        self._draw, self._breaks = random.Random(), breaks
         self._key, self._last = uuid.uuid4().hex, ""
         self._num_left = 0
 
@@ -135,14 +141,25 @@ class Cuts:
     def breaks_before(self) -> bool:
         """Whether the connection breaks before the next event."""
         self._num_left -= 1
-        return self._num_left < 0
+        return self._breaks and self._num_left < 0
 
     def received(self, event_id: str) -> None:
         self._last = event_id
 
 
-async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None) -> bool:
-    """Read the events of one connection. Returns False if it was cut."""
+async def _hear_stream(
+    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, *, returns: bool = False
+) -> bool:
+    """Read the events of one connection. Returns False if it was cut, or, where the client returns, broken."""
+    try:
+        return await _hear_connection(client, ask, heard, cuts)
+    except httpx.TransportError:
+        if not returns:
+            raise
+        return False
+
+
+async def _hear_connection(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None) -> bool:
     headers = {} if cuts is None else cuts.begin()
     async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
         if response.status_code != 200:
@@ -190,17 +207,19 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
 class Streams:
     """Clients that each send one request after the other until `stop`. Answers that differ from `expected` are kept."""
 
-    def __init__(self, url: str, requests: list[Ask], num_clients: int) -> None:
+    def __init__(self, url: str, requests: list[Ask], num_clients: int, *, return_: bool = False) -> None:
+        """return_: the clients come back after a broken connection."""
         limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
         self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0), limits=limits, trust_env=False)
         self._requests = requests
-        self._num_clients = num_clients
+        self._num_clients, self._return = num_clients, return_
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self.expected: list[Heard] = []
         self.num_answers = 0
         self.lost: list[str] = []
         self.differing: list[str] = []
+        self.num_doubled = 0  # of those that differ, answers with more tokens than expected
         self.times: deque[list[float]] = deque(maxlen=20_000)  # of the latest answered stream of each client
 
     async def learn(self) -> None:
@@ -226,13 +245,14 @@ class Streams:
     async def _ask_on(self, number: int) -> None:
         while not self._stopping:
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
-            heard = await hear(self._client, ask)
+            heard = await hear(self._client, ask, returns=self._return)
             self.num_answers += 1
             self.times.append(heard.times)
             if heard.error is not None or not heard.done:
                 self.lost.append(f"{ask.kind}: {heard.error or 'ended without an error'}")
                 await asyncio.sleep(0.2)
             elif heard.content != expected.content:
+                self.num_doubled += heard.num_tokens > expected.num_tokens
                 self.differing.append(f"{ask.kind}: {heard.content!r:.400} instead of {expected.content!r:.400}")
             number += self._num_clients + 1
             await asyncio.sleep(0)

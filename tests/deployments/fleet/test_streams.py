@@ -28,8 +28,10 @@ def expected(prompt: list[int] = PROMPT, count: int = 60) -> list[int]:
     return continuation(prompt, count, steady)
 
 
-def _has_live(engine: FakeEngineProcess) -> bool:
-    return engine.service.loop.num_live > 0
+def _is_in_batch(fleet: FleetOfEngines, engine: FakeEngineProcess, stream: SequenceStream) -> bool:
+    """As far as the front knows."""
+    (link,) = [link for link in fleet.fleet.models["demo"].links if link.invitation.engine == engine.service.engine_id]
+    return any(live.is_admitted for live in link.streams.values() if live.stream is stream)
 
 
 async def begun(stream: SequenceStream, count: int = 5) -> None:
@@ -140,10 +142,11 @@ async def test_a_stream_during_which_engines_end_again_and_again_ends_alone() ->
         engine = await fleet.start()
         (stream,) = await fleet.submit(PROMPT, GREEDY)
         for _ in range(3):
+            await until(partial(_is_in_batch, fleet, engine, stream))
             following = await fleet.start()
             engine.die()
-            await until(partial(_has_live, following))
             engine = following
+        await until(partial(_is_in_batch, fleet, engine, stream))
         scheduler = following.service.loop.scheduler
         assert not scheduler.quarantine.admits(Sequence([1], GREEDY, max_length=9), list(scheduler.live())), (
             "it runs alone"
@@ -151,6 +154,22 @@ async def test_a_stream_during_which_engines_end_again_and_again_ends_alone() ->
         engine.die()
         with pytest.raises(PoisonRequest):
             await read(stream)
+
+
+async def test_engines_that_end_while_a_stream_waits_in_their_queues_do_not_count_against_it() -> None:
+    steps = iter([5.0, 5.0, 5.0, 5.0, 0.003])
+    async with FleetOfEngines(lambda: FakeGroup(num_blocks=400, step_s=next(steps), token=steady)) as fleet:
+        engine = await fleet.start(max_batch_size=1)
+        (first,) = await fleet.submit(PROMPT, GREEDY)
+        (waiting,) = await fleet.submit([1, 9], GREEDY)
+        for _ in range(4):
+            await until(partial(_is_in_batch, fleet, engine, first))
+            following = await fleet.start(max_batch_size=1)
+            engine.die()
+            engine = following
+        with pytest.raises(PoisonRequest):
+            await read(first)
+        assert await read(waiting) == expected([1, 9])
 
 
 async def test_tokens_of_a_stalled_engine_that_comes_back_never_reach_a_stream_that_has_moved(

@@ -1,0 +1,164 @@
+"""Faults of a cluster under live streams: engines, nodes, ranks, connections, Serve's controller, scaling and upgrades.
+
+python -m tests.chaos.cluster --faults 500 --streams 50 --json report.json
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.from_outside import spread
+from tests.chaos.load import KINDS as REQUESTS
+from tests.chaos.load import Streams, asks
+from tests.chaos.nodes import MODEL, Nodes
+from tests.support.ray_nodes import few_processes
+
+SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
+KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front")
+LEARNING_S: Final = 240.0
+
+
+@dataclass
+class Fault:
+    """What happened between two times of time.time(). is_alone: neither beside another fault nor beside the effects of one."""
+
+    kind: str
+    began: float
+    settled: float
+    is_alone: bool
+
+
+class Load:
+    """Streams in a thread of their own: the main thread starts nodes, which blocks it."""
+
+    def __init__(self, url: str, options: argparse.Namespace) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        requests = asks(options.streams, MODEL, options.max_tokens, kinds=options.requests)
+        self.streams = self._run(self._make(url, requests, options))
+
+    async def _make(self, url: str, requests: Any, options: argparse.Namespace) -> Streams:
+        return Streams(url, requests, options.streams, return_="front" in options.kinds)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LEARNING_S)
+
+    def start(self) -> None:
+        self._run(self.streams.learn())
+        self._loop.call_soon_threadsafe(self.streams.start)
+
+    def stop(self) -> None:
+        self._run(self.streams.stop())
+
+
+def strike(nodes: Nodes, draw: random.Random, options: argparse.Namespace) -> list[Fault]:
+    faults: list[Fault] = []
+    is_settled = True
+    rounds = [draw.sample(options.kinds, len(options.kinds)) for _ in range(options.faults)]
+    for kind in list(chain(*rounds))[: options.faults]:
+        time.sleep(draw.uniform(0.5, options.pause))
+        settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
+        began = nodes.strike(kind, settles=settles)
+        faults.append(Fault(kind, began, time.time(), is_settled and settles))
+        is_settled = settles
+        print(f"{len(faults)} {kind}: {faults[-1].settled - began:.1f} s", file=sys.stderr, flush=True)
+    return faults
+
+
+def pauses(fault: Fault, streams: Streams) -> list[float]:
+    """The longest time between two events of each stream that lived when the fault happened."""
+    found = []
+    for times in streams.times:
+        if times and times[0] < fault.began < times[-1]:
+            around = [
+                after - before for before, after in pairwise(times) if fault.began < after and before < fault.settled
+            ]
+            found.append(max(around))
+    return found
+
+
+def report(faults: list[Fault], streams: Streams) -> dict[str, Any]:
+    by_kind: dict[str, list[list[float]]] = defaultdict(list)
+    for fault in faults:
+        if fault.is_alone:
+            by_kind[fault.kind].append(pauses(fault, streams))
+    single = [found for kind in SINGLE for found in by_kind.get(kind, [])]
+    return {
+        "faults": len(faults),
+        "kinds": dict(Counter(fault.kind for fault in faults)),
+        "answers": streams.num_answers,
+        "endings": streams.endings(),
+        "lost": len(streams.lost),
+        "differing": len(streams.differing),
+        "doubled": streams.num_doubled,
+        "examples": (streams.lost + streams.differing)[:10],
+        "pause_s_of_a_stream": {kind: spread([s for found in each for s in found]) for kind, each in by_kind.items()},
+        "longest_pause_s_of_a_fault": {
+            kind: spread([max(found) for found in each if found]) for kind, each in by_kind.items()
+        },
+        "single_faults_pause_s": spread([s for found in single for s in found]),
+        "single_faults_longest_pause_s": spread([max(found) for found in single if found]),
+        "settled_s": {
+            kind: spread([f.settled - f.began for f in faults if f.kind == kind and f.is_alone]) for kind in by_kind
+        },
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
+        engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # of a node with one CPU
+        nodes = Nodes(Path(name), options.engines, engine | {"max_batch_size": options.max_batch_size}, draw)
+        try:
+            load = Load(nodes.url, options)
+            load.start()
+            faults = strike(nodes, draw, options)
+            load.stop()
+        finally:
+            if options.log:
+                options.log.write_text(nodes.logs())
+            nodes.end()
+    return report(faults, load.streams)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--streams", type=int, default=50)
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="of an engine")
+    parser.add_argument("--max-batch-size", type=int, default=128, help="of an engine; by default one has room for all")
+    parser.add_argument("--max-tokens", type=int, default=1000)
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
+    parser.add_argument(
+        "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"
+    )
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of faults")
+    parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--log", type=Path, help="file for the logs of the replicas")
+    options = parser.parse_args(arguments)
+    result = run(options)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+    if result["lost"] or result["differing"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Nodes of Ray on this machine, of which two have a front each and the others an engine each; and what can happen to them."""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
+from ray.serve.schema import ServeDeploySchema
+
+from benchmarks.harness.programs import free_port
+from deployments.local import process_tag
+from deployments.local.serve_run import cluster_variables
+from tests.support.programs import REPOSITORY
+from tests.support.waiting import wait_until
+
+NUM_FRONTS: Final = 2
+MODEL: Final = "llama-demo"
+SETTLED_WITHIN_S: Final = 120.0
+# A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
+HEALTH_CHECKS: Final = {
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 10_000,
+    "health_check_failure_threshold": 6,
+}
+_PIDFD_GETFD: Final = 438  # the system call's number, the same on every architecture
+
+
+class Nodes:
+    """A cluster that serves the demo model. Its methods are to be called in the main thread, as Ray demands of `add_node`."""
+
+    def __init__(self, directory: Path, num_engines: int, engine_args: dict[str, Any], draw: random.Random) -> None:
+        self.num_engines, self._engine_args, self._draw = num_engines, engine_args, draw
+        self._directory = directory
+        self._tag, self._port = uuid.uuid4().hex, free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._max_queue = 1000
+        self._struck_s = 0.0
+        process_tag.start_watcher(self._tag, str(directory))
+        os.environ |= cluster_variables(directory) | {"RAY_TMPDIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
+        os.environ |= {process_tag.VARIABLE: self._tag, "SPT_NOENV": "1"}
+        front = {"num_cpus": 0, "resources": {"front": 1}}
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**front, "include_dashboard": False, "_system_config": HEALTH_CHECKS},
+        )
+        for _ in range(NUM_FRONTS - 1):
+            self._cluster.add_node(**front)
+        self._engine_nodes = [self._cluster.add_node(num_cpus=1) for _ in range(num_engines)]
+        ray.init(address=self._cluster.address, namespace="serve", log_to_driver=False)
+        # All nodes have one address, so HAProxy runs on the head only.
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
+        self.deploy(num_engines)
+        self.settle(num_engines)
+
+    def end(self) -> None:
+        with contextlib.suppress(Exception):
+            serve.shutdown()
+        ray.shutdown()
+        self._cluster.shutdown()
+        process_tag.end_tagged_processes(self._tag)
+
+    def logs(self) -> str:
+        """Of the replicas and of Serve's controller."""
+        files = sorted(self._directory.glob("session_*/logs/serve/*.log")) or sorted(
+            self._directory.glob("*/session_*/logs/serve/*.log")
+        )
+        return "\n".join(f"==== {file.name}\n{file.read_text(errors='replace')}" for file in files)
+
+    def deploy(self, num_engines: int) -> None:
+        front = {"name": "LlamaIngress", "num_replicas": NUM_FRONTS}
+        front |= {"ray_actor_options": {"num_cpus": 0, "resources": {"front": 1}}}
+        engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048, "spare_ranks": False}
+        engine_args |= self._engine_args | {"max_queue": self._max_queue}
+        engine = {"name": "LlamaEngine", "num_replicas": num_engines}
+        applications = [
+            _application("llama", "/", "build_ingress", {}, front),
+            _application("demo", None, "build_engine", engine_args, engine),
+        ]
+        self._strikes()
+        config = {"applications": applications, "proxy_location": "HeadOnly"}
+        config |= {"http_options": {"host": "127.0.0.1", "port": self._port}}
+        _client().deploy_apps(ServeDeploySchema.model_validate(config))
+
+    def settle(self, num_engines: int | None = None, other_than: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Wait until every front is connected with so many engines, which are ready; none of them one of `other_than`. Returns
+        the ids of the engines."""
+        expected = self.num_engines if num_engines is None else num_engines
+
+        def found() -> frozenset[str] | None:
+            try:
+                fronts = _broadcast("LlamaIngress", "llama", "describe")
+            except Exception:  # a replica has just died
+                return None
+            ready = {frozenset(e["id"] for e in front["engines"] if e["phase"] == "ready") for front in fronts}
+            all_ready = len(fronts) == NUM_FRONTS and len(ready) == 1 and len(next(iter(ready))) == expected
+            return next(iter(ready)) if all_ready and not next(iter(ready)) & other_than else None
+
+        return wait_until(f"every front has {expected} engines", found, SETTLED_WITHIN_S, 0.2)
+
+    def strike(self, kind: str, *, settles: bool) -> float:
+        """Have something happen. When it did, by time.time(). settles: wait until the cluster serves as before."""
+        self._struck_s = 0.0
+        getattr(self, kind)()
+        if settles:
+            time.sleep(0.5)  # the fronts notice that an engine has ended
+            self.settle()
+        return self._struck_s
+
+    # What can happen.
+
+    def engine(self) -> None:
+        """An engine's process is killed."""
+        self._kill(self._replica("demo", "LlamaEngine"))
+
+    def front(self) -> None:
+        """A front's process is killed."""
+        self._kill(self._replica("llama", "LlamaIngress"))
+
+    def node(self) -> None:
+        """An engine's node is killed, raylet first, and then started again."""
+        node = self._draw.choice(self._engine_nodes)
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        self._kill(*(process.pid for process in [raylet, *raylet.children(recursive=True)]))
+        self._cluster.remove_node(node, allow_graceful=False)
+        self._engine_nodes.remove(node)
+        self._engine_nodes.append(self._cluster.add_node(num_cpus=1))
+
+    def rank(self) -> None:
+        ranks = [pid for node in self._engine_nodes for pid in _ranks_of(node)]
+        self._kill(self._draw.choice(ranks))
+
+    def cut(self) -> None:
+        """The connections of one engine with some fronts are cut."""
+        engine = self._draw.choice(_broadcast("LlamaEngine", "demo", "invitation"))
+        pids = _replicas("llama", "LlamaIngress")
+        fronts = self._draw.sample(pids, self._draw.randint(1, len(pids)))
+        self._strikes()
+        for pid in fronts:
+            cut_connections(pid, engine.port)
+
+    def stop(self) -> None:
+        """An engine's process stands still for 4 s."""
+        self._pause(self._replica("demo", "LlamaEngine"), 4.0)
+
+    def slow(self) -> None:
+        """An engine's process stands still again and again."""
+        pid = self._replica("demo", "LlamaEngine")
+        for _ in range(8):
+            self._pause(pid, 0.3)
+            time.sleep(0.2)
+
+    def controller(self) -> None:
+        """Serve's controller is killed."""
+        self._kill(*(pid for pid in process_tag.tagged_processes(self._tag) if "ray::ServeController" in _command(pid)))
+
+    def down(self) -> None:
+        """One engine less, then again all."""
+        self.deploy(self.num_engines - 1)
+        self.settle(self.num_engines - 1)
+        self.up()
+
+    def up(self) -> None:
+        self.deploy(self.num_engines)
+        self.settle()
+
+    def upgrade(self) -> None:
+        """Engines with another argument, without room: each ends before its successor starts."""
+        old, self._max_queue = self.settle(), self._max_queue + 1
+        self.deploy(self.num_engines)
+        self.settle(other_than=old)
+
+    def upgrade_with_room(self) -> None:
+        """One engine less, whose room the successor of another one has."""
+        self.deploy(self.num_engines - 1)
+        old, self._max_queue = self.settle(self.num_engines - 1), self._max_queue + 1
+        self.deploy(self.num_engines - 1)
+        self.settle(self.num_engines - 1, other_than=old)
+        self.up()
+
+    def _strikes(self) -> None:
+        self._struck_s = self._struck_s or time.time()
+
+    def _kill(self, *pids: int) -> None:
+        self._strikes()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _pause(self, pid: int, seconds: float) -> None:
+        self._strikes()
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+
+    def _replica(self, application: str, deployment: str) -> int:
+        return self._draw.choice(_replicas(application, deployment))
+
+
+def cut_connections(pid: int, port: int) -> None:
+    """Shut down, from outside, the connections of a process to a port."""
+    for connection in psutil.Process(pid).net_connections("tcp"):
+        if connection.raddr and connection.raddr.port == port:
+            handle = os.pidfd_open(pid)
+            descriptor = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, connection.fd, 0)
+            os.close(handle)
+            assert descriptor >= 0, os.strerror(ctypes.get_errno())
+            with socket.socket(fileno=descriptor) as own, contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+
+def _application(
+    name: str, route: str | None, build: str, args: dict[str, Any], deployment: dict[str, Any]
+) -> dict[str, Any]:
+    place = {"name": name, "route_prefix": route, "import_path": f"deployments.app:{build}"}
+    return {**place, "args": args, "deployments": [deployment]}
+
+
+def _ranks_of(node: Any) -> list[int]:
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return [child.pid for child in raylet.children(recursive=True) if "ray::RankWorker" in _command(child.pid)]
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def _broadcast(deployment: str, application: str, method: str) -> list[Any]:
+    return serve.get_deployment_handle(deployment, application).broadcast(method).results(timeout_s=10.0)
+
+
+def _replicas(application: str, deployment: str) -> list[int]:
+    """The processes of the replicas that run."""
+
+    def found() -> list[int]:
+        try:
+            details = _client().get_serve_details()["applications"][application]["deployments"][deployment]
+        except RayError:  # Serve's controller is away
+            return []
+        return [replica["pid"] for replica in details["replicas"] if replica["state"] == "RUNNING"]
+
+    return wait_until("a replica runs", found, SETTLED_WITHIN_S, 0.2)
+
+
+def _client() -> Any:
+    return serve.context._get_global_client()
