@@ -4,6 +4,7 @@ import random
 import re
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.request import Sequence as Seq
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.template.chat_template import TemplateChatFormat
+from tests.deployments.http.resume.test_resumed_streams import equals_uncut_at_every_event
 from tests.support.joined_events import joined
 from tests.support.scripted_engine import FakeEngine, calling_engine
 from tests.support.tool_calls import FORMATS, TOOLS, random_answer
@@ -31,7 +33,7 @@ LOGPROBS = {"logprobs": True, "top_logprobs": 2}
 _VARYING = re.compile(rb'"(sequence_number|created|created_at|completed_at)":\d+')
 
 
-def written_streams(engine: FakeEngine, request: Request) -> list[SequenceStream]:
+def written_streams(engine: FakeEngine, request: Request, **_: bool) -> list[SequenceStream]:
     """Streams whose sequences have ended, each with an answer that is one token shorter than the one before."""
     streams = []
     for index, (prompt, params) in enumerate(request.choices()):
@@ -54,8 +56,7 @@ class Written:
     """One request's answer, of which the choices' deltas end where the reader asks."""
 
     def __init__(self, kind: GenerationKind[Any], engine: FakeEngine, plan: Plan, body: Any) -> None:
-        engine.readmit = lambda *_, **__: None  # type: ignore[method-assign]
-        self.choices = Choices(engine, plan, written_streams(engine, plan.request))
+        self.choices = Choices(engine, plan)
         self._serializer = cast(Any, kind.serializer(engine, plan, self.choices.streams, body))
         self.events = self._serializer.opening()
 
@@ -84,6 +85,18 @@ def groupings(draw: random.Random, lengths: list[int]) -> Iterator[tuple[int, in
 
 
 def cases() -> Iterator[Any]:
+    for name, kind, engine, body in _cases():
+        engine.submit = partial(written_streams, engine)  # type: ignore[assignment]
+        engine.readmit = _readmit  # type: ignore[method-assign]
+        yield pytest.param(kind, engine, body, id=name)
+
+
+def _readmit(streams: Sequence[Any], **_: bool) -> None:
+    for stream in streams:
+        stream.begin_again(is_timed=False)
+
+
+def _cases() -> Iterator[tuple[str, GenerationKind[Any], FakeEngine, dict[str, Any]]]:
     llama = "Hello there, 🦙 how are you? "
     described = {"tools": [tool.described() for tool in TOOLS]}
     flat = {"tools": [{"type": "function", "name": tool.name, "parameters": {}} for tool in TOOLS]}
@@ -110,7 +123,14 @@ def cases() -> Iterator[Any]:
     yield "reasoning responses", RESPONSES, thinking, {"input": "Hello"}
 
 
-@pytest.mark.parametrize(("kind", "engine", "body"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
+@pytest.mark.parametrize(("kind", "engine", "body"), list(cases()))
+async def test_a_delta_of_many_tokens_is_cut_between_any_two_of_its_events(
+    kind: GenerationKind[Any], engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    assert await equals_uncut_at_every_event(engine, body | {"stream": True}, kind.path) > 1
+
+
+@pytest.mark.parametrize(("kind", "engine", "body"), list(cases()))
 async def test_an_answer_and_what_comes_next_do_not_depend_on_the_grouping(
     kind: GenerationKind[Any], engine: FakeEngine, body: dict[str, Any]
 ) -> None:
