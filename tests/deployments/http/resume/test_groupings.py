@@ -170,7 +170,6 @@ def test_the_bytes_of_a_suspended_stream_are_counted(num_tokens: int, num_top: i
                 top = tuple((int(str(300 + rank)), rank + 0.25) for rank in range(num_top))
                 seq.logprobs.append(TokenLogprob(number + 0.5, top))
         stream = SequenceStream(seq, engine.tokenizer, Request([seq.prompt], [params]), lambda seq: None)
-        stream.push(seq.output)
         stream.suspend()
         return stream
 
