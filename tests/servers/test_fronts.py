@@ -143,7 +143,9 @@ async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_it
 
         await until_true("another two engines", lambda: len(names()) == 3)
         assert len(names() & before) == 1, "the engine of the other model"
-        assert haproxy_processes(fronts) == proxies, "HAProxy knows fronts only: engines that come and go do not reload it"
+        assert haproxy_processes(fronts) == proxies, (
+            "HAProxy knows fronts only: engines that come and go do not reload it"
+        )
         metrics = (await client.get("/metrics")).text
         assert all(f'engine="{name}"' in metrics for name in names())
         assert not any(f'engine="{name}"' in metrics for name in before - names())
