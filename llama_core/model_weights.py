@@ -21,8 +21,8 @@ class _Module(NamedTuple):
     """A linear layer [outputs, inputs], or the factors of a norm [outputs].
 
     name, hugging_face, gguf: in Meta's, Hugging Face's and GGUF files. tensor: what a rank holds it in, after earlier modules
-    of the same tensor; the name if empty. bias, only_if: the field of ModelConfig that says whether the bias, or the module,
-    exists. is_rotated: its rows are those of heads that the rotary embedding turns, which formats order differently.
+    of the same tensor; the last part of the name if empty. bias, only_if: the field of ModelConfig that says whether the bias,
+    or the module, exists. is_rotated: its rows are of heads that the rotary embedding turns, which formats order differently.
     """
 
     name: str
@@ -47,24 +47,8 @@ _LAYER: Final = (
     _Module("feed_forward.w3", "mlp.up_proj", "ffn_up", "hidden", "dim", "gate_up", "mlp_bias"),
     _Module("attention_norm", "input_layernorm", "attn_norm", "dim"),
     _Module("ffn_norm", "post_attention_layernorm", "ffn_norm", "dim"),
-    _Module(
-        "attention.q_norm",
-        "self_attn.q_norm",
-        "attn_q_norm",
-        "head",
-        tensor="q_norm",
-        only_if="qk_norm",
-        is_rotated=True,
-    ),
-    _Module(
-        "attention.k_norm",
-        "self_attn.k_norm",
-        "attn_k_norm",
-        "head",
-        tensor="k_norm",
-        only_if="qk_norm",
-        is_rotated=True,
-    ),
+    _Module("attention.q_norm", "self_attn.q_norm", "attn_q_norm", "head", only_if="qk_norm", is_rotated=True),
+    _Module("attention.k_norm", "self_attn.k_norm", "attn_k_norm", "head", only_if="qk_norm", is_rotated=True),
 )
 _TOP: Final = (
     _Module("norm", "model.norm", "output_norm", "dim"),
@@ -142,7 +126,7 @@ def _specs(
         divided = each[rank_dim or 0]
         found[f"{ours}{module.name}.{kind}"] = WeightSpec(
             shape=tuple(_size(config, extent) for extent in each),
-            tensor=f"{ours}{module.tensor or module.name}{'_bias' if kind == 'bias' else ''}",
+            tensor=f"{ours}{module.tensor or module.name.rpartition('.')[2]}{'_bias' if kind == 'bias' else ''}",
             is_linear=len(each) == 2 and module is not _EMBEDDING,
             hugging_face=f"{hugging_face}{module.hugging_face}.{kind}",
             gguf=f"{gguf}{module.gguf}.{kind}",

@@ -44,12 +44,13 @@ class SequenceStream:
         self._on_cancel = on_cancel
         self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
         self._error: LlamaError | None = None
-        self._begin(is_timed)
+        self.begin_again(is_timed=is_timed)
 
-    def _begin(self, is_timed: bool) -> None:
-        """For a reader that has nothing of the stream."""
+    def begin_again(self, *, is_timed: bool) -> None:
+        """The stream is read from its first token on, by another request, which has stages of its own."""
         seq, request = self.sequence, self._request
-        self.timeline = Timeline(time.monotonic())
+        now_s = time.monotonic()
+        self.timeline = Timeline(now_s, ended_s=now_s if self.ended else None)
         self.is_timed = is_timed
         self._detokenizer = IncrementalDetokenizer(
             self._tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
@@ -61,6 +62,8 @@ class SequenceStream:
         self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, with its prompt
         self._stopped = False
         self._done = False  # the reader has had the last delta
+        if seq.output or self.ended:
+            self.push(seq.output)
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -108,12 +111,6 @@ class SequenceStream:
                 self._texts.append(self._stop.flush())
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
-
-    def begin_again(self, *, is_timed: bool) -> None:
-        """The stream is read from its first token on by another request, which has stages of its own."""
-        self._begin(is_timed)
-        if self.sequence.output or self.ended:
-            self.push(self.sequence.output)
 
     def push_timed(self, tokens: list[int]) -> bool:
         """`push`, and measure it."""

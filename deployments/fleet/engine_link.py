@@ -17,6 +17,7 @@ from cluster.wire.tls import tls_context
 from deployments.engine.interface import EngineState
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import messages
+from deployments.fleet.affinity import KnownPrefixes
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import PROTOCOL, error_of
 from llama_core.errors import EngineError, LlamaError
@@ -70,7 +71,7 @@ class EngineLink(asyncio.Protocol):
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
         self.running = self.waiting = 0
-        self.num_requests = 0  # submitted by this front
+        self.prefixes = KnownPrefixes()
         self.is_leaving = self.is_suspected = self.is_lost = False
         self.heard_s = time.monotonic()
         self._owner: LinkOwner | None = None
@@ -110,18 +111,18 @@ class EngineLink(asyncio.Protocol):
     def is_ready(self) -> bool:
         return self.takes_requests and self.state is not None and self.state.phase == "ready"
 
-    @property
-    def load(self) -> float:
-        """Sequences that run or wait, and those that the engine has not counted yet, for each of its slots."""
+    def cost(self, prompt_len: int, digests: Sequence[bytes]) -> float:
+        """Of a prompt: sequences that run or wait there, for each slot, and steps for its unknown tokens. digests: of its
+        prefixes."""
         assert self.state is not None
-        return (self.running + self.waiting + len(self._accepting)) / self.state.max_batch_size
+        load = (self.running + self.waiting + len(self._accepting)) / self.state.max_batch_size
+        return load + (prompt_len - self.prefixes.num_known(digests)) / self.state.max_step_tokens
 
     async def submit(self, lives: Sequence[LiveStream], request: Request, request_id: str) -> bool:
         """Queue all choices of a new request. False if the connection ended before the engine answered. Raises the engine's
         refusal."""
         numbers = [self._take_on(live) for live in lives]
         accepting = self._accepting[numbers[0]] = asyncio.get_running_loop().create_future()
-        self.num_requests += 1
         try:
             self._send(messages.Submit(numbers[0], request, request_id))
             is_accepted: bool = await accepting

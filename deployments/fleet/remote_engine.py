@@ -18,6 +18,7 @@ from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.fleet import messages
+from deployments.fleet.affinity import prefixes
 from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, LiveStream
 from llama_core.errors import (
     EngineError,
@@ -143,14 +144,22 @@ class RemoteEngine:
                 link.resume(live)
 
     def _choose(self, live: LiveStream, without: EngineLink | None = None) -> EngineLink | None:
-        """The engine with the least load that can compute the stream."""
+        """The engine that can compute the stream at the least cost."""
         numerics = live.stream.numerics
         fit = [
             link
             for link in self.links
             if link.is_ready and link is not without and numerics in ("", link.welcome and link.welcome.numerics)
         ]
-        return min(fit, key=lambda link: link.load, default=None)
+        seq = live.stream.sequence
+        return next(iter(self._by_cost(fit, seq.cache_scope, seq.prompt)), None)
+
+    @staticmethod
+    def _by_cost(links: Sequence[EngineLink], cache_scope: str, prompt: Sequence[int]) -> list[EngineLink]:
+        if len(links) < 2:
+            return list(links)
+        digests = prefixes(cache_scope, prompt)
+        return sorted(links, key=lambda link: link.cost(len(prompt), digests))
 
     def _hold(self, live: LiveStream) -> None:
         live.link = None
@@ -366,9 +375,12 @@ class RemoteEngine:
     async def _submitted(self, lives: Sequence[LiveStream], request: Request, request_id: str) -> bool:
         """Whether an engine has taken the request. Raises the refusal of the last one."""
         refusal: LlamaError | None = None
-        for link in sorted(filter(lambda link: link.takes_requests, self.links), key=lambda link: link.load):
+        usable, prompt = [link for link in self.links if link.takes_requests], request.prompts[0]
+        for link in self._by_cost(usable, request.cache_scope, prompt):
             try:
                 if await link.submit(lives, request, request_id):
+                    if len(usable) > 1:
+                        link.prefixes.add(prefixes(request.cache_scope, prompt))
                     return True
             except NotReady:
                 link.is_leaving = True

@@ -152,7 +152,7 @@ class _GenerationRequest:
             self._record.received()
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
-                self._body = kept.asked.body
+                self._body = kept.body
                 self._engine = engine_of(endpoint.engine, getattr(self._body, "model", None))
                 return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
@@ -185,7 +185,7 @@ class _GenerationRequest:
     async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:
             if self._resumption is not None:
-                self._resumption.reader.runs_in(scope)
+                self._resumption.reader.scope = scope
             if plan.stream:
                 await self._event_stream(cast(AnswerSerializer, serializer)).run(self._send, scope)
                 return

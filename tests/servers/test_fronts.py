@@ -67,6 +67,10 @@ def engine_processes(server: Server, application: str) -> list[int]:
     return [pid for pid, command in server.processes().items() if command.startswith(name)]
 
 
+def haproxy_processes(server: Server) -> set[int]:
+    return {pid for pid, command in server.processes().items() if "haproxy" in command and " -f " in command}
+
+
 def test_each_model_is_served_by_its_name(fronts: Server) -> None:
     client = openai_client(fronts)
     assert {model.id for model in client.models.list()} == {"llama-demo", "golden"}
@@ -125,6 +129,7 @@ async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_it
                         heard.set()
             return text
 
+        proxies = haproxy_processes(fronts)
         before = {each["id"] for each in fronts.get("/props")[1]["engines"]}
         heard = [asyncio.Event() for _ in range(4)]
         streams = [asyncio.create_task(stream(event)) for event in heard]
@@ -138,6 +143,9 @@ async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_it
 
         await until_true("another two engines", lambda: len(names()) == 3)
         assert len(names() & before) == 1, "the engine of the other model"
+        assert haproxy_processes(fronts) == proxies, (
+            "HAProxy knows fronts only: engines that come and go do not reload it"
+        )
         metrics = (await client.get("/metrics")).text
         assert all(f'engine="{name}"' in metrics for name in names())
         assert not any(f'engine="{name}"' in metrics for name in before - names())

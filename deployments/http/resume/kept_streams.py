@@ -40,39 +40,26 @@ class StreamKey(NamedTuple):
     key: str
 
 
+@dataclass(eq=False)
 class Reader:
-    """A connection that reads a stream. Another one that takes the stream over ends it."""
+    """A connection that reads a stream. scope: what it runs in, which ends when another one takes the stream over."""
 
-    def __init__(self) -> None:
-        self._scope: DisconnectScope | None = None
-
-    def runs_in(self, scope: DisconnectScope) -> None:
-        self._scope = scope
-
-    def end(self) -> None:
-        if self._scope is not None:
-            self._scope.cancel(taken_over())
+    scope: DisconnectScope | None = None
 
 
 def taken_over() -> StreamTakenOver:
     return StreamTakenOver("Another connection with the same Idempotency-Key reads this stream now.")
 
 
-class Asked(NamedTuple):
-    """The body that asked for a stream: its digest and its size, and what was read in it."""
-
-    digest: bytes
-    num_bytes: int
-    body: Body | None = None
-
-
 @dataclass(eq=False)
 class KeptStream:
-    """choices: while somebody reads it; None before and after that. num_bytes: counted while nobody does."""
+    """digest: of key and body. choices: while somebody reads it. num_bytes: counted while nobody does."""
 
     key: StreamKey
-    asked: Asked
+    digest: bytes
     plan: Plan
+    body: Body | None = None
+    num_body_bytes: int = 0
     choices: Choices | None = None
     streams: Sequence[TokenStream] = ()
     reader: Reader | None = None
@@ -88,7 +75,7 @@ class KeptStream:
     def measured(self) -> int:
         """Memory of what is kept. Plan and body hold what was read in the body, such as schemas."""
         num_prompt_tokens = sum(map(len, self.plan.request.prompts))
-        own = BASE_BYTES + 2 * self.asked.num_bytes + PROMPT_TOKEN_BYTES * num_prompt_tokens
+        own = BASE_BYTES + 2 * self.num_body_bytes + PROMPT_TOKEN_BYTES * num_prompt_tokens
         return own + sum(stream.num_bytes for stream in self.streams)
 
 
@@ -118,7 +105,8 @@ class KeptStreams:
         """`reader` becomes the only reader of a stream, and has its `streams` go on."""
         self.metrics.resumed_streams.add(source="kept")
         if stream.reader is not None:
-            stream.reader.end()
+            if stream.reader.scope is not None:
+                stream.reader.scope.cancel(taken_over())
             stream.suspend()
         self._uncount(stream)
         stream.reader = reader

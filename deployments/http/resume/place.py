@@ -22,36 +22,30 @@ _STATE: Final = rf"{_CHOICE}(?:\.{_CHOICE})*"
 _ID = re.compile(rf"({_STATE})(?:(?:-({_STATE}))?:([0-9]{{1,9}}))?")
 
 
-class Reached(NamedTuple):
-    """Of one choice."""
-
-    num_tokens: int = 0
-    has_ended: bool = False
-
-    @property
-    def until(self) -> int:
-        """As the argument of `TokenStream.take`."""
-        return self.num_tokens + self.has_ended
-
-    def __str__(self) -> str:
-        return f"{self.num_tokens}e" if self.has_ended else str(self.num_tokens)
-
-
 class Place(NamedTuple):
-    """target: after the delta of which the client has some events. num_events: so many of that delta's events, or of those that
-    follow `state` without a delta."""
+    """state: by choice, as in an id. target: after the delta of which the client has some events. num_events: so many of that
+    delta's events, or of those that follow `state` without a delta."""
 
-    state: Sequence[Reached]
-    target: Sequence[Reached] | None = None
+    state: Sequence[str]
+    target: Sequence[str] | None = None
     num_events: int = 0
 
     @property
     def is_opening(self) -> bool:
-        return self.target is None and self.num_events > 0 and not any(each.until for each in self.state)
+        return self.target is None and self.num_events > 0 and not any(map(until, self.state))
 
     @property
     def has_ended(self) -> bool:
-        return all(each.has_ended for each in self.state)
+        return all(each.endswith("e") for each in self.state)
+
+
+def num_tokens(reached: str) -> int:
+    return int(reached.removesuffix("e"))
+
+
+def until(reached: str) -> int:
+    """As the argument of `TokenStream.take`: the end counts as a token."""
+    return num_tokens(reached) + reached.endswith("e")
 
 
 def misplaced() -> InvalidParameter:
@@ -62,7 +56,7 @@ def misplaced() -> InvalidParameter:
 def place_of(text: str, plan: Plan) -> Place:
     """The place of an id. Raises InvalidParameter where the plan's stream cannot have it."""
     if (found := _ID.fullmatch(text)) is not None:
-        place = Place(_state(found[1]), None if found[2] is None else _state(found[2]), int(found[3] or 0))
+        place = Place(found[1].split("."), found[2] and found[2].split("."), int(found[3] or 0))
         if _is_possible(place, plan):
             return place
     raise misplaced()
@@ -77,13 +71,11 @@ def _is_possible(place: Place, plan: Plan) -> bool:
         fits = not place.num_events or place.is_opening or place.has_ended
     else:
         changes = [(before, after) for before, after in zip(state, target, strict=True) if before != after]
-        fits = len(changes) == 1 and changes[0][1].until > changes[0][0].until and not changes[0][0].has_ended
+        fits = len(changes) == 1 and all(
+            until(after) > until(before) == num_tokens(before) for before, after in changes
+        )
     # Choices that share a prompt's log-probabilities begin after the first of them.
     begins = not plan.shares_prompt_logprobs or all(
-        state[index - index % n].until for index, each in enumerate(target) if each.until and index % n
+        until(state[index - index % n]) for index, each in enumerate(target) if until(each) and index % n
     )
-    return fits and begins and all(each.num_tokens <= limit for each, limit in zip(target, limits, strict=True))
-
-
-def _state(text: str) -> list[Reached]:
-    return [Reached(int(each.removesuffix("e")), each.endswith("e")) for each in text.split(".")]
+    return fits and begins and all(num_tokens(each) <= limit for each, limit in zip(target, limits, strict=True))

@@ -7,7 +7,7 @@ from typing import Final
 
 from deployments.engine.interface import Delta
 from deployments.http.choices import Choices
-from deployments.http.resume.place import Place, Reached, misplaced
+from deployments.http.resume.place import Place, misplaced, num_tokens, until
 from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice
 from deployments.openai.answers.slices import Sliced
 from llama_core.errors import LlamaError
@@ -27,8 +27,7 @@ class ResumableSerializer:
         self.has_logprobs = serializer.has_logprobs
         self._serializer = serializer
         self._last = last or Place(())
-        self._state = [Reached()] * num_choices
-        self._written_state = ["0"] * num_choices
+        self._state = ["0"] * num_choices
 
     @property
     def ping(self) -> bytes:
@@ -44,7 +43,7 @@ class ResumableSerializer:
         delta of which the client has a part; a ping every `ping_s`. Raises InvalidParameter where the answer does not get
         there."""
         for number, (index, place, skip) in enumerate(self._deltas(), 1):
-            while (delta := await choices.take_to(index, place.until, ping_s)) is None:
+            while (delta := await choices.take_to(index, until(place), ping_s)) is None:
                 yield self.ping
             if self._after(index, delta) != place:
                 raise misplaced()
@@ -54,15 +53,13 @@ class ResumableSerializer:
                 await asyncio.sleep(0)
         choices.listen()
 
-    def _deltas(self) -> Iterator[tuple[int, Reached, int]]:
+    def _deltas(self) -> Iterator[tuple[int, str, int]]:
         """Choices, ends of deltas, and how many events of each the client has. One token each: no others have more events,
         so that the numbers of events only grow."""
         state, target, num_events = self._last
         for index, reached in enumerate(state):
-            for num_tokens in range(1, reached.num_tokens + 1):
-                yield index, Reached(num_tokens), sys.maxsize
-            if reached.has_ended:
-                yield index, reached, sys.maxsize
+            for number in range(1, until(reached) + 1):
+                yield index, str(number) if number < until(reached) else reached, sys.maxsize
         for index, place in enumerate(target or ()):
             if place != state[index]:
                 yield index, place, num_events
@@ -75,8 +72,7 @@ class ResumableSerializer:
 
     def _events(self, index: int, delta: Delta, skip: int = 0) -> Iterator[bytes]:
         before = self._id
-        self._state[index] = reached = self._after(index, delta)
-        self._written_state[index] = str(reached)
+        self._state[index] = self._after(index, delta)
         after = self._id
         if self.has_logprobs:
             events: Iterable[bytes] = self._serializer.chunks(index, delta)
@@ -84,8 +80,9 @@ class ResumableSerializer:
             events = _split(self._serializer.chunk(index, delta))
         return _numbered(events, f"{before}-{after}", after, skip)
 
-    def _after(self, index: int, delta: Delta) -> Reached:
-        return Reached(self._state[index].num_tokens + len(delta.tokens), delta.finish_reason is not None)
+    def _after(self, index: int, delta: Delta) -> str:
+        total = num_tokens(self._state[index]) + len(delta.tokens)
+        return str(total) if delta.finish_reason is None else f"{total}e"
 
     def end_of_stream(self) -> bytes:
         events, last = _split(self._serializer.end_of_stream()), self._last
@@ -100,7 +97,7 @@ class ResumableSerializer:
 
     @property
     def _id(self) -> str:
-        return ".".join(self._written_state)
+        return ".".join(self._state)
 
 
 def _split(events: bytes) -> list[bytes]:

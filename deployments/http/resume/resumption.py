@@ -8,7 +8,7 @@ from typing import Final
 
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices, submitted
-from deployments.http.resume.kept_streams import Asked, KeptStream, KeptStreams, Reader, StreamKey, taken_over
+from deployments.http.resume.kept_streams import KeptStream, KeptStreams, Reader, StreamKey, taken_over
 from deployments.http.resume.place import EVENT_HEADER, Place, place_of
 from deployments.openai.errors import IdempotencyKeyReused
 from deployments.openai.field_types import Body
@@ -31,7 +31,8 @@ class Resumption:
         self.reader = Reader()
         self._stream: KeptStream | None = None
         self._streams, self._key, self._last_event = streams, key, last_event
-        self._asked = Asked(b"", 0)
+        self._digest, self._num_body_bytes = b"", 0
+        self._body: Body | None = None
 
     def find(self, raw: bytes) -> KeptStream | None:
         """The stream that an earlier request with this body began, if it is kept here. Raises IdempotencyKeyReused where that
@@ -39,12 +40,12 @@ class Resumption:
         digest = hashlib.blake2b(raw, digest_size=ID_BYTES + SEED_BYTES)
         for part in self._key:
             digest.update(b"\0" + part.encode())
-        self._asked = Asked(digest.digest(), len(raw))
+        self._digest, self._num_body_bytes = digest.digest(), len(raw)
         return self._found()
 
     def _found(self) -> KeptStream | None:
         stream = self._streams.find(self._key)
-        if stream is not None and stream.asked.digest != self._asked.digest:
+        if stream is not None and stream.digest != self._digest:
             raise IdempotencyKeyReused(
                 f"{KEY_HEADER}: an earlier request with this key had another body; send the same bytes, or another key",
                 param=KEY_HEADER,
@@ -53,13 +54,11 @@ class Resumption:
 
     def repeatable(self, plan: Plan, body: Body) -> Plan:
         """The plan with an id, and a seed if the client gives none, that are the same wherever the request is sent again."""
-        self._asked = self._asked._replace(body=body)
-        answer_id, seed = self._asked.digest[:ID_BYTES], self._asked.digest[ID_BYTES:]
-        request = plan.request
+        self._body, request = body, plan.request
         if not plan.is_seeded:
-            number = int.from_bytes(seed, signed=True)
-            request = replace(request, params=[replace(params, seed=number) for params in request.params])
-        return replace(plan, request=request, answer_id=answer_id.hex())
+            seed = int.from_bytes(self._digest[ID_BYTES:], signed=True)
+            request = replace(request, params=[replace(params, seed=seed) for params in request.params])
+        return replace(plan, request=request, answer_id=self._digest[:ID_BYTES].hex())
 
     def place(self, plan: Plan) -> Place | None:
         """Where the client is; None for a client that has nothing. Raises InvalidParameter for an id of another request."""
@@ -71,7 +70,7 @@ class Resumption:
         if stream is None:
             if self._last_event:
                 self._streams.metrics.resumed_streams.add(source="computed")
-            stream = KeptStream(self._key, self._asked, plan)
+            stream = KeptStream(self._key, self._digest, plan, self._body, self._num_body_bytes)
             self._streams.begin(stream, self.reader)
         else:
             self._streams.take(stream, self.reader)
@@ -95,16 +94,12 @@ class Resumption:
 def resumption(headers: Mapping[str, str], streams: KeptStreams, path: str, owner: str) -> Resumption | None:
     """headers: by names in lower case. None for a request without Idempotency-Key. Raises InvalidParameter that names the
     header."""
-    if _KEY_NAME not in headers and _EVENT_NAME not in headers:
+    key, last_event = (headers.get(name, "").strip() for name in (_KEY_NAME, _EVENT_NAME))
+    if not (key or last_event):
         return None
-    key = headers.get(_KEY_NAME, "").strip()
-    last_event = headers.get(_EVENT_NAME, "").strip()
     if not key:
-        if last_event:
-            raise InvalidParameter(
-                f"{EVENT_HEADER}: needs the {KEY_HEADER} of the request that began the stream", param=EVENT_HEADER
-            )
-        return None
+        why = f"{EVENT_HEADER}: needs the {KEY_HEADER} of the request that began the stream"
+        raise InvalidParameter(why, param=EVENT_HEADER)
     if not _KEY.fullmatch(key):
         raise InvalidParameter(f"{KEY_HEADER}: must be at most 255 printable ASCII characters", param=KEY_HEADER)
     return Resumption(streams, StreamKey(owner, path, key), last_event)

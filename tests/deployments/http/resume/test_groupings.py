@@ -4,12 +4,13 @@ import random
 import re
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.http.choices import Choices
+from deployments.http.choices import submitted
 from deployments.http.generation_kinds import CHAT, COMPLETIONS, GenerationKind
 from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.routes import MESSAGES
@@ -20,7 +21,9 @@ from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.request import Sequence as Seq
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.template.chat_template import TemplateChatFormat
+from tests.deployments.http.resume.test_resumed_streams import equals_uncut_at_every_event
 from tests.support.joined_events import joined
+from tests.support.requests import now
 from tests.support.scripted_engine import FakeEngine, calling_engine
 from tests.support.tool_calls import FORMATS, TOOLS, random_answer
 
@@ -31,7 +34,7 @@ LOGPROBS = {"logprobs": True, "top_logprobs": 2}
 _VARYING = re.compile(rb'"(sequence_number|created|created_at|completed_at)":\d+')
 
 
-def written_streams(engine: FakeEngine, request: Request) -> list[SequenceStream]:
+async def written_streams(engine: FakeEngine, request: Request, **_: bool) -> list[SequenceStream]:
     """Streams whose sequences have ended, each with an answer that is one token shorter than the one before."""
     streams = []
     for index, (prompt, params) in enumerate(request.choices()):
@@ -54,7 +57,7 @@ class Written:
     """One request's answer, of which the choices' deltas end where the reader asks."""
 
     def __init__(self, kind: GenerationKind[Any], engine: FakeEngine, plan: Plan, body: Any) -> None:
-        self.choices = Choices(written_streams(engine, plan.request), plan)
+        self.choices = now(submitted(engine, plan))
         self._serializer = cast(Any, kind.serializer(engine, plan, self.choices.streams, body))
         self.events = self._serializer.opening()
 
@@ -83,6 +86,18 @@ def groupings(draw: random.Random, lengths: list[int]) -> Iterator[tuple[int, in
 
 
 def cases() -> Iterator[Any]:
+    for name, kind, engine, body in _cases():
+        engine.submit = partial(written_streams, engine)  # type: ignore[assignment]
+        engine.readmit = _readmit  # type: ignore[method-assign]
+        yield pytest.param(kind, engine, body, id=name)
+
+
+async def _readmit(streams: Sequence[Any], **_: bool) -> None:
+    for stream in streams:
+        stream.begin_again(is_timed=False)
+
+
+def _cases() -> Iterator[tuple[str, GenerationKind[Any], FakeEngine, dict[str, Any]]]:
     llama = "Hello there, 🦙 how are you? "
     described = {"tools": [tool.described() for tool in TOOLS]}
     flat = {"tools": [{"type": "function", "name": tool.name, "parameters": {}} for tool in TOOLS]}
@@ -109,13 +124,20 @@ def cases() -> Iterator[Any]:
     yield "reasoning responses", RESPONSES, thinking, {"input": "Hello"}
 
 
-@pytest.mark.parametrize(("kind", "engine", "body"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
+@pytest.mark.parametrize(("kind", "engine", "body"), list(cases()))
+async def test_a_delta_of_many_tokens_is_cut_between_any_two_of_its_events(
+    kind: GenerationKind[Any], engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    assert await equals_uncut_at_every_event(engine, body | {"stream": True}, kind.path) > 1
+
+
+@pytest.mark.parametrize(("kind", "engine", "body"), list(cases()))
 async def test_an_answer_and_what_comes_next_do_not_depend_on_the_grouping(
     kind: GenerationKind[Any], engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     parsed = kind.body.model_validate(body | {"stream": True})
     plan = await kind.plan(parsed, engine, PromptEncoder(engine, HttpLimits().text))
-    lengths = [len(stream.sequence.output) + 1 for stream in written_streams(engine, plan.request)]
+    lengths = [len(stream.sequence.output) + 1 for stream in await written_streams(engine, plan.request)]
 
     async def token_by_token(ends: Sequence[int]) -> Written:
         written = Written(kind, engine, plan, parsed)
@@ -149,7 +171,6 @@ def test_the_bytes_of_a_suspended_stream_are_counted(num_tokens: int, num_top: i
                 top = tuple((int(str(300 + rank)), rank + 0.25) for rank in range(num_top))
                 seq.logprobs.append(TokenLogprob(number + 0.5, top))
         stream = SequenceStream(seq, engine.tokenizer, Request([seq.prompt], [params]), lambda seq: None)
-        stream.push(seq.output)
         stream.suspend()
         return stream
 

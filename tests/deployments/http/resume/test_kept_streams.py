@@ -8,7 +8,6 @@ import pytest
 from deployments.http.choices import Choices
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
-    Asked,
     KeepLimits,
     KeptStream,
     KeptStreams,
@@ -49,7 +48,7 @@ class Store:
     def begin(self, name: str, owner: str = "", num_bytes: int = 1900) -> tuple[KeptStream, Reader]:
         """A new stream that is being read."""
         plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
-        stream, reader = KeptStream(StreamKey(owner, "/v1/completions", name), Asked(b"", 0), plan), Reader()
+        stream, reader = KeptStream(StreamKey(owner, "/v1/completions", name), b"", plan), Reader()
         self.kept.begin(stream, reader)
         stream.choices = cast(Choices, FakeChoices(num_bytes))
         return stream, reader
