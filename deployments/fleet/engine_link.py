@@ -119,19 +119,27 @@ class EngineLink(asyncio.Protocol):
         return load + (prompt_len - self.prefixes.num_known(digests)) / self.state.max_step_tokens
 
     async def submit(self, lives: Sequence[LiveStream], request: Request, request_id: str) -> bool:
-        """Queue all choices of a new request. False if the connection ended before the engine answered. Raises the engine's
-        refusal."""
+        """Queue all choices of a new request. False if the connection ended, or the engine was suspected to hang, before it
+        answered. Raises the engine's refusal."""
         numbers = [self._take_on(live) for live in lives]
         accepting = self._accepting[numbers[0]] = asyncio.get_running_loop().create_future()
         try:
             self._send(messages.Submit(numbers[0], request, request_id))
-            is_accepted: bool = await accepting
+            if not (is_accepted := await accepting):
+                self.cancel(lives)
         except BaseException:
             self.cancel(lives)
             raise
         finally:
             self._accepting.pop(numbers[0], None)
         return is_accepted
+
+    def suspect(self) -> None:
+        """The engine says nothing: requests that it has not accepted go elsewhere."""
+        self.is_suspected = True
+        for accepting in self._accepting.values():
+            if not accepting.done():
+                accepting.set_result(False)
 
     def resume(self, live: LiveStream) -> None:
         """Continue a stream that another engine has begun."""
@@ -177,9 +185,7 @@ class EngineLink(asyncio.Protocol):
         self.is_lost = True
         if not self._welcomed.done():
             self._welcomed.set_exception(WireError("the engine closed the connection"))
-        for accepting in self._accepting.values():
-            if not accepting.done():
-                accepting.set_result(False)
+        self.suspect()
         if self._owner is not None:
             self._owner.on_lost(self)
 

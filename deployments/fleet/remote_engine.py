@@ -184,7 +184,7 @@ class RemoteEngine:
             if silent_s > CLOSE_AFTER_S:
                 link.close()
             elif silent_s > MAX_GAP_S:
-                link.is_suspected = True
+                link.suspect()
                 if link.streams:
                     self._move(link, has_failed=True, keeps=True)
 
