@@ -9,11 +9,12 @@ import json
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +23,11 @@ from tests.chaos.from_outside import spread
 from tests.chaos.load import KINDS as REQUESTS
 from tests.chaos.load import Streams, asks
 from tests.chaos.nodes import MODEL, Nodes
+from tests.support.main_thread import MainThread
 from tests.support.ray_nodes import few_processes
 
 SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
-KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front")
-LEARNING_S: Final = 240.0
+KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front", "front_down")
 
 
 @dataclass
@@ -39,42 +40,24 @@ class Fault:
     is_alone: bool
 
 
-class Load:
-    """Streams in a thread of their own: the main thread starts nodes, which blocks it."""
-
-    def __init__(self, url: str, options: argparse.Namespace) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        requests = asks(options.streams, MODEL, options.max_tokens, kinds=options.requests)
-        self.streams = self._run(self._make(url, requests, options))
-
-    async def _make(self, url: str, requests: Any, options: argparse.Namespace) -> Streams:
-        return Streams(url, requests, options.streams, return_="front" in options.kinds)
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LEARNING_S)
-
-    def start(self) -> None:
-        self._run(self.streams.learn())
-        self._loop.call_soon_threadsafe(self.streams.start)
-
-    def stop(self) -> None:
-        self._run(self.streams.stop())
-
-
-def strike(nodes: Nodes, draw: random.Random, options: argparse.Namespace) -> list[Fault]:
+async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namespace) -> tuple[list[Fault], Streams]:
+    """The faults, and the streams beside which they happened."""
+    requests = asks(options.streams, MODEL, options.max_tokens, kinds=options.requests)
+    streams = Streams(nodes.url, requests, options.streams, return_="front" in options.kinds)
+    await streams.learn()
+    streams.start()
     faults: list[Fault] = []
-    is_settled = True
+    is_settled, draw = True, nodes.draw
     rounds = [draw.sample(options.kinds, len(options.kinds)) for _ in range(options.faults)]
     for kind in list(chain(*rounds))[: options.faults]:
-        time.sleep(draw.uniform(0.5, options.pause))
+        await asyncio.sleep(draw.uniform(0.5, options.pause))
         settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
-        began = nodes.strike(kind, settles=settles)
+        began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
         faults.append(Fault(kind, began, time.time(), is_settled and settles))
         is_settled = settles
-        print(f"{len(faults)} {kind}: {faults[-1].settled - began:.1f} s", file=sys.stderr, flush=True)
-    return faults
+        print(f"{len(faults)} {kind}: {time.time() - began:.1f} s", file=sys.stderr, flush=True)
+    await streams.stop()
+    return faults, streams
 
 
 def pauses(fault: Fault, streams: Streams) -> list[float]:
@@ -83,9 +66,12 @@ def pauses(fault: Fault, streams: Streams) -> list[float]:
     for times in streams.times:
         if times and times[0] < fault.began < times[-1]:
             around = [
-                after - before for before, after in pairwise(times) if fault.began < after and before < fault.settled
+                after - before
+                for before, after in pairwise(times)
+                # A pause that began earlier is another fault's.
+                if fault.began < after and fault.began - 0.5 < before < fault.settled
             ]
-            found.append(max(around))
+            found += [max(around)] if around else []
     return found
 
 
@@ -117,20 +103,20 @@ def report(faults: list[Fault], streams: Streams) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    draw = random.Random(options.seed)
+    engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # of a node with one CPU
+    engine |= {"max_batch_size": options.max_batch_size}
+    main_thread = MainThread()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
-        engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # of a node with one CPU
-        nodes = Nodes(Path(name), options.engines, engine | {"max_batch_size": options.max_batch_size}, draw)
+        nodes = Nodes(Path(name), options.engines, engine, random.Random(options.seed))
         try:
-            load = Load(nodes.url, options)
-            load.start()
-            faults = strike(nodes, draw, options)
-            load.stop()
+            with ThreadPoolExecutor(1) as pool:
+                striking = pool.submit(asyncio.run, strike(nodes, main_thread, options))
+                main_thread.serve_until(striking)
+            return report(*striking.result())
         finally:
             if options.log:
                 options.log.write_text(nodes.logs())
             nodes.end()
-    return report(faults, load.streams)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -145,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"
     )
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of faults")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "ranks"], help="of faults")
     parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -104,20 +104,12 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence
 async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, *, returns: bool = False) -> Heard:
     """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive.
 
-    returns: after a broken connection, ask for the rest.
+    returns: after a broken connection, and where no replica has answered, ask again, for the rest.
     """
     heard = heard or Heard()
+    cuts = Cuts(breaks=ask.kind == "cut") if returns or ask.kind == "cut" else None
     try:
-        if not ask.body["stream"]:
-            response = await client.post(ask.path, json=ask.body)
-            if response.status_code == 200:
-                _take(heard, response.json())
-                heard.done = True
-            else:
-                heard.error = f"{response.status_code} {response.text[:200]}"
-            return heard
-        cuts = Cuts(breaks=ask.kind == "cut") if returns or ask.kind == "cut" else None
-        while not await _hear_stream(client, ask, heard, cuts, returns=returns):  # noqa: ASYNC110
+        while not await _hear_connection(client, ask, heard, cuts, returns=returns):  # noqa: ASYNC110
             await asyncio.sleep(0.1 * returns)
     except (httpx.HTTPError, ValueError) as error:
         heard.error = f"{type(error).__name__}: {error}"
@@ -147,19 +139,36 @@ class Cuts:
         self._last = event_id
 
 
-async def _hear_stream(
-    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, *, returns: bool = False
+async def _hear_connection(
+    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, *, returns: bool
 ) -> bool:
-    """Read the events of one connection. Returns False if it was cut, or, where the client returns, broken."""
+    """Ask once. Returns False if the client is to ask again."""
     try:
-        return await _hear_connection(client, ask, heard, cuts)
+        if ask.body["stream"]:
+            is_over = await _hear_stream(client, ask, heard, cuts)
+        else:
+            is_over = await _hear_whole(client, ask, heard)
     except httpx.TransportError:
         if not returns:
             raise
         return False
+    if returns and heard.error is not None and heard.error.startswith(("502", "503")):
+        heard.error, is_over = None, False
+    return is_over
 
 
-async def _hear_connection(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None) -> bool:
+async def _hear_whole(client: httpx.AsyncClient, ask: Ask, heard: Heard) -> bool:
+    response = await client.post(ask.path, json=ask.body)
+    if response.status_code == 200:
+        _take(heard, response.json())
+        heard.done = True
+    else:
+        heard.error = f"{response.status_code} {response.text[:200]}"
+    return True
+
+
+async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None) -> bool:
+    """Read the events of one connection. Returns False if the client cut it."""
     headers = {} if cuts is None else cuts.begin()
     async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
         if response.status_code != 200:
@@ -247,7 +256,8 @@ class Streams:
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
             heard = await hear(self._client, ask, returns=self._return)
             self.num_answers += 1
-            self.times.append(heard.times)
+            if ask.kind != "cut":  # such a client pauses by itself
+                self.times.append(heard.times)
             if heard.error is not None or not heard.done:
                 self.lost.append(f"{ask.kind}: {heard.error or 'ended without an error'}")
                 await asyncio.sleep(0.2)

@@ -40,11 +40,11 @@ class Nodes:
     """A cluster that serves the demo model. Its methods are to be called in the main thread, as Ray demands of `add_node`."""
 
     def __init__(self, directory: Path, num_engines: int, engine_args: dict[str, Any], draw: random.Random) -> None:
-        self.num_engines, self._engine_args, self._draw = num_engines, engine_args, draw
+        self.num_engines, self._engine_args, self.draw = num_engines, engine_args, draw
         self._directory = directory
         self._tag, self._port = uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._max_queue = 1000
+        self._num_fronts, self._max_queue = NUM_FRONTS, 1000
         self._struck_s = 0.0
         process_tag.start_watcher(self._tag, str(directory))
         os.environ |= cluster_variables(directory) | {"RAY_TMPDIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
@@ -78,7 +78,7 @@ class Nodes:
         return "\n".join(f"==== {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
     def deploy(self, num_engines: int) -> None:
-        front = {"name": "LlamaIngress", "num_replicas": NUM_FRONTS}
+        front = {"name": "LlamaIngress", "num_replicas": self._num_fronts}
         front |= {"ray_actor_options": {"num_cpus": 0, "resources": {"front": 1}}}
         engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048, "spare_ranks": False}
         engine_args |= self._engine_args | {"max_queue": self._max_queue}
@@ -103,7 +103,7 @@ class Nodes:
             except Exception:  # a replica has just died
                 return None
             ready = {frozenset(e["id"] for e in front["engines"] if e["phase"] == "ready") for front in fronts}
-            all_ready = len(fronts) == NUM_FRONTS and len(ready) == 1 and len(next(iter(ready))) == expected
+            all_ready = len(fronts) == self._num_fronts and len(ready) == 1 and len(next(iter(ready))) == expected
             return next(iter(ready)) if all_ready and not next(iter(ready)) & other_than else None
 
         return wait_until(f"every front has {expected} engines", found, SETTLED_WITHIN_S, 0.2)
@@ -127,9 +127,23 @@ class Nodes:
         """A front's process is killed."""
         self._kill(self._replica("llama", "LlamaIngress"))
 
+    def front_down(self) -> None:
+        """One front less, then again all."""
+        for count in (NUM_FRONTS - 1, NUM_FRONTS):
+            self._num_fronts = count
+            self.deploy(self.num_engines)
+            self.settle()
+
+    def ranks(self) -> None:
+        """Engines with other numerics."""
+        old, count = self.settle(), 3 - self._engine_args["model_parallel_size"]
+        self._engine_args |= {"model_parallel_size": count, "cpus_per_rank": 1 / count}
+        self.deploy(self.num_engines)
+        self.settle(other_than=old)
+
     def node(self) -> None:
         """An engine's node is killed, raylet first, and then started again."""
-        node = self._draw.choice(self._engine_nodes)
+        node = self.draw.choice(self._engine_nodes)
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         self._kill(*(process.pid for process in [raylet, *raylet.children(recursive=True)]))
         self._cluster.remove_node(node, allow_graceful=False)
@@ -138,20 +152,20 @@ class Nodes:
 
     def rank(self) -> None:
         ranks = [pid for node in self._engine_nodes for pid in _ranks_of(node)]
-        self._kill(self._draw.choice(ranks))
+        self._kill(self.draw.choice(ranks))
 
     def cut(self) -> None:
         """The connections of one engine with some fronts are cut."""
-        engine = self._draw.choice(_broadcast("LlamaEngine", "demo", "invitation"))
+        engine = self.draw.choice(_broadcast("LlamaEngine", "demo", "invitation"))
         pids = _replicas("llama", "LlamaIngress")
-        fronts = self._draw.sample(pids, self._draw.randint(1, len(pids)))
+        fronts = self.draw.sample(pids, self.draw.randint(1, len(pids)))
         self._strikes()
         for pid in fronts:
             cut_connections(pid, engine.port)
 
     def stop(self) -> None:
         """An engine's process stands still for 4 s."""
-        self._pause(self._replica("demo", "LlamaEngine"), 4.0)
+        self._pause(self._replica("demo", "LlamaEngine"), self.draw.choice((4.0, 4.0, 18.0)))
 
     def slow(self) -> None:
         """An engine's process stands still again and again."""
@@ -204,7 +218,7 @@ class Nodes:
         os.kill(pid, signal.SIGCONT)
 
     def _replica(self, application: str, deployment: str) -> int:
-        return self._draw.choice(_replicas(application, deployment))
+        return self.draw.choice(_replicas(application, deployment))
 
 
 def cut_connections(pid: int, port: int) -> None:

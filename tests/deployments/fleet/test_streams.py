@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet import remote_engine
 from deployments.fleet.front_server import FrontStream
 from deployments.fleet.messages import Step
 from llama_core.errors import NotReady, PoisonRequest, QueueFull
@@ -26,6 +27,10 @@ def slow() -> FakeGroup:
 
 def expected(prompt: list[int] = PROMPT, count: int = 60) -> list[int]:
     return continuation(prompt, count, steady)
+
+
+def _has_live(engine: FakeEngineProcess) -> bool:
+    return engine.service.loop.num_live > 0
 
 
 def _is_in_batch(fleet: FleetOfEngines, engine: FakeEngineProcess, stream: SequenceStream) -> bool:
@@ -190,6 +195,26 @@ async def test_tokens_of_a_stalled_engine_that_comes_back_never_reach_a_stream_t
         stalled = first if first.service.engine_id == link.invitation.engine else second
         await until(lambda: not stalled.service.loop.num_live)
         assert delayed
+        for data in delayed:
+            take(data)
+        assert await read(stream) == expected()
+
+
+async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_engine, "CLOSE_AFTER_S", 1e9)
+    async with FleetOfEngines(slow) as fleet:
+        engines = [await fleet.start(), await fleet.start()]
+        stalled = fleet.fleet.models["demo"].links[0]
+        delayed: list[bytes] = []
+        take = stalled.data_received
+        monkeypatch.setattr(stalled, "data_received", delayed.append)
+        submitting = asyncio.create_task(fleet.submit(PROMPT, GREEDY))
+        await until(lambda: delayed and stalled.streams)
+        stalled.heard_s -= 10.0
+        (stream,) = await asyncio.wait_for(submitting, 60)
+        await until(lambda: not any(map(_has_live, engines[:1])))
         for data in delayed:
             take(data)
         assert await read(stream) == expected()

@@ -1,0 +1,30 @@
+"""The short form of `python -m tests.chaos.cluster`: a fault of each kind that does not take long, under live streams."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import REPOSITORY, environment
+
+pytestmark = pytest.mark.timeout(600)
+KINDS = ("engine", "cut", "rank", "down", "front", "controller")
+
+
+def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) -> None:
+    flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--streams", "12", "--max-tokens", "300", "--pause", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.cluster", *flags, "--json", str(tmp_path / "report.json")],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    seen = json.loads((tmp_path / "report.json").read_text())
+    assert seen["lost"] == seen["differing"] == 0
+    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 12
