@@ -84,7 +84,7 @@ Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
 
 
 class Args(BaseModel):
-    """An unknown or ill-typed argument stops the start with an error that names it."""
+    """What fronts and engines both take. An unknown or ill-typed argument stops the start with an error that names it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 

@@ -85,7 +85,6 @@ class LlamaEngine:
         if self._fronts is not None:
             await self._fronts.hand_over(await self._successor.is_coming(), self._args.drain_timeout_s)
             self._fronts.close()
-        await service.drain()
         await service.stop()
 
     def _on_step(self, stats: StepStats) -> None:

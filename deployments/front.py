@@ -32,7 +32,7 @@ class LlamaFront(HandleApi):
         self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics()
         context = serve.get_replica_context()
-        salt = int.from_bytes(context.replica_id.unique_id.encode()[:7], "big")
+        salt = int.from_bytes(context.replica_id.unique_id.encode()[:7], "big")  # fits 64 bits with a sign
         self.fleet = self.service = Fleet(
             ray.get_runtime_context().get_node_id(),
             Callers(args, salt),

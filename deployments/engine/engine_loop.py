@@ -1,7 +1,7 @@
 """One asyncio task per replica that asks the scheduler for steps, awaits the runner and feeds the streams.
 
-The loop owns every token until the client has it. Up to `pipeline_depth` steps are in flight at once, so that the ranks find
-the next step waiting when they complete one (`step_pacing.py` says when it is made).
+The loop owns every token until the client, or its front, has it. Up to `pipeline_depth` steps are in flight at once, so
+that the ranks find the next step waiting when they complete one (`step_pacing.py` says when it is made).
 Knows nothing of HTTP, and of the ranks only that they take steps.
 """
 

@@ -1,6 +1,6 @@
 """The interface between the HTTP layer and the engine: HTTP can be tested without Ray or a model.
 
-Knows nothing of HTTP, Ray or tensors. `service.py` implements `Engine`; the tests have a fake.
+Knows nothing of HTTP, Ray or tensors. `LlamaService`, `RemoteEngine` and `Fleet` implement `Engine`; the tests have a fake.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """One engine. node: IP address of rank 0's. requests: taken since its start."""
+    """One engine. node: IP address of rank 0's node. requests: taken since its start."""
 
     id: str
     model: str

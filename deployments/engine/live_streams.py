@@ -25,7 +25,6 @@ class TokenSink(Protocol):
 
     sequence: Sequence
     timeline: Timeline
-    is_timed: bool
 
     def admitted(self, now_s: float) -> None:
         """The sequence is in the batch, for the first time, by time.monotonic."""
@@ -33,7 +32,6 @@ class TokenSink(Protocol):
     def push(self, tokens: list[int]) -> bool:
         """The tokens that the sequence has gained; none when it ended without one. True if its text has a stop string."""
 
-    def push_timed(self, tokens: list[int]) -> bool: ...
     def fail(self, error: LlamaError) -> None: ...
     def end(self, error: LlamaError) -> None: ...
 
@@ -109,7 +107,7 @@ class LiveStreams:
                 seconds /= len(tokens)
                 intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
             try:
-                if stream.push_timed(tokens) if stream.is_timed else stream.push(tokens):
+                if stream.push(tokens):
                     self._scheduler.stop(seq)
                 if seq.error is not None:
                     stream.fail(seq.error)

@@ -1,4 +1,4 @@
-"""The stream of one sequence from the engine loop to its one reader: text, tokens, the end or the error.
+"""The stream of one sequence from its engine to its one reader: text, tokens, the end or the error.
 
 Knows nothing of steps or of HTTP. A slow reader gets more tokens at a time.
 """
@@ -38,7 +38,7 @@ class SequenceStream:
     ) -> None:
         """request: that the sequence is a choice of. is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
-        self.numerics = ""  # of the engine that gave the first token, where engines are other processes
+        self.numerics = ""  # of the engine that gave the latest token, where engines are other processes
         self._tokenizer, self._request = tokenizer, request
         self._has_stops = bool(request.stop)
         self._on_cancel = on_cancel
@@ -92,7 +92,7 @@ class SequenceStream:
         """The stop string, or the id of `stop_token_ids`, that ended the text; None where the model or a limit did."""
         return self.sequence.stop_token if self._stop.matched is None else self._stop.matched
 
-    # For the engine loop.
+    # For the engine loop, or the front that gets the tokens of an engine.
 
     def admitted(self, now_s: float) -> None:
         self.timeline.admitted_s = now_s
@@ -100,6 +100,7 @@ class SequenceStream:
     def push(self, tokens: list[int]) -> bool:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
         stop string. Later tokens of the same step are then removed."""
+        began_s = time.perf_counter() if self.is_timed else 0.0
         for num_pushed, token in enumerate(tokens, 1):
             self._extend(self._detokenizer.push_one(token))
             if self._stopped:
@@ -109,15 +110,10 @@ class SequenceStream:
             self._extend(self._detokenizer.flush())
             if not self._stopped:
                 self._texts.append(self._stop.flush())
+        if self.is_timed:
+            self.timeline.detokenize_s += time.perf_counter() - began_s
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
-
-    def push_timed(self, tokens: list[int]) -> bool:
-        """`push`, and measure it."""
-        began_s = time.perf_counter()
-        is_stopped = self.push(tokens)
-        self.timeline.detokenize_s += time.perf_counter() - began_s
-        return is_stopped
 
     def fail(self, error: LlamaError) -> None:
         """Give the reader `error` after the tokens that it has not read."""

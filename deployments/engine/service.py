@@ -88,7 +88,7 @@ class LlamaService:
         self._serving: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
         self.engine_id = uuid.uuid4().hex  # of this life of the process
-        self._callers = Callers(args if isinstance(args, IngressArgs) else IngressArgs())
+        self._callers = Callers(args if isinstance(args, IngressArgs) else IngressArgs.model_construct())
 
     # The life of a replica.
 
@@ -205,12 +205,12 @@ class LlamaService:
 
     @property
     def numerics(self) -> str:
-        """Services with the same text compute the same bits for a request. Of a service that has started."""
+        """Engines with the same text, and as many ranks, compute the same bits for a request. Of a service that has started."""
         report = self.info.ranks[0] if self.info is not None and self.info.ranks else RankReport()
         device, _, backend = report.device.partition(", ")
         gpu = "" if device.startswith("cpu") else device.partition(" ")[2]
         kind = backend.partition(",")[0]  # without the instructions, which change no bit
-        parts = (_digest([report]), report.dtype, gpu, kind, self.num_ranks, self.args.kv_cache_dtype)
+        parts = _digest([report]), report.dtype, gpu, kind, self.args.kv_cache_dtype, self.config.max_seq_len
         return "|".join(map(str, parts))
 
     @property

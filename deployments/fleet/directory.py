@@ -39,7 +39,8 @@ async def search(meet: Callable[[Invitation], Awaitable[None]]) -> None:
 async def _call_all(deployment: str, method: str, *args: Any) -> list[Any]:
     """The results of all replicas of the deployments with this name, of those that answer."""
     try:
-        status = await in_passing_thread(serve.status)
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            status = await in_passing_thread(serve.status)
     except Exception as error:  # Serve's controller is away
         log.debug("the applications are unknown: %s", type(error).__name__)
         return []

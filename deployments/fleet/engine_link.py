@@ -30,11 +30,11 @@ MAX_GAP_S: Final = 2.0  # an engine that says nothing for so long is suspected t
 
 
 @dataclass(slots=True, eq=False)
-class LiveStream:
+class RoutedStream:
     """A stream of this front. link, number: of the engine that computes it; None while it is held.
 
     num_failures: engines that have ended since its last token, with it in their batches. is_accepted: the engine has queued it.
-    is_admitted: to the engine's batch. held_s: when it lost its engine, by time.monotonic.
+    is_admitted: to the engine's batch.
     """
 
     stream: SequenceStream
@@ -43,14 +43,13 @@ class LiveStream:
     num_failures: int = 0
     is_accepted: bool = False
     is_admitted: bool = False
-    held_s: float = 0.0
 
 
 class LinkOwner(Protocol):
     """What a link tells. Implemented by `RemoteEngine`."""
 
     def on_step(self, link: "EngineLink", step: messages.Step) -> None: ...
-    def on_refused(self, link: "EngineLink", live: LiveStream, error: LlamaError) -> None:
+    def on_refused(self, link: "EngineLink", live: RoutedStream, error: LlamaError) -> None:
         """The engine did not take a stream that it was to continue."""
 
     def on_state(self, link: "EngineLink") -> None:
@@ -67,7 +66,7 @@ class EngineLink(asyncio.Protocol):
 
     def __init__(self, invitation: Invitation) -> None:
         self.invitation = invitation
-        self.streams: dict[int, LiveStream] = {}
+        self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
         self.running = self.waiting = 0
@@ -97,11 +96,17 @@ class EngineLink(asyncio.Protocol):
             self._send(messages.Hello(PROTOCOL, invitation.secret, tuple(has_files)[-2:]))
             return await self._welcomed
 
-    def serve(self, owner: LinkOwner) -> None:
+    def attach(self, owner: LinkOwner) -> None:
         """Tell `owner` from now on."""
         self._owner = owner
         if self.is_lost:
             owner.on_lost(self)
+
+    @property
+    def numerics(self) -> str:
+        """Engines with the same text compute the same bits. It changes where fewer ranks serve."""
+        assert self.welcome is not None and self.state is not None
+        return f"{self.welcome.numerics}|{self.state.world_size}"
 
     @property
     def takes_requests(self) -> bool:
@@ -118,14 +123,14 @@ class EngineLink(asyncio.Protocol):
         load = (self.running + self.waiting + len(self._accepting)) / self.state.max_batch_size
         return load + (prompt_len - self.prefixes.num_known(digests)) / self.state.max_step_tokens
 
-    async def submit(self, lives: Sequence[LiveStream], request: Request, request_id: str) -> bool:
-        """Queue all choices of a new request. False if the connection ended, or the engine was suspected to hang, before it
-        answered. Raises the engine's refusal."""
+    async def submit(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
+        """Queue all choices of a new request. False if the engine does not answer. Raises its refusal."""
         numbers = [self._take_on(live) for live in lives]
         accepting = self._accepting[numbers[0]] = asyncio.get_running_loop().create_future()
         try:
             self._send(messages.Submit(numbers[0], request, request_id))
-            if not (is_accepted := await accepting):
+            is_accepted: bool = await accepting
+            if not is_accepted:
                 self.cancel(lives)
         except BaseException:
             self.cancel(lives)
@@ -134,14 +139,7 @@ class EngineLink(asyncio.Protocol):
             self._accepting.pop(numbers[0], None)
         return is_accepted
 
-    def suspect(self) -> None:
-        """The engine says nothing: requests that it has not accepted go elsewhere."""
-        self.is_suspected = True
-        for accepting in self._accepting.values():
-            if not accepting.done():
-                accepting.set_result(False)
-
-    def resume(self, live: LiveStream) -> None:
+    def resume(self, live: RoutedStream) -> None:
         """Continue a stream that another engine has begun."""
         seq = live.stream.sequence
         self._send(
@@ -160,7 +158,7 @@ class EngineLink(asyncio.Protocol):
         )
         live.is_accepted = True
 
-    def cancel(self, lives: Sequence[LiveStream], *, is_stop: bool = False) -> None:
+    def cancel(self, lives: Sequence[RoutedStream], *, is_stop: bool = False) -> None:
         """The engine is to forget these streams, of those that it has not ended."""
         if numbers := [live.number for live in lives if self.streams.pop(live.number, None) is live]:
             self._send(messages.Cancel(numbers, is_stop))
@@ -180,6 +178,13 @@ class EngineLink(asyncio.Protocol):
         except WireError as error:
             log.error("engine %s sent an invalid message: %s", self.invitation.engine, error)
             self.close()
+
+    def suspect(self) -> None:
+        """The engine says nothing: requests that it has not taken go elsewhere."""
+        self.is_suspected = True
+        for accepting in self._accepting.values():
+            if not accepting.done():
+                accepting.set_result(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -226,7 +231,7 @@ class EngineLink(asyncio.Protocol):
         elif (live := self.streams.pop(number, None)) is not None and self._owner is not None:
             self._owner.on_refused(self, live, error)
 
-    def _take_on(self, live: LiveStream) -> int:
+    def _take_on(self, live: RoutedStream) -> int:
         live.link, live.number, live.is_accepted, live.is_admitted = self, next(self._numbers), False, False
         self.streams[live.number] = live
         return live.number

@@ -1,6 +1,6 @@
 """All models of a front as one engine: the HTTP layer asks it for the engine of a request's model.
 
-Where a request names no model, and for what concerns no model, the first one is meant.
+Where a request names no model, and for what concerns no model, the first one by name is meant, so that all fronts agree.
 """
 
 import asyncio
@@ -69,6 +69,7 @@ class Fleet:
         self._on_step, self._on_end = on_step, on_end
         self._models: dict[str, RemoteEngine] = {}
         self._met: dict[str, EngineLink] = {}  # by the engine's id
+        self._refused: set[str] = set()  # engines for which the log has the reason
         self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
         self._reading = asyncio.Lock()
         self._drain_timeout_s = drain_timeout_s
@@ -87,10 +88,15 @@ class Fleet:
                 if (files := welcome.files) is not None and welcome.files_digest not in self._texts:
                     self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
         except (OSError, WireError, TimeoutError, LlamaError) as error:
-            log.warning("no connection with engine %s of %s: %s", invitation.engine, invitation.model, error)
+            level = (
+                logging.DEBUG if invitation.engine in self._refused else logging.WARNING
+            )  # it is tried every few seconds
+            log.log(level, "no connection with engine %s of %s: %s", invitation.engine, invitation.model, error)
+            self._refused.add(invitation.engine)
             link.close()
             del self._met[invitation.engine]
             return
+        self._refused.clear()
         model = self._models.get(invitation.model)
         if model is None:
             model = self._models[invitation.model] = RemoteEngine(
@@ -109,7 +115,7 @@ class Fleet:
         """Raises NotReady before the first engine has been met."""
         if not self._models:
             raise self.readiness().not_ready()
-        return next(iter(self._models.values()))
+        return self._models[min(self._models)]
 
     @property
     def model_id(self) -> str:
@@ -174,7 +180,7 @@ class Fleet:
         """Of the first model, with the engines of all."""
         if not self._models:
             return NO_MODEL
-        states = [model.describe() for model in self._models.values()]
+        states = [self._models[name].describe() for name in sorted(self._models)]
         return replace(states[0], engines=tuple(engine for state in states for engine in state.engines))
 
     async def drain(self) -> None:

@@ -34,8 +34,6 @@ _HAD = TokenLogprob(0.0, ())  # in the place of one that the front has
 class FrontStream:
     """Implements `TokenSink` for one stream of a front."""
 
-    is_timed = False
-
     def __init__(self, connection: "FrontConnection", number: int, seq: Sequence) -> None:
         self.sequence = seq
         self.timeline = Timeline(time.monotonic())
@@ -53,16 +51,13 @@ class FrontStream:
         self._connection.add(self, tokens, self._detail())
         return False
 
-    def push_timed(self, tokens: list[int]) -> bool:
-        return self.push(tokens)
-
     def fail(self, error: LlamaError) -> None:
         if not self._has_ended:  # `push` has told the error
             self._has_ended = True
             self._connection.add(self, [], Detail(self.number, fault=fault_of(error)))
 
     def end(self, error: LlamaError) -> None:
-        self._connection.server.loop.cancel(self.sequence)
+        self._connection.server.engine_loop.cancel(self.sequence)
         self.fail(error)
 
     def _detail(self) -> Detail | None:
@@ -94,7 +89,7 @@ class FrontConnection(asyncio.Protocol):
         self._streams: dict[int, FrontStream] = {}
         self._deframer = Deframer(MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._is_admitted = False
+        self._is_greeted = False
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "no greeting")
         self._numbers: list[int] = []
         self._in_frame: set[int] = set()  # of `_numbers`
@@ -102,12 +97,8 @@ class FrontConnection(asyncio.Protocol):
         self._details: list[Detail] = []
         self._admitted: list[tuple[int, float]] = []
 
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
-
     def admitted(self, stream: FrontStream) -> None:
-        """Tell it before the step, which may be the end of this process."""
+        """Report an admission before its step is computed, which may kill this process."""
         if not self._admitted:
             asyncio.get_running_loop().call_soon(self._flush)
         self._admitted.append((stream.number, stream.timeline.queue_s or 0.0))
@@ -144,10 +135,10 @@ class FrontConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for payload in self._deframer.feed(data):
-                if self._is_admitted:
+                if self._is_greeted:
                     self._take(messages.decode_from_front(payload))
                 else:
-                    self._admit(messages.decode_hello(payload))
+                    self._greet(messages.decode_hello(payload))
         except WireError as error:
             self.close(str(error))
 
@@ -156,13 +147,13 @@ class FrontConnection(asyncio.Protocol):
         self.server.connections.discard(self)
         self._cancel(list(self._streams))
 
-    def _admit(self, hello: messages.Hello) -> None:
+    def _greet(self, hello: messages.Hello) -> None:
         if not hmac.compare_digest(hello.secret, self.server.secret):
             raise WireError("the secret is not this engine's")
         if not messages.works_with(hello.protocol):
             raise WireError(f"its protocol is {hello.protocol}, this engine's {PROTOCOL}")
         self._deadline.cancel()
-        self._is_admitted = True
+        self._is_greeted = True
         self._deframer.max_frame_bytes = MAX_FRAME_BYTES
         self.server.connections.add(self)
         self.send(self.server.welcome(hello.has_files))
@@ -174,15 +165,15 @@ class FrontConnection(asyncio.Protocol):
         first = message.first if isinstance(message, messages.Submit) else message.number
         try:
             if isinstance(message, messages.Submit):
-                sequences = self.server.loop.sequences_of(message.request, message.request_id)
+                sequences = self.server.engine_loop.sequences_of(message.request, message.request_id)
                 streams = [FrontStream(self, first + i, seq) for i, seq in enumerate(sequences)]
                 self.send(messages.Accepted(first))
                 for stream in streams:
                     self._streams[stream.number] = stream
-                    self.server.loop.enter(stream)
+                    self.server.engine_loop.enter(stream)
             else:
-                stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.loop))
-                self.server.loop.continue_first(stream, message.num_failures)
+                stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.engine_loop))
+                self.server.engine_loop.continue_first(stream, message.num_failures)
         except LlamaError as error:
             self._streams.pop(first, None)
             self.send(messages.Refused(first, fault_of(error)))
@@ -190,7 +181,7 @@ class FrontConnection(asyncio.Protocol):
     def _cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:
         for number in numbers:
             if (stream := self._streams.pop(number, None)) is not None:
-                (self.server.loop.stop if is_stop else self.server.loop.cancel)(stream.sequence)
+                (self.server.engine_loop.stop if is_stop else self.server.engine_loop.cancel)(stream.sequence)
 
     def _flush(self) -> None:
         if not (self._numbers or self._admitted):
@@ -198,7 +189,7 @@ class FrontConnection(asyncio.Protocol):
         self._in_frame.clear()
         numbers, tokens, details, admitted = self._numbers, self._tokens, self._details, self._admitted
         self._numbers, self._tokens, self._details, self._admitted = [], [], [], []
-        scheduler = self.server.loop.scheduler
+        scheduler = self.server.engine_loop.scheduler
         step = messages.Step(
             self.server.elapsed_ms, numbers, tokens, details, scheduler.num_running, scheduler.num_waiting, admitted
         )
@@ -239,7 +230,7 @@ class FrontServer:
         self._beating: asyncio.Task[None] | None = None
 
     @property
-    def loop(self) -> EngineLoop:
+    def engine_loop(self) -> EngineLoop:
         return self._service.loop
 
     async def open(self, node: str, host: str) -> Invitation:
@@ -274,12 +265,8 @@ class FrontServer:
         here, or after the timeout."""
         for connection in list(self.connections):
             connection.send(messages.Goodbye(has_successor))
-        try:
-            async with asyncio.timeout(timeout_s):
-                while any(connection.num_streams for connection in self.connections):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            log.warning("streams of fronts have not ended within %.0f s and are cut", timeout_s)
+        if not await self.engine_loop.drain(timeout_s):
+            log.warning("streams have not ended within %.0f s: their fronts move or hold them", timeout_s)
 
     def close(self) -> None:
         if self._beating is not None:

@@ -19,7 +19,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.fleet import messages
 from deployments.fleet.affinity import prefixes
-from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, LiveStream
+from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, RoutedStream
 from llama_core.errors import (
     EngineError,
     LlamaError,
@@ -44,7 +44,7 @@ MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: t
 
 
 class RemoteEngine:
-    """Implements `Engine` and `TracedEngine`'s part of it. `add` engines; the rest follows from their connections."""
+    """Implements `Engine`. `add` engines; the rest follows from their connections."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class RemoteEngine:
         self._text: ModelText | None = None
         self._state: EngineState | None = None  # of the engine that was heard last
         self._defaults = SamplingDefaults()
-        self._live: dict[Seq, LiveStream] = {}
-        self._held: dict[LiveStream, None] = {}
+        self._live: dict[Seq, RoutedStream] = {}
+        self._held: dict[RoutedStream, float] = {}  # since when, by time.monotonic
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
         self._draining = False
         self._idle = asyncio.Event()
@@ -78,7 +78,7 @@ class RemoteEngine:
         assert link.welcome is not None and link.state is not None
         self._text, self._defaults, self._state = text, link.welcome.defaults, link.state
         self.links.append(link)
-        link.serve(self)
+        link.attach(self)
         self._place(list(self._held))
 
     def on_state(self, link: EngineLink) -> None:
@@ -90,7 +90,7 @@ class RemoteEngine:
             self._move(link, has_failed=True, keeps=True)
 
     def on_goodbye(self, link: EngineLink, *, has_successor: bool) -> None:
-        """Streams that no engine can continue run on where none is to come."""
+        """Streams stay there where no other engine can continue them and no successor is to come."""
         log.info("engine %s ends: its %d streams move", link.invitation.engine, len(link.streams))
         self._note_loss()
         self._move(link, has_failed=False, keeps=not has_successor)
@@ -103,7 +103,7 @@ class RemoteEngine:
                 log.warning("engine %s is gone: its %d streams move", link.invitation.engine, len(link.streams))
             self._move(link, has_failed=not link.is_leaving, keeps=False)
 
-    def on_refused(self, link: EngineLink, live: LiveStream, error: LlamaError) -> None:
+    def on_refused(self, link: EngineLink, live: RoutedStream, error: LlamaError) -> None:
         live.link = None
         if isinstance(error, NotReady):
             link.is_leaving = True
@@ -116,41 +116,39 @@ class RemoteEngine:
             self._lost_s = time.monotonic()
 
     def _move(self, link: EngineLink, *, has_failed: bool, keeps: bool) -> None:
-        """Continue the streams of `link` elsewhere. keeps: those that no other engine can continue now stay there."""
+        """Continue the streams of `link`, which takes no requests any more, elsewhere. keeps: those that no other engine can
+        continue now stay there."""
         lives = [live for live in link.streams.values() if live.is_accepted]
         if keeps:
-            lives = [live for live in lives if self._choose(live, without=link) is not None]
+            lives = [live for live in lives if self._choose(live) is not None]
         link.cancel(lives)
-        poisonous = []
         for live in lives:
             live.link = None
-            live.num_failures += has_failed and live.is_admitted
+            if has_failed and live.is_admitted:
+                live.num_failures += 1
             if live.num_failures >= MAX_FAILURES:
-                poisonous.append(live)
-        for live in poisonous:
-            text = f"{live.num_failures} engines ended in turn while they computed this request, which has ended"
-            self._fail(live, PoisonRequest(text))
-        self._place(live for live in lives if live not in poisonous)
+                text = f"{live.num_failures} engines ended in turn while they computed this request, which has ended"
+                self._fail(live, PoisonRequest(text))
+        self._place(live for live in lives if not live.stream.ended)
 
-    def _place(self, lives: Iterable[LiveStream]) -> None:
+    def _place(self, lives: Iterable[RoutedStream]) -> None:
         """Continue streams that have no engine. Those for which there is none are held."""
         # An engine puts each before all others, so the oldest comes last.
         for live in sorted(lives, key=lambda live: live.stream.timeline.submitted_s, reverse=True):
             link = self._choose(live)
             if link is None:
-                self._hold(live)
-            else:
-                self._held.pop(live, None)
+                live.link = None
+                self._held.setdefault(live, time.monotonic())
+                continue
+            self._held.pop(live, None)
+            try:
                 link.resume(live)
+            except EngineError as error:
+                self._fail(live, error)
 
-    def _choose(self, live: LiveStream, without: EngineLink | None = None) -> EngineLink | None:
+    def _choose(self, live: RoutedStream) -> EngineLink | None:
         """The engine that can compute the stream at the least cost."""
-        numerics = live.stream.numerics
-        fit = [
-            link
-            for link in self.links
-            if link.is_ready and link is not without and numerics in ("", link.welcome and link.welcome.numerics)
-        ]
+        fit = [link for link in self.links if link.is_ready and live.stream.numerics in ("", link.numerics)]
         seq = live.stream.sequence
         return next(iter(self._by_cost(fit, seq.cache_scope, seq.prompt)), None)
 
@@ -161,12 +159,6 @@ class RemoteEngine:
         digests = prefixes(cache_scope, prompt)
         return sorted(links, key=lambda link: link.cost(len(prompt), digests))
 
-    def _hold(self, live: LiveStream) -> None:
-        live.link = None
-        if live not in self._held:
-            live.held_s = time.monotonic()
-            self._held[live] = None
-
     async def _tick_always(self) -> None:
         while True:
             due_s = time.monotonic() + TICK_S
@@ -174,7 +166,7 @@ class RemoteEngine:
             now_s = time.monotonic()
             if now_s - due_s < TICK_S:  # else this process itself stood still, and has read nothing
                 self._suspect_silent(now_s)
-            for live in [live for live in self._held if now_s - live.held_s > self._hold_timeout_s]:
+            for live in [live for live, since_s in self._held.items() if now_s - since_s > self._hold_timeout_s]:
                 text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
                 self._fail(live, NotReady(text))
 
@@ -211,8 +203,7 @@ class RemoteEngine:
                 num_prompt, num_hits = num_prompt + seq.prompt_len, num_hits + detail.num_cached
             num_sampled += len(tokens)
             if tokens:
-                assert link.welcome is not None
-                stream.numerics, live.num_failures = link.welcome.numerics, 0
+                stream.numerics, live.num_failures = link.numerics, 0
                 if (seconds := stream.timeline.gained(now_s, step.elapsed_ms)) is not None:
                     seconds /= len(tokens)
                     intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
@@ -236,7 +227,7 @@ class RemoteEngine:
             )
         )
 
-    def _push(self, live: LiveStream, tokens: list[int], detail: messages.Detail | None) -> None:
+    def _push(self, live: RoutedStream, tokens: list[int], detail: messages.Detail | None) -> None:
         stream, seq = live.stream, live.stream.sequence
         seq.tokens += tokens
         if detail is not None:
@@ -257,14 +248,14 @@ class RemoteEngine:
         if seq.finished:
             self._ended(live)
 
-    def _fail(self, live: LiveStream, error: LlamaError) -> None:
+    def _fail(self, live: RoutedStream, error: LlamaError) -> None:
         seq = live.stream.sequence
         if not seq.finished:
             seq.finish_reason = FinishReason.ERROR
         live.stream.fail(error)
         self._ended(live)
 
-    def _ended(self, live: LiveStream) -> None:
+    def _ended(self, live: RoutedStream) -> None:
         if live.link is not None:
             live.link.streams.pop(live.number, None)
         self._held.pop(live, None)
@@ -339,8 +330,9 @@ class RemoteEngine:
             raise readiness.not_ready()
         limit = self.describe().max_queue
         usable = [link for link in self.links if link.takes_requests]
-        if min((link.waiting for link in usable), default=len(self._held)) >= max(limit, 1):
-            raise QueueFull(f"{limit} sequences wait already", retry_after_s=2.0)
+        num_waiting = min((link.waiting for link in usable), default=len(self._held))
+        if num_waiting > limit:
+            raise QueueFull(f"{num_waiting} sequences wait already, the limit is {limit}", retry_after_s=2.0)
 
     def cache_scope(self, owner: str) -> str:
         return self._callers.cache_scope(owner)
@@ -355,7 +347,7 @@ class RemoteEngine:
         request_id = "" if subject is None else subject.request_id
         tokenizer = self.tokenizer
         lives = [
-            LiveStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed))
+            RoutedStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed))
             for seq in sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
         ]
         for live in lives:
@@ -363,8 +355,6 @@ class RemoteEngine:
         self._idle.clear()
         try:
             if not await self._submitted(lives, request, request_id):
-                for live in lives:
-                    self._hold(live)
                 self._place(lives)
         except BaseException:
             for live in lives:
@@ -372,7 +362,7 @@ class RemoteEngine:
             raise
         return [live.stream for live in lives]
 
-    async def _submitted(self, lives: Sequence[LiveStream], request: Request, request_id: str) -> bool:
+    async def _submitted(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
         """Whether an engine has taken the request. Raises the refusal of the last one."""
         refusal: LlamaError | None = None
         usable, prompt = [link for link in self.links if link.takes_requests], request.prompts[0]
@@ -399,7 +389,8 @@ class RemoteEngine:
             stream.begin_again(is_timed=is_timed)
             if not stream.ended:
                 stream.sequence.request_id = "" if subject is None else subject.request_id
-                lives.append(self._live.setdefault(stream.sequence, LiveStream(stream)))
+                self._live[stream.sequence] = live = RoutedStream(stream)
+                lives.append(live)
         if lives:
             self._idle.clear()
             self._place(lives)

@@ -1,5 +1,6 @@
 """Whether an engine that ends is replaced by one that computes the same bits, so that fronts may hold its streams for it."""
 
+import asyncio
 import logging
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from llama_core.files.files import identity
 
 log = logging.getLogger(__name__)
 
+CALL_TIMEOUT_S: Final = 5.0
 # The arguments on which the bits of an answer and its length depend.
 _SAME: Final = (
     "model_id",
@@ -38,7 +40,8 @@ class Successor:
     async def is_coming(self) -> bool:
         """By the configuration that Serve has deployed, which an update has changed by now. False if that is unknown."""
         try:
-            deployed = await in_passing_thread(_deployed_args)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                deployed = await in_passing_thread(_deployed_args)
             if deployed is None:
                 return False
             args = EngineArgs(**deployed)

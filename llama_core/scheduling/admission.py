@@ -5,9 +5,9 @@ Its prefix is looked up in the cache at this moment, not before. Knows nothing o
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
-others; never for a sequence of a lower priority. Then no owner runs two more than the owner that lost it, which so takes
-none back: without arrivals and ends there are fewer such preemptions than slots, and an owner's oldest sequences, up to its
-share, run undisturbed. A single owner loses nothing.
+others; never for a sequence of a lower priority. A preemption brings the two owners closer and never past each other, so it
+is not reversed: without arrivals and ends there are fewer of them than slots. An owner's oldest sequences, up to its share,
+are never chosen. A single owner loses nothing.
 """
 
 from collections import Counter
@@ -91,7 +91,7 @@ class Admission:
         self._head_lacks_blocks = False  # another sequence may be first now
 
     def queue_first(self, seq: Sequence) -> None:
-        """Queue a sequence of former ranks, or their successors' canary, before all others."""
+        """Queue a sequence that former ranks or another engine have begun, or the canary, before all others."""
         self.waiting.add_first(seq)
         self._head_lacks_blocks = False
 

@@ -1,10 +1,10 @@
 """The requests that wait for a slot, and the order in which they get one.
 
-Requests whose ranks were replaced come first, in their old order. Then the lowest priority number. Within a priority, the next
-request is the oldest one of the owner with the fewest running sequences; of several such owners, of the one that has been
-served least by its virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each
-priority has counters of its own: service at one priority does not count at another. The counter of an owner that returns
-after a pause is lifted to the lowest of those that wait, so that a pause gains no service. One owner cannot fill the
+Requests that former ranks or another engine have begun come first, in their old order. Then the lowest priority number. Within
+a priority, the next request is the oldest one of the owner with the fewest running sequences; of several such owners, of the
+one that has been served least by its virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI
+2024). Each priority has counters of its own: service at one priority does not count at another. The counter of an owner that
+returns after a pause is lifted to the lowest of those that wait, so that a pause gains no service. One owner cannot fill the
 queue where other owners are known: a share of the remaining capacity stays free (the dynamic thresholds of Choudhury and Hahne,
 "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998).
 """
@@ -69,20 +69,19 @@ class WaitingQueue:
     """The waiting requests in the order of the module's docstring. num_tokens: of those that never ran."""
 
     def __init__(self) -> None:
-        self.num_tokens = 0  # of all requests that never ran, as counted on arrival
+        self.num_tokens = 0  # as counted on arrival
         self._length = 0
-        self._waiting_of: dict[
-            str, tuple[int, int]
-        ] = {}  # each owner's requests but restarted ones, and their counted tokens
-        self._restarted: OrderedDict[Sequence, None] = OrderedDict()
+        # Each owner's requests but begun ones, and their counted tokens.
+        self._waiting_of: dict[str, tuple[int, int]] = {}
+        self._begun: OrderedDict[Sequence, None] = OrderedDict()
         self._classes: dict[int, _PriorityClass] = {}  # by priority; one without waiting requests keeps its counters
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The restarted requests, then the others by priority and owner: not in the order of their turns."""
-        yield from self._restarted
+        """The begun requests, then the others by priority and owner: not in the order of their turns."""
+        yield from self._begun
         for priority in sorted(self._classes):
             for waiting in self._classes[priority].by_owner.values():
                 yield from waiting
@@ -98,9 +97,9 @@ class WaitingQueue:
         self._count_waiting(seq.owner, 1, num_tokens)
 
     def add_first(self, seq: Sequence) -> None:
-        """Add a request of former ranks before all others."""
-        self._restarted[seq] = None
-        self._restarted.move_to_end(seq, last=False)
+        """Add a request that former ranks or another engine have begun before all others."""
+        self._begun[seq] = None
+        self._begun.move_to_end(seq, last=False)
         self._length += 1
 
     def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
@@ -120,22 +119,20 @@ class WaitingQueue:
         if len(self) <= num_free:
             return 0
         first = islice(self, num_free)
-        return self.num_tokens - sum(
-            seq.length for seq in first if seq.num_cached is None and seq not in self._restarted
-        )
+        return self.num_tokens - sum(seq.length for seq in first if seq.num_cached is None and seq not in self._begun)
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`, which must be waiting."""
-        if seq in self._restarted:
-            del self._restarted[seq]
+        if seq in self._begun:
+            del self._begun[seq]
             self._length -= 1
         else:
             self._count_waiting(seq.owner, -1, -self._classes[seq.priority].remove(seq))
 
     def first(self, num_running: Mapping[str, int]) -> Sequence:
         """The next request. num_running: each owner's running sequences. The queue must not be empty."""
-        if self._restarted:
-            return next(iter(self._restarted))
+        if self._begun:
+            return next(iter(self._begun))
         return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first(
             num_running
         )

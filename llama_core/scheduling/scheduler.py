@@ -126,7 +126,7 @@ class Scheduler:
 
     def add(self, seq: Sequence, *, first: bool = False) -> None:
         """Queue a sequence that has not run here. One that may not grow and has nothing to report ends at once. first: before
-        all others, as preempted ones."""
+        all others, for a sequence that another engine has begun."""
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:

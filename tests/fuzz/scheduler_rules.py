@@ -279,7 +279,7 @@ class Bench:
         mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
         is_full = most is not None and len(queue) + n > most + free
         if most_tokens is not None:
-            has_run = {*queue._restarted, *(seq for seq in queue if seq.num_cached is not None)}
+            has_run = {*queue._begun, *(seq for seq in queue if seq.num_cached is not None)}
             behind = [*(0 if seq in has_run else seq.length for seq in queue), *[length] * n][free:]
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
@@ -288,8 +288,8 @@ class Bench:
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Restarted sequences come first; then the lowest priority number, the owner that runs fewest, of these the one with
         the lowest counter, its oldest sequence."""
-        if queue._restarted:
-            assert seq is next(iter(queue._restarted))
+        if queue._begun:
+            assert seq is next(iter(queue._begun))
             return
         waiting = [heard for heard in self.heard.values() if heard.seq.slot is None and not heard.seq.finished]
         best = min(heard.seq.priority for heard in waiting)
@@ -347,8 +347,8 @@ class Bench:
                 assert waiting and line.counters[owner] >= line.floor
                 counted.update(waiting)
                 held[owner] += len(waiting)
-        assert {*counted, *queue._restarted} == {seq for seq in live if seq.slot is None}
-        assert len(queue) == len(counted) + len(queue._restarted), "the waiting sequences are miscounted"
+        assert {*counted, *queue._begun} == {seq for seq in live if seq.slot is None}
+        assert len(queue) == len(counted) + len(queue._begun), "the waiting sequences are miscounted"
         assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
         assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
         assert queue.num_tokens == sum(counted.values()), "the waiting tokens are miscounted"

@@ -37,7 +37,7 @@ def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
 
 
 def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
-    queue._restarted[seq] = None
+    queue._begun[seq] = None
     queue._length += 2
 
 

@@ -1,0 +1,77 @@
+"""Several models behind one front, the successor of an engine, and the number of engines."""
+
+from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.args import EngineArgs
+from deployments.fleet import successor
+from deployments.fleet.scaling import by_sequences
+from deployments.openai.errors import ModelNotFound
+from deployments.openai.plan import engine_of
+from llama_core.scheduling.sampling_params import SamplingParams
+from tests.conftest import GOLDEN
+from tests.support.fake_rank_group import FakeGroup
+from tests.support.fleets import FleetOfEngines
+from tests.support.recovering_service import read, steady
+
+
+async def test_requests_choose_a_model_and_all_fronts_have_the_same_default() -> None:
+    async with FleetOfEngines(lambda: FakeGroup(num_blocks=400, token=steady)) as fleet:
+        for name in ("b", "a"):
+            await fleet.start(model_id=name)
+        assert fleet.fleet.model_id == "a" and set(fleet.fleet.models) == {"a", "b"}
+        assert {engine.model for engine in fleet.fleet.describe().engines} == {"a", "b"}
+        assert engine_of(fleet.fleet, "b").model_id == "b"
+        with pytest.raises(ModelNotFound, match="those served are"):
+            engine_of(fleet.fleet, "c")
+        (stream,) = await fleet.submit([1, 5], SamplingParams(max_tokens=3, temperature=0.0))
+        assert len(await read(stream)) == 3
+        assert [engine.service.loop.num_requests for engine in fleet.engines] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_coming"),
+    [
+        ({}, True),
+        ({"max_queue": 7, "max_batch_size": 3}, True),
+        ({"dtype": "bfloat16"}, False),
+        ({"model_parallel_size": 1}, False),
+        ({"max_seq_len": 64}, False),
+        (None, False),
+    ],
+)
+async def test_a_successor_is_coming_where_the_deployed_arguments_compute_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any] | None, is_coming: bool
+) -> None:
+    given = {"ckpt_dir": str(GOLDEN / "mp2"), "dtype": "float32", "device": "cpu"}
+    one = successor.Successor(EngineArgs(**given | {"model_parallel_size": 2}))
+    monkeypatch.setattr(successor, "_deployed_args", lambda: None if changes is None else given | changes)
+    assert await one.is_coming() is is_coming
+
+
+async def test_no_successor_is_coming_where_the_files_have_changed_or_serve_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = copytree(GOLDEN / "mp2", tmp_path / "model")
+    args = EngineArgs(ckpt_dir=str(folder), device="cpu", model_parallel_size=2)
+    one = successor.Successor(args)
+    monkeypatch.setattr(successor, "_deployed_args", lambda: {"ckpt_dir": str(folder), "model_parallel_size": 2})
+    assert await one.is_coming()
+    shard = folder / "consolidated.00.pth"
+    shard.write_bytes(shard.read_bytes())
+    assert not await one.is_coming()
+    monkeypatch.setattr(successor, "_deployed_args", lambda: 1 / 0)
+    assert not await one.is_coming()
+
+
+@pytest.mark.parametrize(("loads", "number"), [([], 0), ([0, 0], 0), ([16], 1), ([17], 2), ([40, 9], 4)])
+def test_engines_are_as_many_as_their_sequences_need(loads: list[int], number: int) -> None:
+    context: Any = SimpleNamespace(
+        aggregated_metrics={"sequences": dict(enumerate(loads))} if loads else {},
+        config=SimpleNamespace(target_ongoing_requests=16),
+    )
+    assert by_sequences(context) == (number, {})
