@@ -249,16 +249,20 @@ class Streams:
         """Wait for the live answers. Those that do not end are lost."""
         self._stopping = True
         ended, left = await asyncio.wait(self._tasks, timeout=within_s)
-        self.lost += ["an answer does not end"] * len(left)
         for task in left:
             task.cancel()
         await asyncio.gather(*ended)
+        await asyncio.gather(*left, return_exceptions=True)
         await self._client.aclose()
 
     async def _ask_on(self, number: int) -> None:
         while not self._stopping:
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
-            heard = await hear(self._client, ask, returns=self._return)
+            try:
+                heard = await hear(self._client, ask, returns=self._return)
+            except asyncio.CancelledError:
+                self.lost.append(f"{ask.kind}: does not end")
+                raise
             self.num_answers += 1
             if ask.kind != "cut":  # such a client pauses by itself
                 self.times.append(heard.times)

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # Ray's
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -40,15 +40,15 @@ class Nodes:
 
     def __init__(self, directory: Path, num_engines: int, draw: random.Random, **engine_args: Any) -> None:
         self.num_engines, self.draw, self._directory = num_engines, draw, directory
-        self._engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048, "spare_ranks": False}
-        self._engine_args |= {"max_queue": 1000} | engine_args
+        self._engine_args: dict[str, Any] = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048}
+        self._engine_args |= {"max_queue": 1000, "spare_ranks": False} | engine_args
         self._tag, self._port = uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._struck_s = 0.0
         process_tag.start_watcher(self._tag, str(directory))
         os.environ |= cluster_variables(directory) | {"RAY_TMPDIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
         os.environ |= {process_tag.VARIABLE: self._tag, "SPT_NOENV": "1"}
-        front = {"num_cpus": 0, "resources": {"front": 1}}
+        front: dict[str, Any] = {"num_cpus": 0, "resources": {"front": 1}}
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={**front, "include_dashboard": False, "_system_config": HEALTH_CHECKS},
