@@ -367,9 +367,10 @@ class RemoteEngine:
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
         tokenizer = self.tokenizer
+        sequences = sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
+        request = replace(request, prompts=[seq.prompt for seq in sequences[:: request.n]])  # of plain ints
         lives = [
-            RoutedStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed))
-            for seq in sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
+            RoutedStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed)) for seq in sequences
         ]
         for live in lives:
             self._live[live.stream.sequence] = live
