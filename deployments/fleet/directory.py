@@ -65,10 +65,12 @@ def _handle(deployment: str, application: str) -> Any:
 async def _call(application: str, deployment: str, method: str, *args: Any) -> list[Any]:
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            results = (
-                await _handle(deployment, application).broadcast(method, *args).results_async(return_exceptions=True)
-            )
+            response: Any = _handle(deployment, application).broadcast(method, *args)
+            calls = await response._fetch_replica_results_async()
     except Exception as error:  # the application is being removed, or has no replica yet
         log.debug("%s of %s: no answer to %s: %s", deployment, application, method, type(error).__name__)
         return []
+    # A wait for each, because one replica that hangs must not hide the others: a front that starts asks for all engines.
+    waits = [asyncio.wait_for(call.get_async(), CALL_TIMEOUT_S) for call in calls]
+    results = await asyncio.gather(*waits, return_exceptions=True)
     return [result for result in results if not isinstance(result, BaseException)]

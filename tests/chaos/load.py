@@ -245,10 +245,14 @@ class Streams:
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self._num_clients)]
 
-    async def stop(self) -> None:
-        """Wait for the live answers."""
+    async def stop(self, within_s: float = 120.0) -> None:
+        """Wait for the live answers. Those that do not end are lost."""
         self._stopping = True
-        await asyncio.gather(*self._tasks)
+        ended, left = await asyncio.wait(self._tasks, timeout=within_s)
+        self.lost += ["an answer does not end"] * len(left)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*ended)
         await self._client.aclose()
 
     async def _ask_on(self, number: int) -> None:
