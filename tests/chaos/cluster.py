@@ -103,11 +103,12 @@ def report(faults: list[Fault], streams: Streams) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # of a node with one CPU
-    engine |= {"max_batch_size": options.max_batch_size}
+    engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # a node has one CPU
     main_thread = MainThread()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
-        nodes = Nodes(Path(name), options.engines, engine, random.Random(options.seed))
+        nodes = Nodes(
+            Path(name), options.engines, random.Random(options.seed), max_batch_size=options.max_batch_size, **engine
+        )
         try:
             with ThreadPoolExecutor(1) as pool:
                 striking = pool.submit(asyncio.run, strike(nodes, main_thread, options))
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"
     )
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "ranks"], help="of faults")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "other_numerics"], help="of faults")
     parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -15,7 +15,6 @@ import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
-from ray.exceptions import RayError
 from ray.serve.schema import ServeDeploySchema
 
 from benchmarks.harness.programs import free_port
@@ -39,12 +38,12 @@ _PIDFD_GETFD: Final = 438  # the system call's number, the same on every archite
 class Nodes:
     """A cluster that serves the demo model. Its methods are to be called in the main thread, as Ray demands of `add_node`."""
 
-    def __init__(self, directory: Path, num_engines: int, engine_args: dict[str, Any], draw: random.Random) -> None:
-        self.num_engines, self._engine_args, self.draw = num_engines, engine_args, draw
-        self._directory = directory
+    def __init__(self, directory: Path, num_engines: int, draw: random.Random, **engine_args: Any) -> None:
+        self.num_engines, self.draw, self._directory = num_engines, draw, directory
+        self._engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048, "spare_ranks": False}
+        self._engine_args |= {"max_queue": 1000} | engine_args
         self._tag, self._port = uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._num_fronts, self._max_queue = NUM_FRONTS, 1000
         self._struck_s = 0.0
         process_tag.start_watcher(self._tag, str(directory))
         os.environ |= cluster_variables(directory) | {"RAY_TMPDIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
@@ -58,10 +57,8 @@ class Nodes:
             self._cluster.add_node(**front)
         self._engine_nodes = [self._cluster.add_node(num_cpus=1) for _ in range(num_engines)]
         ray.init(address=self._cluster.address, namespace="serve", log_to_driver=False)
-        # All nodes have one address, so HAProxy runs on the head only.
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
-        self.deploy(num_engines)
-        self.settle(num_engines)
+        self.change(num_engines)
 
     def end(self) -> None:
         with contextlib.suppress(Exception):
@@ -72,30 +69,33 @@ class Nodes:
 
     def logs(self) -> str:
         """Of the replicas and of Serve's controller."""
-        files = sorted(self._directory.glob("session_*/logs/serve/*.log")) or sorted(
-            self._directory.glob("*/session_*/logs/serve/*.log")
-        )
+        files = sorted(self._directory.glob("**/logs/serve/*.log"))
         return "\n".join(f"==== {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
-    def deploy(self, num_engines: int) -> None:
-        front = {"name": "LlamaIngress", "num_replicas": self._num_fronts}
+    def change(self, num_engines: int, num_fronts: int = NUM_FRONTS, **engine_args: Any) -> None:
+        """Deploy, and wait until it has happened. engine_args: arguments that change, for new engines."""
+        others: frozenset[str] = self.settle() if engine_args else frozenset()
+        self._sizes, self._engine_args = (num_engines, num_fronts), self._engine_args | engine_args
+        front = {"name": "LlamaIngress", "num_replicas": num_fronts}
         front |= {"ray_actor_options": {"num_cpus": 0, "resources": {"front": 1}}}
-        engine_args = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048, "spare_ranks": False}
-        engine_args |= self._engine_args | {"max_queue": self._max_queue}
         engine = {"name": "LlamaEngine", "num_replicas": num_engines}
-        applications = [
-            _application("llama", "/", "build_ingress", {}, front),
-            _application("demo", None, "build_engine", engine_args, engine),
-        ]
+        http = {"host": "127.0.0.1", "port": self._port}
+        # All nodes have one address, so HAProxy runs on the head only.
+        config: dict[str, Any] = {"proxy_location": "HeadOnly", "http_options": http, "applications": []}
+        for name, route, build, args, deployment in (
+            ("llama", "/", "build_ingress", {}, front),
+            ("demo", None, "build_engine", self._engine_args, engine),
+        ):
+            place = {"name": name, "route_prefix": route, "import_path": f"deployments.app:{build}"}
+            config["applications"].append(place | {"args": args, "deployments": [deployment]})
         self._strikes()
-        config = {"applications": applications, "proxy_location": "HeadOnly"}
-        config |= {"http_options": {"host": "127.0.0.1", "port": self._port}}
         _client().deploy_apps(ServeDeploySchema.model_validate(config))
+        self.settle(other_than=others)
 
-    def settle(self, num_engines: int | None = None, other_than: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Wait until every front is connected with so many engines, which are ready; none of them one of `other_than`. Returns
-        the ids of the engines."""
-        expected = self.num_engines if num_engines is None else num_engines
+    def settle(self, other_than: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Wait until every front is connected with all engines, which are ready; none of them one of `other_than`. Returns the
+        ids of the engines."""
+        num_engines, num_fronts = self._sizes
 
         def found() -> frozenset[str] | None:
             try:
@@ -103,10 +103,10 @@ class Nodes:
             except Exception:  # a replica has just died
                 return None
             ready = {frozenset(e["id"] for e in front["engines"] if e["phase"] == "ready") for front in fronts}
-            all_ready = len(fronts) == self._num_fronts and len(ready) == 1 and len(next(iter(ready))) == expected
-            return next(iter(ready)) if all_ready and not next(iter(ready)) & other_than else None
+            engines = ready.pop() if len(fronts) == num_fronts and len(ready) == 1 else frozenset()
+            return engines if len(engines) == num_engines and not engines & other_than else None
 
-        return wait_until(f"every front has {expected} engines", found, SETTLED_WITHIN_S, 0.2)
+        return wait_until(f"all fronts have {num_engines} engines", found, SETTLED_WITHIN_S, 0.2)
 
     def strike(self, kind: str, *, settles: bool) -> float:
         """Have something happen. When it did, by time.time(). settles: wait until the cluster serves as before."""
@@ -127,20 +127,6 @@ class Nodes:
         """A front's process is killed."""
         self._kill(self._replica("llama", "LlamaIngress"))
 
-    def front_down(self) -> None:
-        """One front less, then again all."""
-        for count in (NUM_FRONTS - 1, NUM_FRONTS):
-            self._num_fronts = count
-            self.deploy(self.num_engines)
-            self.settle()
-
-    def ranks(self) -> None:
-        """Engines with other numerics."""
-        old, count = self.settle(), 3 - self._engine_args["model_parallel_size"]
-        self._engine_args |= {"model_parallel_size": count, "cpus_per_rank": 1 / count}
-        self.deploy(self.num_engines)
-        self.settle(other_than=old)
-
     def node(self) -> None:
         """An engine's node is killed, raylet first, and then started again."""
         node = self.draw.choice(self._engine_nodes)
@@ -151,8 +137,7 @@ class Nodes:
         self._engine_nodes.append(self._cluster.add_node(num_cpus=1))
 
     def rank(self) -> None:
-        ranks = [pid for node in self._engine_nodes for pid in _ranks_of(node)]
-        self._kill(self.draw.choice(ranks))
+        self._kill(self.draw.choice(self._processes("ray::RankWorker")))
 
     def cut(self) -> None:
         """The connections of one engine with some fronts are cut."""
@@ -176,31 +161,32 @@ class Nodes:
 
     def controller(self) -> None:
         """Serve's controller is killed."""
-        self._kill(*(pid for pid in process_tag.tagged_processes(self._tag) if "ray::ServeController" in _command(pid)))
+        self._kill(*self._processes("ray::ServeController"))
 
     def down(self) -> None:
         """One engine less, then again all."""
-        self.deploy(self.num_engines - 1)
-        self.settle(self.num_engines - 1)
-        self.up()
+        self.change(self.num_engines - 1)
+        self.change(self.num_engines)
 
-    def up(self) -> None:
-        self.deploy(self.num_engines)
-        self.settle()
+    def front_down(self) -> None:
+        """One front less, then again all."""
+        self.change(self.num_engines, NUM_FRONTS - 1)
+        self.change(self.num_engines)
 
     def upgrade(self) -> None:
         """Engines with another argument, without room: each ends before its successor starts."""
-        old, self._max_queue = self.settle(), self._max_queue + 1
-        self.deploy(self.num_engines)
-        self.settle(other_than=old)
+        self.change(self.num_engines, max_queue=self._engine_args["max_queue"] + 1)
 
     def upgrade_with_room(self) -> None:
         """One engine less, whose room the successor of another one has."""
-        self.deploy(self.num_engines - 1)
-        old, self._max_queue = self.settle(self.num_engines - 1), self._max_queue + 1
-        self.deploy(self.num_engines - 1)
-        self.settle(self.num_engines - 1, other_than=old)
-        self.up()
+        self.change(self.num_engines - 1)
+        self.change(self.num_engines - 1, max_queue=self._engine_args["max_queue"] + 1)
+        self.change(self.num_engines)
+
+    def other_numerics(self) -> None:
+        """An upgrade to engines that compute other bits: answers may differ."""
+        count = 3 - self._engine_args["model_parallel_size"]
+        self.change(self.num_engines, model_parallel_size=count, cpus_per_rank=1 / count)
 
     def _strikes(self) -> None:
         self._struck_s = self._struck_s or time.time()
@@ -216,6 +202,9 @@ class Nodes:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(pid, signal.SIGCONT)
+
+    def _processes(self, name: str) -> list[int]:
+        return [pid for pid in process_tag.tagged_processes(self._tag) if name in _command(pid)]
 
     def _replica(self, application: str, deployment: str) -> int:
         return self.draw.choice(_replicas(application, deployment))
@@ -233,18 +222,6 @@ def cut_connections(pid: int, port: int) -> None:
                 own.shutdown(socket.SHUT_RDWR)
 
 
-def _application(
-    name: str, route: str | None, build: str, args: dict[str, Any], deployment: dict[str, Any]
-) -> dict[str, Any]:
-    place = {"name": name, "route_prefix": route, "import_path": f"deployments.app:{build}"}
-    return {**place, "args": args, "deployments": [deployment]}
-
-
-def _ranks_of(node: Any) -> list[int]:
-    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    return [child.pid for child in raylet.children(recursive=True) if "ray::RankWorker" in _command(child.pid)]
-
-
 def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text()
@@ -257,15 +234,8 @@ def _broadcast(deployment: str, application: str, method: str) -> list[Any]:
 
 def _replicas(application: str, deployment: str) -> list[int]:
     """The processes of the replicas that run."""
-
-    def found() -> list[int]:
-        try:
-            details = _client().get_serve_details()["applications"][application]["deployments"][deployment]
-        except RayError:  # Serve's controller is away
-            return []
-        return [replica["pid"] for replica in details["replicas"] if replica["state"] == "RUNNING"]
-
-    return wait_until("a replica runs", found, SETTLED_WITHIN_S, 0.2)
+    found = _client().get_serve_details()["applications"][application]["deployments"][deployment]["replicas"]
+    return [replica["pid"] for replica in found if replica["state"] == "RUNNING"]
 
 
 def _client() -> Any:
