@@ -27,7 +27,7 @@ from llama_core.scheduling.step import StepInput, StepOutput
 
 MAX_FRAME_BYTES: Final = 128 * 2**20  # 256 sequences of 32,768 tokens with grammars, admitted at once, take up to 80 MB
 MAX_HELLO_BYTES: Final = 256  # the most that a peer may send before it has proven to know the group's secret
-_HEADER_BYTES: Final = 4
+HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
 # Errors of decoding, text that is not UTF-8 and deep nesting included.
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -94,12 +94,12 @@ _decode_hello = msgspec.msgpack.Decoder(Hello)
 
 def frame(message: object) -> bytes:
     """`message` as one frame. Raises WireError if it is over MAX_FRAME_BYTES."""
-    buffer = bytearray(_HEADER_BYTES)
-    _encoder.encode_into(message, buffer, _HEADER_BYTES)
-    num_bytes = len(buffer) - _HEADER_BYTES
+    buffer = bytearray(HEADER_BYTES)
+    _encoder.encode_into(message, buffer, HEADER_BYTES)
+    num_bytes = len(buffer) - HEADER_BYTES
     if num_bytes > MAX_FRAME_BYTES:
         raise WireError(f"a message of {num_bytes} bytes is over the limit of {MAX_FRAME_BYTES}")
-    buffer[:_HEADER_BYTES] = num_bytes.to_bytes(_HEADER_BYTES, "big")
+    buffer[:HEADER_BYTES] = num_bytes.to_bytes(HEADER_BYTES, "big")
     return bytes(buffer)
 
 
@@ -149,14 +149,14 @@ class Deframer:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The payloads that `data` completes. Raises WireError on a length over the limit, before it stores that much."""
         self._buffer += data
-        while len(self._buffer) >= _HEADER_BYTES:
-            num_bytes = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
+        while len(self._buffer) >= HEADER_BYTES:
+            num_bytes = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
             if num_bytes > self.max_frame_bytes:
                 raise WireError(f"a message of {num_bytes} bytes is over the limit of {self.max_frame_bytes}")
-            end = _HEADER_BYTES + num_bytes
+            end = HEADER_BYTES + num_bytes
             if len(self._buffer) < end:
                 return
-            payload = bytes(self._buffer[_HEADER_BYTES:end])
+            payload = bytes(self._buffer[HEADER_BYTES:end])
             del self._buffer[:end]
             yield payload
 
@@ -179,7 +179,7 @@ class FrameSocket:
 
     def receive(self) -> bytes | None:
         """The next payload, or None when the peer has closed between two frames. Raises WireError, OSError."""
-        header = self._read(_HEADER_BYTES)
+        header = self._read(HEADER_BYTES)
         if header is None:
             return None
         num_bytes = int.from_bytes(header, "big")

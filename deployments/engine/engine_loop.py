@@ -105,12 +105,13 @@ class EngineLoop:
         self.num_requests += 1
         return sequences
 
-    def continue_first(self, sink: TokenSink, num_failures: int) -> None:
-        """Queue a sequence that another engine has begun before all others. num_failures: engines that ended with it. Raises
-        NotReady or RankFailure."""
+    def continue_(self, sink: TokenSink, num_failures: int, *, first: bool) -> None:
+        """Queue a sequence that another engine has begun. num_failures: engines that ended with it. first: before all others.
+        Raises NotReady or RankFailure."""
         self._check_takes_requests()
-        self.scheduler.quarantine.suspect(sink.sequence, num_failures)
-        self.enter(sink, first=True)
+        self.enter(sink, first=first)
+        if not sink.sequence.finished:
+            self.scheduler.quarantine.suspect(sink.sequence, num_failures)
 
     def cancel(self, seq: Sequence) -> None:
         """End a sequence that nobody reads any more."""

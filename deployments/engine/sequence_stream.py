@@ -39,7 +39,7 @@ class SequenceStream:
         """request: that the sequence is a choice of. is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
         self.numerics = ""  # of the engine that gave the latest token, where engines are other processes
-        self._tokenizer, self._request = tokenizer, request
+        self.tokenizer, self._request = tokenizer, request
         self._has_stops = bool(request.stop)
         self._on_cancel = on_cancel
         self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
@@ -53,7 +53,7 @@ class SequenceStream:
         self.timeline = Timeline(now_s, ended_s=now_s if self.ended else None)
         self.is_timed = is_timed
         self._detokenizer = IncrementalDetokenizer(
-            self._tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
+            self.tokenizer, skip_special_tokens=request.skip_special_tokens, shown=request.shown_tokens
         )
         self._stop = StopChecker(request.stop, includes_stop=seq.params.include_stop_str_in_output)
         self._wake: Callable[[], None] | None = None

@@ -32,7 +32,10 @@ async def search(meet: Callable[[Invitation], Awaitable[None]]) -> None:
     """Meet every engine that runs, now and from now on."""
     while True:
         invitations = await _call_all(ENGINE, "invitation")
-        await asyncio.gather(*(meet(found) for found in invitations if isinstance(found, Invitation)))
+        found = [meet(each) for each in invitations if isinstance(each, Invitation)]
+        for result in await asyncio.gather(*found, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("an engine could not be met: %s", type(result).__name__)
         await asyncio.sleep(SEARCH_S)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from cluster.wire.messages import MAX_FRAME_BYTES, Deframer, WireError, frame
+from cluster.wire.messages import HEADER_BYTES, MAX_FRAME_BYTES, Deframer, WireError, frame
 from cluster.wire.tls import tls_context
 from deployments.engine.interface import EngineState
 from deployments.engine.sequence_stream import SequenceStream
@@ -20,8 +20,9 @@ from deployments.fleet import messages
 from deployments.fleet.affinity import KnownPrefixes
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import PROTOCOL, error_of
-from llama_core.errors import EngineError, LlamaError
+from llama_core.errors import InvalidParameter, LlamaError
 from llama_core.scheduling.request import Request
+from llama_core.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class RoutedStream:
     """A stream of this front. link, number: of the engine that computes it; None while it is held.
 
     num_failures: engines that have ended since its last token, with it in their batches. is_accepted: the engine has queued it.
-    is_admitted: to the engine's batch.
+    is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again.
     """
 
     stream: SequenceStream
@@ -43,6 +44,15 @@ class RoutedStream:
     num_failures: int = 0
     is_accepted: bool = False
     is_admitted: bool = False
+    lost_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """A request that the engine has not answered. result: False if it does not answer."""
+
+    lives: Sequence[RoutedStream]
+    result: asyncio.Future[bool]
 
 
 class LinkOwner(Protocol):
@@ -66,6 +76,7 @@ class EngineLink(asyncio.Protocol):
 
     def __init__(self, invitation: Invitation) -> None:
         self.invitation = invitation
+        self.text: ModelText | None = None  # the caller sets it
         self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
@@ -77,7 +88,7 @@ class EngineLink(asyncio.Protocol):
         self._deframer = Deframer(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._numbers = itertools.count(1)
-        self._accepting: dict[int, asyncio.Future[bool]] = {}
+        self._accepting: dict[int, _Submission] = {}
         self._welcomed: asyncio.Future[messages.Welcome] = asyncio.get_running_loop().create_future()
 
     async def connect(self, node: str, has_files: Sequence[str]) -> messages.Welcome:
@@ -110,7 +121,9 @@ class EngineLink(asyncio.Protocol):
 
     @property
     def takes_requests(self) -> bool:
-        return not (self.is_leaving or self.is_suspected or self.is_lost) and self.state is not None
+        """While its ranks recover, requests wait for them."""
+        is_gone = self.is_leaving or self.is_suspected or self.is_lost
+        return not is_gone and self.state is not None and self.state.phase in ("ready", "recovering")
 
     @property
     def is_ready(self) -> bool:
@@ -124,13 +137,16 @@ class EngineLink(asyncio.Protocol):
         return load + (prompt_len - self.prefixes.num_known(digests)) / self.state.max_step_tokens
 
     async def submit(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
-        """Queue all choices of a new request. False if the engine does not answer. Raises its refusal."""
+        """Queue all choices of a new request. False if the engine does not answer. Raises its refusal, or InvalidParameter for
+        a field that it could not read."""
+        if not self.takes_requests:
+            return False
         numbers = [self._take_on(live) for live in lives]
-        accepting = self._accepting[numbers[0]] = asyncio.get_running_loop().create_future()
+        submission = _Submission(lives, asyncio.get_running_loop().create_future())
+        self._accepting[numbers[0]] = submission
         try:
-            self._send(messages.Submit(numbers[0], request, request_id))
-            is_accepted: bool = await accepting
-            if not is_accepted:
+            self._send(messages.Submit(numbers[0], request, request_id), checks=True)
+            if not (is_accepted := await submission.result):
                 self.cancel(lives)
         except BaseException:
             self.cancel(lives)
@@ -139,8 +155,9 @@ class EngineLink(asyncio.Protocol):
             self._accepting.pop(numbers[0], None)
         return is_accepted
 
-    def resume(self, live: RoutedStream) -> None:
-        """Continue a stream that another engine has begun."""
+    def resume(self, live: RoutedStream, *, is_readmitted: bool = False) -> None:
+        """Continue a stream that another engine has begun. is_readmitted: for a client that comes back, which waits its turn.
+        Raises InvalidParameter for one that is too long for a message."""
         seq = live.stream.sequence
         self._send(
             messages.Continue(
@@ -154,13 +171,16 @@ class EngineLink(asyncio.Protocol):
                 seq.request_id,
                 not seq.wants_prompt_logprobs,
                 live.num_failures,
+                is_readmitted,
             )
         )
         live.is_accepted = True
 
     def cancel(self, lives: Sequence[RoutedStream], *, is_stop: bool = False) -> None:
         """The engine is to forget these streams, of those that it has not ended."""
-        if numbers := [live.number for live in lives if self.streams.pop(live.number, None) is live]:
+        if numbers := [live.number for live in lives if self.streams.get(live.number) is live]:
+            for number in numbers:
+                del self.streams[number]
             self._send(messages.Cancel(numbers, is_stop))
 
     def close(self) -> None:
@@ -182,9 +202,9 @@ class EngineLink(asyncio.Protocol):
     def suspect(self) -> None:
         """The engine says nothing: requests that it has not taken go elsewhere."""
         self.is_suspected = True
-        for accepting in self._accepting.values():
-            if not accepting.done():
-                accepting.set_result(False)
+        for submission in self._accepting.values():
+            if not submission.result.done():
+                submission.result.set_result(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -200,34 +220,30 @@ class EngineLink(asyncio.Protocol):
             if not self._welcomed.done():
                 self._welcomed.set_result(message)
         elif isinstance(message, messages.Accepted):
-            if (accepting := self._accepting.get(message.first)) is not None and not accepting.done():
-                number = message.first
-                while (live := self.streams.get(number)) is not None and not live.is_accepted:
+            if (submission := self._accepting.get(message.first)) is not None and not submission.result.done():
+                for live in submission.lives:
                     live.is_accepted = True
-                    number += 1
-                accepting.set_result(True)
+                submission.result.set_result(True)
         elif isinstance(message, messages.Refused):
             self._refused(message.first, error_of(message.fault))
-        elif self._owner is None:
-            return
         elif isinstance(message, messages.Step):
             self.running, self.waiting = message.running, message.waiting
-            self._owner.on_step(self, message)
+            if self._owner is not None:
+                self._owner.on_step(self, message)
         elif isinstance(message, messages.Beat):
             self.state = message.state
             self.running, self.waiting = message.state.requests_running, message.state.requests_waiting
-            self._owner.on_state(self)
+            if self._owner is not None:
+                self._owner.on_state(self)
         else:
             self.is_leaving = True
-            self._owner.on_goodbye(self, has_successor=message.has_successor)
+            if self._owner is not None:
+                self._owner.on_goodbye(self, has_successor=message.has_successor)
 
     def _refused(self, number: int, error: LlamaError) -> None:
-        if (accepting := self._accepting.get(number)) is not None:
-            while (live := self.streams.get(number)) is not None and not live.is_accepted:
-                del self.streams[number]
-                number += 1
-            if not accepting.done():
-                accepting.set_exception(error)
+        if (submission := self._accepting.get(number)) is not None:
+            if not submission.result.done():
+                submission.result.set_exception(error)
         elif (live := self.streams.pop(number, None)) is not None and self._owner is not None:
             self._owner.on_refused(self, live, error)
 
@@ -236,10 +252,14 @@ class EngineLink(asyncio.Protocol):
         self.streams[live.number] = live
         return live.number
 
-    def _send(self, message: messages.FromFront | messages.Hello) -> None:
+    def _send(self, message: messages.FromFront | messages.Hello, *, checks: bool = False) -> None:
+        """checks: whether the engine can read the message, whose fields may be a caller's. Raises InvalidParameter."""
         if self._transport is None or self._transport.is_closing():
             return  # `connection_lost` follows
         try:
-            self._transport.write(frame(message))
-        except WireError as error:
-            raise EngineError(f"the request is too large for one message: {error}") from None
+            sent = frame(message)
+            if checks:
+                messages.decode_from_front(sent[HEADER_BYTES:])
+        except (WireError, UnicodeEncodeError, OverflowError, TypeError) as error:
+            raise InvalidParameter(f"the request cannot be sent to an engine: {error}") from None
+        self._transport.write(sent)

@@ -22,7 +22,6 @@ from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import works_with
 from deployments.fleet.model_files import unpack
 from deployments.fleet.remote_engine import RemoteEngine
-from llama_core.errors import LlamaError
 from llama_core.scheduling.request import Request
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
@@ -72,6 +71,7 @@ class Fleet:
         self._refused: set[str] = set()  # engines for which the log has the reason
         self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
         self._reading = asyncio.Lock()
+        self._meetings: set[asyncio.Task[None]] = set()
         self._drain_timeout_s = drain_timeout_s
 
     async def meet(self, invitation: Invitation) -> None:
@@ -81,41 +81,55 @@ class Fleet:
             return
         link = self._met[invitation.engine] = EngineLink(invitation)
         try:
-            welcome = await link.connect(self._node, list(self._texts))
-            if not works_with(welcome.protocol):
-                raise WireError(f"its protocol is {welcome.protocol}: update engines and fronts one version at a time")
-            async with self._reading:
-                if (files := welcome.files) is not None and welcome.files_digest not in self._texts:
-                    self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
-        except (OSError, WireError, TimeoutError, LlamaError) as error:
+            text = await self._greeted(link)
+        except BaseException as error:
+            del self._met[invitation.engine]
+            link.close()
+            if not isinstance(error, Exception):
+                raise
             level = (
                 logging.DEBUG if invitation.engine in self._refused else logging.WARNING
             )  # it is tried every few seconds
             log.log(level, "no connection with engine %s of %s: %s", invitation.engine, invitation.model, error)
             self._refused.add(invitation.engine)
-            link.close()
-            del self._met[invitation.engine]
             return
-        self._refused.clear()
+        self._refused.discard(invitation.engine)
         model = self._models.get(invitation.model)
         if model is None:
             model = self._models[invitation.model] = RemoteEngine(
-                invitation.model, self._callers, self._hold_timeout_s, self._on_step, self._on_end
+                invitation.model, self._callers, self._hold_timeout_s, self._on_step, self._on_end, self._meet_again
             )
-        self._met = {engine: met for engine, met in self._met.items() if not met.is_lost or met is link}
         log.info("connected with engine %s of %s", invitation.engine, invitation.model)
-        model.add(link, self._texts[welcome.files_digest])
+        model.add(link, text)
+
+    async def _greeted(self, link: EngineLink) -> ModelText:
+        """The text of the engine's model. Raises OSError, WireError, TimeoutError or LlamaError."""
+        welcome = await link.connect(self._node, list(self._texts))
+        if not works_with(welcome.protocol):
+            raise WireError(f"its protocol is {welcome.protocol}: update engines and fronts one version at a time")
+        async with self._reading:
+            if (files := welcome.files) is not None and welcome.files_digest not in self._texts:
+                self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
+        return self._texts[welcome.files_digest]
+
+    def _meet_again(self, link: EngineLink) -> None:
+        """The connection may have ended without its engine."""
+        if not link.is_leaving:
+            meeting = asyncio.get_running_loop().create_task(self.meet(link.invitation))
+            self._meetings.add(meeting)
+            meeting.add_done_callback(self._meetings.discard)
 
     @property
     def models(self) -> Mapping[str, RemoteEngine]:
-        return self._models
+        served = {name: model for name, model in sorted(self._models.items()) if model.is_served}
+        return served or self._models
 
     @property
     def _first(self) -> RemoteEngine:
         """Raises NotReady before the first engine has been met."""
         if not self._models:
             raise self.readiness().not_ready()
-        return self._models[min(self._models)]
+        return next(iter(self.models.values()))
 
     @property
     def model_id(self) -> str:
@@ -180,7 +194,7 @@ class Fleet:
         """Of the first model, with the engines of all."""
         if not self._models:
             return NO_MODEL
-        states = [self._models[name].describe() for name in sorted(self._models)]
+        states = [model.describe() for model in self.models.values()]
         return replace(states[0], engines=tuple(engine for state in states for engine in state.engines))
 
     async def drain(self) -> None:

@@ -52,7 +52,9 @@ class FrontStream:
         return False
 
     def fail(self, error: LlamaError) -> None:
-        if not self._has_ended:  # `push` has told the error
+        if self._connection.server.engine_loop.failure is not None:  # of the engine: its streams go on elsewhere
+            self._connection.close("the engine has failed")
+        elif not self._has_ended:  # else `push` has told the error
             self._has_ended = True
             self._connection.add(self, [], Detail(self.number, fault=fault_of(error)))
 
@@ -173,7 +175,9 @@ class FrontConnection(asyncio.Protocol):
                     self.server.engine_loop.enter(stream)
             else:
                 stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.engine_loop))
-                self.server.engine_loop.continue_first(stream, message.num_failures)
+                if message.is_readmitted:
+                    self.server.engine_loop.check_capacity(message.owner, [len(message.prompt)])
+                self.server.engine_loop.continue_(stream, message.num_failures, first=not message.is_readmitted)
         except LlamaError as error:
             self._streams.pop(first, None)
             self.send(messages.Refused(first, fault_of(error)))

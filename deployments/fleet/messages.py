@@ -40,6 +40,7 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
     """A stream that another engine has begun. It goes ahead of the queue. output: its tokens so far.
 
     has_prompt_logprobs: the front has all of them. num_failures: engines that have ended while they computed its next token.
+    is_readmitted: its client was away, so it waits its turn as a new request does.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
     request_id: str
     has_prompt_logprobs: bool
     num_failures: int
+    is_readmitted: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -178,4 +180,4 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Message], payload: bytes) -> Messa
     try:
         return decoder.decode(payload)
     except UNREADABLE as error:
-        raise WireError(f"not a message of this protocol: {type(error).__name__}") from None
+        raise WireError(f"not a message of this protocol: {error}") from None

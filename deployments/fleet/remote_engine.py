@@ -21,11 +21,14 @@ from deployments.fleet import messages
 from deployments.fleet.affinity import prefixes
 from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, RoutedStream
 from llama_core.errors import (
+    CheckpointChanged,
     EngineError,
+    InvalidParameter,
     LlamaError,
     NotReady,
     PoisonRequest,
     QueueFull,
+    RankFailure,
     RequestAborted,
 )
 from llama_core.log_lines import log_subject, where
@@ -53,18 +56,20 @@ class RemoteEngine:
         hold_timeout_s: float,
         on_step: Callable[[StepStats], None],
         on_end: Callable[[TokenSink], None],
+        on_lost: Callable[[EngineLink], None] = lambda link: None,
     ) -> None:
-        """hold_timeout_s: how long a stream waits for an engine that can continue it. on_step, on_end: for metrics."""
+        """hold_timeout_s: how long a stream waits for an engine that can continue it. on_step, on_end: for metrics. on_lost:
+        an engine's connection has ended."""
         self.model_id = model_id
         self.links: list[EngineLink] = []
         self._callers = callers
         self._hold_timeout_s = hold_timeout_s
-        self._on_step, self._on_end = on_step, on_end
+        self._on_step, self._on_end, self._on_lost = on_step, on_end, on_lost
         self._text: ModelText | None = None
         self._state: EngineState | None = None  # of the engine that was heard last
         self._defaults = SamplingDefaults()
         self._live: dict[Seq, RoutedStream] = {}
-        self._held: dict[RoutedStream, float] = {}  # since when, by time.monotonic
+        self._held: dict[RoutedStream, None] = {}
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
         self._draining = False
         self._idle = asyncio.Event()
@@ -76,10 +81,14 @@ class RemoteEngine:
     def add(self, link: EngineLink, text: ModelText) -> None:
         """Use an engine that has greeted this front. text: its model's."""
         assert link.welcome is not None and link.state is not None
-        self._text, self._defaults, self._state = text, link.welcome.defaults, link.state
+        link.text = self._text = text
+        self._defaults, self._state = link.welcome.defaults, link.state
         self.links.append(link)
         link.attach(self)
         self._place(list(self._held))
+        for other in self.links:
+            if other.is_leaving:
+                self._move(other, has_failed=False, keeps=True)
 
     def on_state(self, link: EngineLink) -> None:
         assert link.state is not None
@@ -102,10 +111,11 @@ class RemoteEngine:
             if link.streams:
                 log.warning("engine %s is gone: its %d streams move", link.invitation.engine, len(link.streams))
             self._move(link, has_failed=not link.is_leaving, keeps=False)
+            self._on_lost(link)
 
     def on_refused(self, link: EngineLink, live: RoutedStream, error: LlamaError) -> None:
         live.link = None
-        if isinstance(error, NotReady):
+        if isinstance(error, NotReady | RankFailure | CheckpointChanged):  # of the engine, not of the stream
             link.is_leaving = True
             self._place([live])
         else:
@@ -131,33 +141,30 @@ class RemoteEngine:
                 self._fail(live, PoisonRequest(text))
         self._place(live for live in lives if not live.stream.ended)
 
-    def _place(self, lives: Iterable[RoutedStream]) -> None:
-        """Continue streams that have no engine. Those for which there is none are held."""
+    def _place(self, lives: Iterable[RoutedStream], *, is_readmitted: bool = False) -> None:
+        """Continue streams that have no engine. Where there is none they are held. is_readmitted: their client was away."""
         # An engine puts each before all others, so the oldest comes last.
         for live in sorted(lives, key=lambda live: live.stream.timeline.submitted_s, reverse=True):
             link = self._choose(live)
             if link is None:
                 live.link = None
-                self._held.setdefault(live, time.monotonic())
+                live.lost_s = live.lost_s or time.monotonic()
+                self._held[live] = None
                 continue
             self._held.pop(live, None)
             try:
-                link.resume(live)
-            except EngineError as error:
+                link.resume(live, is_readmitted=is_readmitted)
+            except InvalidParameter as error:
                 self._fail(live, error)
 
     def _choose(self, live: RoutedStream) -> EngineLink | None:
-        """The engine that can compute the stream at the least cost."""
-        fit = [link for link in self.links if link.is_ready and live.stream.numerics in ("", link.numerics)]
-        seq = live.stream.sequence
-        return next(iter(self._by_cost(fit, seq.cache_scope, seq.prompt)), None)
-
-    @staticmethod
-    def _by_cost(links: Sequence[EngineLink], cache_scope: str, prompt: Sequence[int]) -> list[EngineLink]:
-        if len(links) < 2:
-            return list(links)
-        digests = prefixes(cache_scope, prompt)
-        return sorted(links, key=lambda link: link.cost(len(prompt), digests))
+        """The engine that can compute the stream at the least cost: one with its tokenizer, and with the numerics of its first
+        tokens."""
+        stream, seq = live.stream, live.stream.sequence
+        fit = [link for link in self.links if link.is_ready and stream.numerics in ("", link.numerics)]
+        fit = [link for link in fit if link.text is not None and link.text.tokenizer is stream.tokenizer]
+        digests = prefixes(seq.cache_scope, seq.prompt) if len(fit) > 1 else []
+        return min(fit, key=lambda link: link.cost(seq.prompt_len, digests), default=None)
 
     async def _tick_always(self) -> None:
         while True:
@@ -166,7 +173,7 @@ class RemoteEngine:
             now_s = time.monotonic()
             if now_s - due_s < TICK_S:  # else this process itself stood still, and has read nothing
                 self._suspect_silent(now_s)
-            for live in [live for live, since_s in self._held.items() if now_s - since_s > self._hold_timeout_s]:
+            for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self._hold_timeout_s]:
                 text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
                 self._fail(live, NotReady(text))
 
@@ -177,6 +184,7 @@ class RemoteEngine:
                 link.close()
             elif silent_s > MAX_GAP_S:
                 link.suspect()
+                self._note_loss()
                 if link.streams:
                     self._move(link, has_failed=True, keeps=True)
 
@@ -186,7 +194,7 @@ class RemoteEngine:
         now_s = time.monotonic()
         for number, queue_s in step.admitted:
             if (live := link.streams.get(number)) is not None:
-                live.is_admitted = True
+                live.is_admitted, live.lost_s = True, None
                 if live.stream.timeline.admitted_s is None:
                     live.stream.timeline.admitted_s = live.stream.timeline.submitted_s + queue_s
         if not step.numbers:
@@ -253,17 +261,24 @@ class RemoteEngine:
         if not seq.finished:
             seq.finish_reason = FinishReason.ERROR
         live.stream.fail(error)
+        if live.link is not None:
+            live.link.cancel([live])
         self._ended(live)
 
     def _ended(self, live: RoutedStream) -> None:
         if live.link is not None:
             live.link.streams.pop(live.number, None)
-        self._held.pop(live, None)
-        if self._live.pop(live.stream.sequence, None) is not None:
+        if self._forget(live):
             live.stream.timeline.ended_s = time.monotonic()
             self._on_end(live.stream)
+
+    def _forget(self, live: RoutedStream) -> bool:
+        """Whether the stream was known."""
+        self._held.pop(live, None)
+        was_known = self._live.pop(live.stream.sequence, None) is not None
         if not self._live:
             self._idle.set()
+        return was_known
 
     def _cancel(self, seq: Seq) -> None:
         """Nobody reads the stream of this sequence any more."""
@@ -310,6 +325,11 @@ class RemoteEngine:
         state = self.describe()
         return state.max_batch_size * state.max_seq_len + max(state.max_queue_tokens, state.max_seq_len)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it has an engine, or waits for one."""
+        return bool(self.links or self._live) or time.monotonic() - self._lost_s < self._hold_timeout_s
+
     def readiness(self) -> Readiness:
         if self._draining:
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
@@ -330,7 +350,8 @@ class RemoteEngine:
             raise readiness.not_ready()
         limit = self.describe().max_queue
         usable = [link for link in self.links if link.takes_requests]
-        num_waiting = min((link.waiting for link in usable), default=len(self._held))
+        num_held = sum(not live.stream.numerics for live in self._held)  # without those that had begun
+        num_waiting = min((link.waiting for link in usable), default=num_held)
         if num_waiting > limit:
             raise QueueFull(f"{num_waiting} sequences wait already, the limit is {limit}", retry_after_s=2.0)
 
@@ -346,36 +367,38 @@ class RemoteEngine:
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
         tokenizer = self.tokenizer
+        sequences = sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
+        request = replace(request, prompts=[seq.prompt for seq in sequences[:: request.n]])  # of plain ints
         lives = [
-            RoutedStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed))
-            for seq in sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
+            RoutedStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed)) for seq in sequences
         ]
         for live in lives:
             self._live[live.stream.sequence] = live
         self._idle.clear()
         try:
             if not await self._submitted(lives, request, request_id):
-                self._place(lives)
+                self._place(live for live in lives if live.stream.sequence in self._live)
         except BaseException:
             for live in lives:
-                del self._live[live.stream.sequence]
+                self._forget(live)
             raise
         return [live.stream for live in lives]
 
     async def _submitted(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
-        """Whether an engine has taken the request. Raises the refusal of the last one."""
-        refusal: LlamaError | None = None
-        usable, prompt = [link for link in self.links if link.takes_requests], request.prompts[0]
-        for link in self._by_cost(usable, request.cache_scope, prompt):
+        """Whether an engine has taken the request. Raises the refusal of the last one whose queue is full."""
+        refusal: QueueFull | None = None
+        usable = [link for link in self.links if link.takes_requests and link.text is self._text]
+        prompt = request.prompts[0]
+        digests = prefixes(request.cache_scope, prompt) if len(usable) > 1 else []
+        for link in sorted(usable, key=lambda link: (not link.is_ready, link.cost(len(prompt), digests))):
             try:
                 if await link.submit(lives, request, request_id):
-                    if len(usable) > 1:
-                        link.prefixes.add(prefixes(request.cache_scope, prompt))
+                    link.prefixes.add(digests)
                     return True
-            except NotReady:
-                link.is_leaving = True
             except QueueFull as error:
                 refusal = error
+            except EngineError:
+                link.is_leaving = True
         if refusal is not None:
             raise refusal
         return False
@@ -393,7 +416,7 @@ class RemoteEngine:
                 lives.append(live)
         if lives:
             self._idle.clear()
-            self._place(lives)
+            self._place(lives, is_readmitted=True)
 
     def abort(self, request_id: str) -> bool:
         """End the request with this id; its reader gets RequestAborted. False if it has no stream here."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -87,7 +88,8 @@ class _GenerationRequest:
             limit_s = self._limit_s()
             end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
             plan = await self._planned(limit_s, end_s)
-            serializer = await self._submit(plan)
+            async with self._within(limit_s, end_s):
+                serializer = await self._submit(plan)
             if limit_s is not None and end_s is not None and self._choices is not None:
                 self._deadline = self._loop.call_at(end_s, self._choices.end, self._late(limit_s))
             await self._answer(plan, serializer)
@@ -130,15 +132,20 @@ class _GenerationRequest:
         """How much earlier than the limit this request ends, so that Serve's own timer does not end it first."""
         return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._headers else 0.0
 
+    @asynccontextmanager
+    async def _within(self, limit_s: float | None, end_s: float | None) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded where the block runs beyond `end_s`."""
+        try:
+            async with asyncio.timeout_at(end_s) as timeout:
+                yield
+        except TimeoutError:
+            if limit_s is None or not timeout.expired():
+                raise
+            raise self._late(limit_s) from None
+
     async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
-        if limit_s is None:
+        async with self._within(limit_s, end_s):
             plan = await self._plan()
-        else:
-            try:
-                async with asyncio.timeout_at(end_s):
-                    plan = await self._plan()
-            except TimeoutError:
-                raise self._late(limit_s) from None
         self._record.planned(plan)
         if self._endpoint.log_prompts:
             tokenizer = self._engine.tokenizer

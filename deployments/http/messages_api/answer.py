@@ -49,9 +49,9 @@ class MessagesSerializer:
         self._open: str = ""  # type of the block that further pieces may extend
 
     def opening(self) -> bytes:
-        """`message_start`, whose usage cannot count cached tokens yet; that of `message_delta` does."""
+        """`message_start`, whose usage counts no cached tokens, which are not known yet; that of `message_delta` does."""
         message: Fields = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-        return _event({"type": "message_start", "message": {**message, "usage": self._usage()}})
+        return _event({"type": "message_start", "message": {**message, "usage": self._usage(num_cached=0)}})
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         pieces = self._shown(self._answer.take(delta))
@@ -62,7 +62,10 @@ class MessagesSerializer:
 
     def end_of_stream(self) -> bytes:
         reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
-        events = [*self._block_stop(), _event({"type": "message_delta", "delta": reason, "usage": self._usage()})]
+        events = [
+            *self._block_stop(),
+            _event({"type": "message_delta", "delta": reason, "usage": self._usage(self._answer.num_cached)}),
+        ]
         return b"".join([*events, _event({"type": "message_stop"})])
 
     def failure(self, error: LlamaError, request_id: str) -> bytes:
@@ -79,7 +82,7 @@ class MessagesSerializer:
             else:
                 blocks.append(_text_block(piece, piece.text))
         reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
-        return _encode({**self._head, "content": blocks, **reason, "usage": self._usage()})
+        return _encode({**self._head, "content": blocks, **reason, "usage": self._usage(self._answer.num_cached)})
 
     def _shown(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
         return (piece for piece in pieces if self._shows_thinking or not isinstance(piece, Reasoning))
@@ -119,13 +122,13 @@ class MessagesSerializer:
             return "stop_sequence"
         return "tool_use" if self._answer.num_calls else "end_turn"
 
-    def _usage(self) -> Fields:
+    def _usage(self, num_cached: int) -> Fields:
         """Tokens so far. Those of the prompt that were cached are not among `input_tokens`."""
         answer = self._answer
         usage: Fields = {
-            "input_tokens": answer.num_prompt - answer.num_cached,
+            "input_tokens": answer.num_prompt - num_cached,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": answer.num_cached,
+            "cache_read_input_tokens": num_cached,
             "output_tokens": answer.num_generated,
         }
         if answer.num_reasoning:

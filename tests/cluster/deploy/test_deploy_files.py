@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
 from cluster.driver.placement import group_bundles, shortage
 from deployments.args import EngineArgs, IngressArgs
@@ -73,7 +73,9 @@ def test_serve_and_the_server_accept_the_application(name: str) -> None:
     fronts, engine = config.applications
     assert (fronts.name, fronts.route_prefix, fronts.import_path) == ("llama", "/", "deployments.app:build_ingress")
     assert (engine.route_prefix, engine.import_path) == (None, "deployments.app:build_engine")
-    assert [deployment.name for deployment in fronts.deployments] == ["LlamaIngress"]
+    (front,) = fronts.deployments
+    assert front.name == "LlamaIngress"
+    assert RayActorOptionsSchema.model_validate(front.ray_actor_options).resources == {"front": 1}
     assert [deployment.name for deployment in engine.deployments] == ["LlamaEngine"]
     assert config.http_options.host == "0.0.0.0", "HAProxy and replicas reach each other over the network"
     assert IngressArgs(**fronts.args).api_key_file, "a server that others reach asks for API keys"
@@ -149,6 +151,7 @@ def test_the_cluster_launcher_accepts_its_file() -> None:
 
 def test_the_launchers_commands_are_shipped_files() -> None:
     text = (DEPLOY / "launcher.yaml").read_text()
+    assert text.count("--resources='{\"front\": 1}'") == 2, "nodes without it hold no front"
     paths = re.findall(r"/opt/llama/(cluster/\S+?)['\s]", text)
     assert len(paths) >= 4 and [path for path in paths if not (REPOSITORY / path).exists()] == []
     (deploy,) = (line for line in text.splitlines() if "serve deploy" in line and "ray exec" in line)

@@ -9,7 +9,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import remote_engine
 from deployments.fleet.front_server import FrontStream
 from deployments.fleet.messages import Step
-from llama_core.errors import NotReady, PoisonRequest, QueueFull
+from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
@@ -268,3 +268,58 @@ async def test_two_steps_that_an_engine_reads_at_once_are_two_frames(monkeypatch
         stream.push([6])
         await asyncio.sleep(0)
         assert [(step.numbers, step.tokens) for step in sent] == [([7], [[5]]), ([7], [[6]])]
+
+
+async def test_a_refused_request_leaves_the_streams_of_the_next_one_alone() -> None:
+    """Both are sent before the engine answers."""
+    async with FleetOfEngines(slow) as fleet:
+        await fleet.start(max_batch_size=1, max_queue=1)
+        first = asyncio.create_task(fleet.submit(PROMPT, GREEDY, n=2))
+        refused = asyncio.create_task(fleet.submit(PROMPT, GREEDY, n=2))
+        third = asyncio.create_task(fleet.submit([1, 9], GREEDY))
+        with pytest.raises(QueueFull):
+            await refused
+        assert [await read(stream) for stream in await first] == [expected(), expected()]
+        with pytest.raises(QueueFull):
+            await third
+        (stream,) = await fleet.submit([1, 9], GREEDY)
+        assert await read(stream) == expected([1, 9])
+        await asyncio.wait_for(fleet.fleet.drain(), 5)
+
+
+async def test_a_request_that_an_engine_cannot_read_is_refused_and_costs_no_connection() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        for bad in (SamplingParams(ignore_eos=1), GREEDY):  # type: ignore[arg-type]
+            with pytest.raises(InvalidParameter, match="cannot be sent"):
+                await fleet.submit(PROMPT, bad, owner="\ud800" if bad is GREEDY else "")
+        assert await read(stream) == expected()
+        assert engine.server is not None and len(engine.server.connections) == 1
+
+
+async def test_streams_of_an_engine_that_gives_up_are_held_and_not_ended() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        first = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(stream)
+        first.service.loop.fail(RankFailure("the ranks could not be brought back"))
+        await until(lambda: not first.server or not first.server.connections)
+        assert not stream.ended
+        await fleet.start()
+        assert await read(stream) == expected()
+
+
+async def test_a_client_that_comes_back_waits_its_turn() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        await fleet.start(max_batch_size=1)
+        (back,) = await fleet.submit(PROMPT, GREEDY)
+        await begun(back)
+        back.suspend()
+        (running,) = await fleet.submit([1, 9], GREEDY)
+        await begun(running)
+        (earlier,) = await fleet.submit([1, 8], GREEDY)
+        await fleet.fleet.readmit([back])
+        assert await read(earlier) == expected([1, 8])
+        assert back.sequence.length - back.sequence.prompt_len < 60, "it was not taken up before"
+        assert await read(back) == expected()

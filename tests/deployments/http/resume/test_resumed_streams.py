@@ -166,6 +166,17 @@ async def test_a_finished_stream_is_sent_again_from_any_event_without_computing(
         assert engine.ranks.num_steps == num_steps
 
 
+async def test_a_message_that_is_sent_again_begins_as_it_began() -> None:
+    """Though the number of cached tokens is known by then."""
+    body = {"messages": [{"role": "user", "content": "Hello " * 40}], "max_tokens": 8, "stream": True}
+    async with LoopEngine().running() as engine:
+        app = app_of(engine)
+        for key in ("", "a"):
+            first = await call(app, body, key, path="/v1/messages").end()
+        again = await call(app, body, "a", path="/v1/messages").end()
+        assert again[0] == first[0] and b'"cache_read_input_tokens":0' not in again[-2]
+
+
 async def test_two_requests_of_one_key_at_a_time_are_one_stream() -> None:
     async with LoopEngine().running() as engine:
         app = app_of(engine)
