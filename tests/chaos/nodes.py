@@ -169,8 +169,8 @@ class Nodes:
         self.change(self.num_engines)
 
     def front_down(self) -> None:
-        """One front less, then again all."""
-        self.change(self.num_engines, NUM_FRONTS - 1)
+        """One front less while engines are upgraded, so that the one that drains needs the new engines; then again all."""
+        self.change(self.num_engines, NUM_FRONTS - 1, max_queue=self._engine_args["max_queue"] + 1)
         self.change(self.num_engines)
 
     def upgrade(self) -> None:
