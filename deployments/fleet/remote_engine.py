@@ -436,7 +436,8 @@ class RemoteEngine:
 
     async def stop(self) -> None:
         self._ticking.cancel()
-        for link in list(self.links):
+        links, self.links = self.links, []  # so that none is met again
+        for link in links:
             link.close()
 
     def describe(self) -> EngineState:

@@ -220,6 +220,17 @@ async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_o
         assert await read(stream) == expected()
 
 
+async def test_a_front_that_ends_does_not_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[object] = []
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start()
+        monkeypatch.setattr(fleet.fleet.models["demo"], "_on_lost", lost.append)
+        assert engine.server is not None and engine.server.connections
+        await fleet.fleet.stop()
+        await until(lambda: engine.server is not None and not engine.server.connections)
+        assert not lost
+
+
 async def test_a_cancelled_stream_frees_the_engines_blocks() -> None:
     async with FleetOfEngines(slow) as fleet:
         engine = await fleet.start()
