@@ -10,7 +10,7 @@ from deployments.fleet import directory
 
 
 class Call:
-    """As Serve's `ReplicaResult`."""
+    """As Serve's result of one replica."""
 
     def __init__(self, get: Callable[[], Coroutine[Any, Any, str]]) -> None:
         self.get_async = get
