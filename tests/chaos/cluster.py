@@ -10,7 +10,7 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,11 +60,11 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     return faults, streams
 
 
-def pauses(fault: Fault, streams: Streams) -> list[float]:
-    """The longest time between two events of each stream that lived when the fault happened."""
+def pauses(fault: Fault, streams: Streams, until: float) -> list[float]:
+    """The longest time between two events of each stream that lived between the fault and `until`."""
     found = []
     for times in streams.times:
-        if times and times[0] < fault.began < times[-1]:
+        if times and times[0] < until and fault.began < times[-1]:
             around = [
                 after - before
                 for before, after in pairwise(times)
@@ -75,31 +75,30 @@ def pauses(fault: Fault, streams: Streams) -> list[float]:
     return found
 
 
+def summary(faults: Sequence[Fault], streams: Streams) -> dict[str, Any]:
+    """Of faults that were alone, in seconds."""
+    alone = [fault for fault in faults if fault.is_alone]
+    longest = [max(pauses(fault, streams, fault.settled), default=0.0) for fault in alone]
+    return {
+        "settled": spread([fault.settled - fault.began for fault in alone]),
+        "pauses of streams live at the fault": spread([s for f in alone for s in pauses(f, streams, f.began)]),
+        "longest pause of a fault": spread(longest),
+    }
+
+
 def report(faults: list[Fault], streams: Streams) -> dict[str, Any]:
-    by_kind: dict[str, list[list[float]]] = defaultdict(list)
-    for fault in faults:
-        if fault.is_alone:
-            by_kind[fault.kind].append(pauses(fault, streams))
-    single = [found for kind in SINGLE for found in by_kind.get(kind, [])]
+    kinds = Counter(fault.kind for fault in faults)
     return {
         "faults": len(faults),
-        "kinds": dict(Counter(fault.kind for fault in faults)),
+        "kinds": dict(kinds),
         "answers": streams.num_answers,
         "endings": streams.endings(),
         "lost": len(streams.lost),
         "differing": len(streams.differing),
         "doubled": streams.num_doubled,
         "examples": (streams.lost + streams.differing)[:10],
-        "pause_s_of_a_stream": {kind: spread([s for found in each for s in found]) for kind, each in by_kind.items()},
-        "longest_pause_s_of_a_fault": {
-            kind: spread([max(found) for found in each if found]) for kind, each in by_kind.items()
-        },
-        "single_faults_pause_s": spread([s for found in single for s in found]),
-        "single_faults_longest_pause_s": spread([max(found) for found in single if found]),
-        "settled_s": {
-            kind: spread([f.settled - f.began for f in faults if f.kind == kind and f.is_alone]) for kind in by_kind
-        },
-    }
+        "single faults": summary([fault for fault in faults if fault.kind in SINGLE], streams),
+    } | {kind: summary([fault for fault in faults if fault.kind == kind], streams) for kind in kinds}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

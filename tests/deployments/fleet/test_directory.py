@@ -10,7 +10,7 @@ from deployments.fleet import directory
 
 
 class Call:
-    """As Serve's result of one replica."""
+    """What Serve has of the call of one replica."""
 
     def __init__(self, get: Callable[[], Coroutine[Any, Any, str]]) -> None:
         self.get_async = get
