@@ -229,7 +229,7 @@ def _command(pid: int) -> str:
 
 
 def _broadcast(deployment: str, application: str, method: str) -> list[Any]:
-    return serve.get_deployment_handle(deployment, application).broadcast(method).results(timeout_s=10.0)
+    return serve.get_deployment_handle(deployment, application).broadcast(method).results(timeout_s=30.0)
 
 
 def _replicas(application: str, deployment: str) -> list[int]:
