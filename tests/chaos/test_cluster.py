@@ -14,7 +14,7 @@ KINDS = ("engine", "cut", "rank", "down", "front", "controller")
 
 
 def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) -> None:
-    flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--streams", "12", "--max-tokens", "300", "--pause", "1"]
+    flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--streams", "8", "--max-tokens", "300", "--pause", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.cluster", *flags, "--json", str(tmp_path / "report.json")],
         cwd=REPOSITORY,
@@ -27,4 +27,4 @@ def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["lost"] == seen["differing"] == 0
-    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 12
+    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 8
