@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos.from_outside import spread
-from tests.chaos.load import KINDS as REQUESTS
+from tests.chaos.load import KINDS as REQUESTS_OF_ONE_ENGINE
 from tests.chaos.load import Streams, asks
 from tests.chaos.nodes import MODEL, Nodes
 from tests.support.main_thread import MainThread
 from tests.support.ray_nodes import few_processes
 
+REQUESTS: Final = (*REQUESTS_OF_ONE_ENGINE, "four choices")
 SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
 KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front", "front_down")
 
