@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "no sign counts": (FanOut, "note_failure_sign", _serve_on),
     "a step is forgotten": (FanOut, "fail", _forget_one),
     "a late verdict": (fan_out, "_SECOND_SIGN_S", 5.0),
-    "errors escape": (wire, "_UNREADABLE", (UnicodeDecodeError,)),
+    "errors escape": (wire, "UNREADABLE", (UnicodeDecodeError,)),
     "no answer": (StepExecutor, "_answer", lambda executor, output: None),
 }
 
