@@ -62,7 +62,8 @@ class LlamaEngine:
 
     async def __call__(self, request: Request) -> Response:
         """Serve gives the first deployment of an application a port for HTTP. Only fronts serve HTTP."""
-        return Response("An engine serves no HTTP: send requests to the application llama.\n", 404)
+        text = "An engine serves no HTTP: send requests to the application llama.\n"
+        return Response(text, 404, {"Connection": "close"})
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""

@@ -18,6 +18,7 @@ from deployments.fleet.fleet import Fleet
 from deployments.fleet.invitation import Invitation
 from deployments.handle_api import HandleApi
 from deployments.ingress import collect_garbage_rarely, http_app_of, keys_of
+from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
 from deployments.observe.tracing import open_tracing
@@ -28,6 +29,7 @@ class LlamaFront(HandleApi):
     """One front. Its deployment is called LlamaIngress."""
 
     def __init__(self, args: IngressArgs) -> None:
+        keep_replica_on_loopback()
         log_like_serve(args.log_format)
         self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics()

@@ -1,7 +1,7 @@
-"""A cache that several owners share without learning of one another, and which owner such a cache evicts from."""
+"""A cache that several owners share without learning of one another."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
@@ -64,11 +64,3 @@ class SharedCache(Generic[Value]):
         self._held[owner] -= num_bytes
         if not own:
             del self._values[owner], self._held[owner]
-
-
-def heaviest_owner(sizes: Iterable[tuple[str, int]]) -> str:
-    """The owner whose values take most together; of equal owners, the first. sizes: owner and size of each value."""
-    held: dict[str, int] = {}
-    for owner, size in sizes:
-        held[owner] = held.get(owner, 0) + size
-    return max(held, key=held.__getitem__)

@@ -100,8 +100,8 @@ class EngineLoop:
     def sequences_of(self, request: Request, request_id: str) -> list[Sequence]:
         """The sequences of a request that may be queued as a whole; `enter` queues them. Raises what `submit` raises."""
         self._check_takes_requests()
+        self.check_capacity(request.owner, [len(prompt) for prompt in request.prompts for _ in range(request.n)])
         sequences = sequences_of(request, self.vocab_size, self.max_seq_len, request_id)
-        self.check_capacity(request.owner, [seq.prompt_len for seq in sequences])
         self.num_requests += 1
         return sequences
 

@@ -35,7 +35,8 @@ class RoutedStream:
     """A stream of this front. link, number: of the engine that computes it; None while it is held.
 
     num_failures: engines that have ended since its last token, with it in their batches. is_accepted: the engine has queued it.
-    is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again.
+    is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again. has_begun:
+    it has been in a batch. is_readmitted: its client was away, and it has not been in a batch since.
     """
 
     stream: SequenceStream
@@ -45,6 +46,8 @@ class RoutedStream:
     is_accepted: bool = False
     is_admitted: bool = False
     lost_s: float | None = None
+    has_begun: bool = False
+    is_readmitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +158,8 @@ class EngineLink(asyncio.Protocol):
             self._accepting.pop(numbers[0], None)
         return is_accepted
 
-    def resume(self, live: RoutedStream, *, is_readmitted: bool = False) -> None:
-        """Continue a stream that another engine has begun. is_readmitted: for a client that comes back, which waits its turn.
-        Raises InvalidParameter for one that is too long for a message."""
+    def resume(self, live: RoutedStream) -> None:
+        """Continue a stream that another engine had. Raises InvalidParameter for one that is too long for a message."""
         seq = live.stream.sequence
         self._send(
             messages.Continue(
@@ -171,7 +173,8 @@ class EngineLink(asyncio.Protocol):
                 seq.request_id,
                 not seq.wants_prompt_logprobs,
                 live.num_failures,
-                is_readmitted,
+                live.has_begun and not live.is_readmitted,
+                live.is_readmitted,
             )
         )
         live.is_accepted = True

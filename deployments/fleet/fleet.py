@@ -101,6 +101,16 @@ class Fleet:
             )
         log.info("connected with engine %s of %s", invitation.engine, invitation.model)
         model.add(link, text)
+        await self._forget_unused()
+
+    async def _forget_unused(self) -> None:
+        """Models that are served no more, and texts that no engine has."""
+        for name, model in list(self._models.items()):
+            if not model.is_served:
+                del self._models[name]
+                await model.stop()
+        used = [link.text for model in self._models.values() for link in model.links]
+        self._texts = {digest: text for digest, text in self._texts.items() if text in used}
 
     async def _greeted(self, link: EngineLink) -> ModelText:
         """The text of the engine's model. Raises OSError, WireError, TimeoutError or LlamaError."""
@@ -114,7 +124,9 @@ class Fleet:
 
     def _meet_again(self, link: EngineLink) -> None:
         """The connection may have ended without its engine."""
-        if not link.is_leaving:
+        if link.is_leaving:
+            del self._met[link.invitation.engine]
+        else:
             meeting = asyncio.get_running_loop().create_task(self.meet(link.invitation))
             self._meetings.add(meeting)
             meeting.add_done_callback(self._meetings.discard)

@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES: Final = 64 * 2**20  # of a front that does not read: its connection is closed then
 HANDSHAKE_S: Final = 10.0
+MAX_UNGREETED: Final = 256  # connections that have not proven to know the secret
+TIMES_CAPACITY: Final = (
+    8  # streams of one front at most, in sequences that the engine can take; others have ended elsewhere
+)
 _HAD = TokenLogprob(0.0, ())  # in the place of one that the front has
 
 
@@ -92,7 +96,7 @@ class FrontConnection(asyncio.Protocol):
         self._deframer = Deframer(MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._is_greeted = False
-        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "no greeting")
+        self._deadline: asyncio.TimerHandle | None = None  # of the greeting
         self._numbers: list[int] = []
         self._in_frame: set[int] = set()  # of `_numbers`
         self._tokens: list[list[int]] = []
@@ -127,12 +131,18 @@ class FrontConnection(asyncio.Protocol):
             self._transport.write(frame(message))
 
     def close(self, reason: str) -> None:
-        log.warning("closing the connection with a front: %s", reason)
+        log.log(
+            logging.WARNING if self._is_greeted else logging.DEBUG, "closing the connection with a front: %s", reason
+        )
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class has the methods but not the base class
+        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "no greeting")
+        self.server.ungreeted.add(self)
+        if len(self.server.ungreeted) > MAX_UNGREETED:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -145,7 +155,9 @@ class FrontConnection(asyncio.Protocol):
             self.close(str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.server.ungreeted.discard(self)
         self.server.connections.discard(self)
         self._cancel(list(self._streams))
 
@@ -154,8 +166,10 @@ class FrontConnection(asyncio.Protocol):
             raise WireError("the secret is not this engine's")
         if not messages.works_with(hello.protocol):
             raise WireError(f"its protocol is {hello.protocol}, this engine's {PROTOCOL}")
+        assert self._deadline is not None
         self._deadline.cancel()
         self._is_greeted = True
+        self.server.ungreeted.discard(self)
         self._deframer.max_frame_bytes = MAX_FRAME_BYTES
         self.server.connections.add(self)
         self.send(self.server.welcome(hello.has_files))
@@ -164,6 +178,7 @@ class FrontConnection(asyncio.Protocol):
         if isinstance(message, messages.Cancel):
             self._cancel(message.numbers, is_stop=message.is_stop)
             return
+        self._check(message)
         first = message.first if isinstance(message, messages.Submit) else message.number
         try:
             if isinstance(message, messages.Submit):
@@ -177,10 +192,24 @@ class FrontConnection(asyncio.Protocol):
                 stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.engine_loop))
                 if message.is_readmitted:
                     self.server.engine_loop.check_capacity(message.owner, [len(message.prompt)])
-                self.server.engine_loop.continue_(stream, message.num_failures, first=not message.is_readmitted)
+                self.server.engine_loop.continue_(stream, message.num_failures, first=message.has_begun)
         except LlamaError as error:
             self._streams.pop(first, None)
             self.send(messages.Refused(first, fault_of(error)))
+
+    def _check(self, message: messages.Submit | messages.Continue) -> None:
+        """Raises WireError for what no front sends."""
+        count, numbers = 1, (message.number,) if isinstance(message, messages.Continue) else ()
+        if isinstance(message, messages.Submit):
+            request = message.request
+            if request.n < 1 or len(request.params) != len(request.prompts):
+                raise WireError("a request without choices, or without parameters for each prompt")
+            count = request.num_choices
+            numbers = range(message.first, message.first + count)
+        if len(self._streams) + count > TIMES_CAPACITY * self.server.capacity:
+            raise WireError(f"more than {TIMES_CAPACITY * self.server.capacity} streams")
+        if any(number in self._streams for number in numbers):
+            raise WireError("the number of a stream that lives")
 
     def _cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:
         for number in numbers:
@@ -227,11 +256,17 @@ class FrontServer:
         self.secret = secrets.token_bytes(32)
         self.elapsed_ms = 0.0
         self.connections: set[FrontConnection] = set()
+        self.ungreeted: set[FrontConnection] = set()
         self._service = service
         self._files, self._files_digest = files, files.digest
         self._servers: list[asyncio.Server] = []
         self._dir: SocketDir | None = None
         self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that run and wait at most."""
+        return self._service.config.max_batch_size + self._service.args.max_queue
 
     @property
     def engine_loop(self) -> EngineLoop:
@@ -244,7 +279,13 @@ class FrontServer:
         path = self._dir.socket_path
         self._servers = [
             await loop.create_unix_server(lambda: FrontConnection(self), path),
-            await loop.create_server(lambda: FrontConnection(self), host, 0, ssl=tls_context(key, "driver")),
+            await loop.create_server(
+                lambda: FrontConnection(self),
+                host,
+                0,
+                ssl=tls_context(key, "driver"),
+                ssl_handshake_timeout=HANDSHAKE_S,
+            ),
         ]
         port = self._servers[1].sockets[0].getsockname()[1]
         self._beating = asyncio.create_task(self._beat_always())

@@ -12,7 +12,7 @@ import msgspec
 from cluster.wire.messages import UNREADABLE, WireError
 from deployments.engine.interface import EngineState, SamplingDefaults
 from deployments.fleet.model_files import ModelFiles
-from llama_core.errors import EngineError, LlamaError, QueueFull, error_classes
+from llama_core.errors import LlamaError, QueueFull, error_classes
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 
@@ -37,10 +37,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
-    """A stream that another engine has begun. It goes ahead of the queue. output: its tokens so far.
+    """A stream that another engine had. output: its tokens so far.
 
     has_prompt_logprobs: the front has all of them. num_failures: engines that have ended while they computed its next token.
-    is_readmitted: its client was away, so it waits its turn as a new request does.
+    has_begun: it goes ahead of the queue; another one waits its turn. is_readmitted: its client was away, so it is refused
+    where a new request would be.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
     request_id: str
     has_prompt_logprobs: bool
     num_failures: int
+    has_begun: bool = True
     is_readmitted: bool = False
 
 
@@ -169,7 +171,7 @@ def fault_of(error: LlamaError) -> Fault:
 
 
 def error_of(fault: Fault) -> LlamaError:
-    kind = error_classes().get(fault.code, EngineError)
+    kind = error_classes().get(fault.code, LlamaError)  # of a newer version: of the request alone
     error = kind(fault.message, param=fault.param)
     if isinstance(error, QueueFull):
         error.retry_after_s = fault.retry_after_s

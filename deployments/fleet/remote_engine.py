@@ -32,6 +32,7 @@ from llama_core.errors import (
     RequestAborted,
 )
 from llama_core.log_lines import log_subject, where
+from llama_core.scheduling.fair_queue import TIMES_FREE_CAPACITY
 from llama_core.scheduling.request import FinishReason, Request, sequences_of
 from llama_core.scheduling.request import Sequence as Seq
 from llama_core.text.answer_format import AnswerFormat
@@ -141,8 +142,8 @@ class RemoteEngine:
                 self._fail(live, PoisonRequest(text))
         self._place(live for live in lives if not live.stream.ended)
 
-    def _place(self, lives: Iterable[RoutedStream], *, is_readmitted: bool = False) -> None:
-        """Continue streams that have no engine. Where there is none they are held. is_readmitted: their client was away."""
+    def _place(self, lives: Iterable[RoutedStream]) -> None:
+        """Continue streams that have no engine. Where there is none they are held."""
         # An engine puts each before all others, so the oldest comes last.
         for live in sorted(lives, key=lambda live: live.stream.timeline.submitted_s, reverse=True):
             link = self._choose(live)
@@ -153,7 +154,7 @@ class RemoteEngine:
                 continue
             self._held.pop(live, None)
             try:
-                link.resume(live, is_readmitted=is_readmitted)
+                link.resume(live)
             except InvalidParameter as error:
                 self._fail(live, error)
 
@@ -194,7 +195,7 @@ class RemoteEngine:
         now_s = time.monotonic()
         for number, queue_s in step.admitted:
             if (live := link.streams.get(number)) is not None:
-                live.is_admitted, live.lost_s = True, None
+                live.is_admitted, live.has_begun, live.is_readmitted, live.lost_s = True, True, False, None
                 if live.stream.timeline.admitted_s is None:
                     live.stream.timeline.admitted_s = live.stream.timeline.submitted_s + queue_s
         if not step.numbers:
@@ -348,12 +349,18 @@ class RemoteEngine:
         readiness = self.readiness()
         if not readiness.takes_requests:
             raise readiness.not_ready()
-        limit = self.describe().max_queue
-        usable = [link for link in self.links if link.takes_requests]
-        num_held = sum(not live.stream.numerics for live in self._held)  # without those that had begun
-        num_waiting = min((link.waiting for link in usable), default=num_held)
-        if num_waiting > limit:
-            raise QueueFull(f"{num_waiting} sequences wait already, the limit is {limit}", retry_after_s=2.0)
+        state, usable = self.describe(), [link for link in self.links if link.takes_requests]
+        if usable:
+            num_waiting = min(link.waiting for link in usable)
+        else:  # of those that no engine has had
+            held = [live.stream.sequence for live in self._held if not live.has_begun]
+            num_waiting, num_tokens = len(held), sum(seq.prompt_len for seq in held)
+            own = sum(seq.owner == owner for seq in held)
+            is_share = own and own >= TIMES_FREE_CAPACITY * (state.max_queue - num_waiting)
+            if num_tokens > state.max_queue_tokens or (owner and is_share):
+                raise QueueFull("too many requests wait for an engine", retry_after_s=2.0)
+        if num_waiting > state.max_queue:
+            raise QueueFull(f"{num_waiting} sequences wait already, the limit is {state.max_queue}", retry_after_s=2.0)
 
     def cache_scope(self, owner: str) -> str:
         return self._callers.cache_scope(owner)
@@ -363,6 +370,11 @@ class RemoteEngine:
 
     async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
         self.check_capacity(request.owner)
+        state = self.describe()
+        if request.num_choices > (most := state.max_batch_size + state.max_queue):
+            raise InvalidParameter(
+                f"n: at most {most} choices can be taken at once (max_batch_size + max_queue)", param="n"
+            )
         request = replace(request, cache_scope=self.cache_scope(request.owner))
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
@@ -412,11 +424,11 @@ class RemoteEngine:
             stream.begin_again(is_timed=is_timed)
             if not stream.ended:
                 stream.sequence.request_id = "" if subject is None else subject.request_id
-                self._live[stream.sequence] = live = RoutedStream(stream)
+                self._live[stream.sequence] = live = RoutedStream(stream, is_readmitted=True)
                 lives.append(live)
         if lives:
             self._idle.clear()
-            self._place(lives, is_readmitted=True)
+            self._place(lives)
 
     def abort(self, request_id: str) -> bool:
         """End the request with this id; its reader gets RequestAborted. False if it has no stream here."""

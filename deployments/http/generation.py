@@ -27,8 +27,8 @@ from deployments.observe.tracing import Tracing
 from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice, WholeSerializer
 from deployments.openai.answers.slices import run_in_slices
 from deployments.openai.answers.whole_answer import send_whole
-from deployments.openai.field_types import Body
-from deployments.openai.plan import MAX_OWNER_CHARS, Plan, engine_of
+from deployments.openai.field_types import MAX_OWNER_CHARS, Body
+from deployments.openai.plan import Plan, engine_of
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
@@ -165,6 +165,8 @@ class _GenerationRequest:
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
         plan = await endpoint.kind.plan(body, engine, endpoint.encoder.of(self._owner_of(body), engine))
+        if not endpoint.kind.reads_body:
+            self._body = body = type(body).model_construct(model=getattr(body, "model", None))
         if self._owner:
             plan = replace(plan, request=replace(plan.request, owner=self._owner))
         return plan if self._resumption is None else self._resumption.repeatable(plan, body)

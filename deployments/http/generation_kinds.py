@@ -37,6 +37,7 @@ class GenerationKind(Generic[BodyT]):
     serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
     answer: type
     generates: bool = True
+    reads_body: bool = False  # the serializer does, which keeps the body as long as the answer
 
 
 def _without_body(

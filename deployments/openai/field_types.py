@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_BAD_WORDS
 
 MAX_PRIORITY = 100
+MAX_OWNER_CHARS = 64
 MAX_CHOICES = 128  # prompts * n of one request
 MAX_STOPS = 16  # each costs a comparison for every character of the answer
 MAX_STOP_CHARS = 256
@@ -37,6 +39,7 @@ MAX_VARIABLE_CHARS = 4096
 NOT_TEXT = "[an image or a file, which this model cannot read]"
 MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
 
+User = Annotated[str | None, AfterValidator(lambda name: name and name[:MAX_OWNER_CHARS])]
 TextPrompts = list[str]
 IdPrompts = list[list[int]]
 

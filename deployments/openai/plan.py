@@ -30,7 +30,6 @@ from llama_core.text.tools.tool import ToolUse
 
 _DEFAULTS = tuple(field.name for field in fields(SamplingDefaults))
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
-MAX_OWNER_CHARS = 64
 # Of one request: about 15 MB of answer. No decode step paces a client that asks for prompt log-probabilities.
 MAX_PROMPT_LOGPROBS = 2**18
 # Of the tokens that one request may generate: about 110 MB in the replica until the request ends, and up to 90 MB of answer.
@@ -268,7 +267,7 @@ def _plan(
         [first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
         stop=tuple(body.stop),
-        owner=(body.user or "")[:MAX_OWNER_CHARS],
+        owner=body.user or "",
         priority=body.priority or 0,
         skip_special_tokens=body.skip_special_tokens is not False,
         shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,

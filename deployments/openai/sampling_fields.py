@@ -16,6 +16,7 @@ from deployments.openai.field_types import (
     LogitBias,
     OptionalInteger,
     Stop,
+    User,
 )
 from llama_core.scheduling.sampling_params import SLOT_FIELDS
 
@@ -39,7 +40,7 @@ class SamplingFields(Body):
     )
     ignore_eos: Flag = Field(None, description="Generate up to the limit of tokens.")
     skip_special_tokens: Flag = Field(None, description="false: the text has the names of control tokens.")
-    user: str | None = Field(
+    user: User = Field(
         None, description="Users share the server fairly; where API keys are configured, keys do instead."
     )
     priority: OptionalInteger = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")

@@ -19,8 +19,8 @@ from deployments.openai.answers.answer import CollectedChoice
 from deployments.openai.answers.completions import usage_of
 from deployments.openai.answers.slices import Sliced
 from deployments.openai.dialog_fields import DialogOptions, Messages
-from deployments.openai.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, OptionalInteger, Prompt
-from deployments.openai.plan import MAX_OWNER_CHARS, MAX_PROMPT_LOGPROBS, Plan
+from deployments.openai.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, OptionalInteger, Prompt, User
+from deployments.openai.plan import MAX_PROMPT_LOGPROBS, Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import Request
@@ -34,7 +34,7 @@ class ScoringBody(Body):
     """The fields that scoring and classification share."""
 
     model: str | None = None
-    user: str | None = None
+    user: User = None
     priority: OptionalInteger = Field(None, ge=0, le=MAX_PRIORITY)
     add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
 
@@ -101,7 +101,7 @@ def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Pla
             param="continuations",
         )
     params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
-    owner, priority = (body.user or "")[:MAX_OWNER_CHARS], body.priority or 0
+    owner, priority = body.user or "", body.priority or 0
     return Plan(
         Request(prompts, [params] * len(prompts), owner=owner, priority=priority),
         scored_from=tuple(begins),

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(400)
 SMALL = {"model_parallel_size": 1, "max_seq_len": 1024, "cpus_per_rank": 0.3, "spare_ranks": False}
 DEMO = SMALL | {"model_id": "llama-demo", "ckpt_dir": "demo"}
 GOLDEN_MODEL = SMALL | {"model_id": "golden", "ckpt_dir": str(GOLDEN / "mp1"), "dtype": "float32"}
+LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:")
 PROMPT = {"prompt": "Once upon a time", "temperature": 0}
 # Calls the application's handle as another Ray application does.
 CALLS = """
@@ -113,6 +114,11 @@ def test_the_ports_of_an_engine_serve_nothing(fronts: Server) -> None:
             except (OSError, http.client.HTTPException):
                 pass  # no HTTP
     assert statuses and set(statuses) == {404}
+
+
+def test_every_port_of_a_small_cluster_is_on_loopback(fronts: Server) -> None:
+    others = {at: command for at, command in fronts.listening().items() if not at.startswith(LOOPBACK)}
+    assert not others
 
 
 async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_its_successor(fronts: Server) -> None:

@@ -17,6 +17,7 @@ from deployments.openai.field_types import (
     Flag,
     OptionalInteger,
     Stop,
+    User,
     only_text,
 )
 from deployments.openai.tool_fields import MAX_ID_CHARS, MAX_TOOLS
@@ -169,7 +170,7 @@ class ToolChoice(Body):
 
 
 class Metadata(Body):
-    user_id: str | None = None
+    user_id: User = None
 
 
 class Thinking(Body):

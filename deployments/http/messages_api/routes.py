@@ -23,6 +23,7 @@ MESSAGES = GenerationKind(
     plan_messages,
     MessagesSerializer,
     answer_schemas.AnthropicMessage,
+    reads_body=True,
 )
 
 

@@ -13,4 +13,5 @@ RESPONSES = GenerationKind(
     plan_response,
     ResponsesSerializer,
     answer_schemas.ResponseObject,
+    reads_body=True,
 )

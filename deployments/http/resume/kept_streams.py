@@ -18,7 +18,6 @@ from deployments.observe.metrics import Metrics
 from deployments.openai.errors import StreamTakenOver
 from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
-from llama_core.shared_cache import heaviest_owner
 
 BASE_BYTES = 8 * 2**10  # of a stream without its choices and its body
 PROMPT_TOKEN_BYTES = 40  # an integer, and its place in a list
@@ -87,7 +86,9 @@ class KeptStreams:
         self.metrics = metrics
         metrics.watch_kept_streams(lambda: self.num_bytes)
         self.num_bytes = 0
-        self._streams: OrderedDict[StreamKey, KeptStream] = OrderedDict()
+        self._streams: dict[StreamKey, KeptStream] = {}
+        self._unread: dict[str, OrderedDict[StreamKey, KeptStream]] = {}  # by owner, the least recently used first
+        self._held: dict[str, int] = {}  # their bytes
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -122,7 +123,9 @@ class KeptStreams:
         self.metrics.kept_streams.add()
         stream.num_bytes = stream.measured()
         self.num_bytes += stream.num_bytes
-        self._streams.move_to_end(stream.key)
+        owner = stream.key.owner
+        self._unread.setdefault(owner, OrderedDict())[stream.key] = stream
+        self._held[owner] = self._held.get(owner, 0) + stream.num_bytes
         stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self._drop, stream, "expired")
         self._make_room()
 
@@ -132,6 +135,11 @@ class KeptStreams:
         del self._streams[stream.key]
 
     def _uncount(self, stream: KeptStream) -> None:
+        owner = stream.key.owner
+        if self._unread.get(owner, {}).pop(stream.key, None) is not None:
+            self._held[owner] -= stream.num_bytes
+            if not self._unread[owner]:
+                del self._unread[owner], self._held[owner]
         self.num_bytes -= stream.num_bytes
         stream.num_bytes = 0
         if stream.expiry is not None:
@@ -140,6 +148,5 @@ class KeptStreams:
     def _make_room(self) -> None:
         """Forget streams that nobody reads, of the owner whose streams take most, the least recently used first."""
         while self.num_bytes > self.limits.max_bytes:
-            unread = [stream for stream in self._streams.values() if stream.reader is None]
-            owner = heaviest_owner((stream.key.owner, stream.num_bytes) for stream in unread)
-            self._drop(next(stream for stream in unread if stream.key.owner == owner), "memory")
+            owner = max(self._held, key=self._held.__getitem__)
+            self._drop(next(iter(self._unread[owner].values())), "memory")

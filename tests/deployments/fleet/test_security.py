@@ -9,6 +9,7 @@ from cluster.wire.messages import WireError, frame
 from cluster.wire.tls import make_group_key
 from deployments.fleet import messages
 from deployments.fleet.engine_link import EngineLink
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fleets import NODE, FleetOfEngines
@@ -42,6 +43,9 @@ async def test_a_process_without_the_engines_key_is_refused(node: str, wrong: st
         pytest.param(frame(b"nonsense"), id="another message"),
         pytest.param(frame(messages.Accepted(1)), id="a message of the other side"),
         pytest.param(frame(messages.Cancel([1, 2, 99])), id="streams of another front"),
+        pytest.param(frame(messages.Submit(9, Request([[1, 5]], [PARAMS], n=2**40), "")), id="very many choices"),
+        pytest.param(frame(messages.Submit(9, Request([[1, 5]], []), "")), id="a prompt without parameters"),
+        pytest.param(2 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]), "")), id="a number twice"),
     ],
 )
 async def test_a_bad_frame_of_a_front_costs_the_engine_at_most_that_connection(nonsense: bytes) -> None:
@@ -87,3 +91,26 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
         else:
             await asyncio.sleep(0.1)
             assert not stream.ended and fleet.fleet.readiness().phase == "recovering"
+
+
+async def test_an_engine_forgets_the_streams_of_a_connection_that_it_closes() -> None:
+    async with FleetOfEngines(quick) as fleet:
+        engine = await fleet.start()
+        (link,) = fleet.fleet.models["demo"].links
+        assert link._transport is not None
+        link._transport.write(20 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]), "")))
+        await until(lambda: not engine.service.loop.num_live)
+
+
+async def test_a_front_forgets_engines_that_have_left_and_texts_that_no_engine_has() -> None:
+    async with FleetOfEngines(quick) as fleet:
+        for number in range(3):
+            engine = await fleet.start(
+                model_id=f"model {number}", tool_format=("hermes", "mistral", "llama3_json")[number]
+            )
+            assert engine.server is not None
+            await engine.server.hand_over(False, 1.0)
+            engine.die()
+            await until(lambda: not fleet.fleet._met)
+        await fleet.start(model_id="last")
+        assert len(fleet.fleet._texts) == 1

@@ -334,3 +334,19 @@ async def test_a_client_that_comes_back_waits_its_turn() -> None:
         assert await read(earlier) == expected([1, 8])
         assert back.sequence.length - back.sequence.prompt_len < 60, "it was not taken up before"
         assert await read(back) == expected()
+
+
+async def test_streams_that_never_began_wait_their_turn_at_another_engine() -> None:
+    """They keep their priority; those in the batch go first."""
+    async with FleetOfEngines(slow) as fleet:
+        first = await fleet.start(max_batch_size=1)
+        (running,) = await fleet.submit(PROMPT, GREEDY, priority=9)
+        await begun(running)
+        late = await fleet.submit([1, 7], GREEDY, priority=9, n=3)
+        (urgent,) = await fleet.submit([1, 8], GREEDY)
+        first.die()
+        await fleet.start(max_batch_size=1)
+        assert await read(running) == expected()
+        assert await read(urgent) == expected([1, 8])
+        assert sum(stream.sequence.length > 10 for stream in late) <= 1
+        assert [await read(stream) for stream in late] == [expected([1, 7])] * 3
