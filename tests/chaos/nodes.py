@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Final
 
-import psutil  # type: ignore[import-untyped]  # Ray's
+import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
