@@ -27,7 +27,7 @@ from llama_core.text.model_text import ModelText
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0
-MAX_GAP_S: Final = 2.0  # an engine that says nothing for so long is suspected to hang
+MAX_GAP_S: Final = 1.5  # an engine that says nothing for so long is suspected to hang
 
 
 @dataclass(slots=True, eq=False)
