@@ -199,16 +199,15 @@ class FrontConnection(asyncio.Protocol):
 
     def _check(self, message: messages.Submit | messages.Continue) -> None:
         """Raises WireError for what no front sends."""
-        count, numbers = 1, (message.number,) if isinstance(message, messages.Continue) else ()
+        first, count = (message.number, 1) if isinstance(message, messages.Continue) else (message.first, 0)
         if isinstance(message, messages.Submit):
             request = message.request
             if request.n < 1 or len(request.params) != len(request.prompts):
                 raise WireError("a request without choices, or without parameters for each prompt")
             count = request.num_choices
-            numbers = range(message.first, message.first + count)
         if len(self._streams) + count > TIMES_CAPACITY * self.server.capacity:
             raise WireError(f"more than {TIMES_CAPACITY * self.server.capacity} streams")
-        if any(number in self._streams for number in numbers):
+        if any(number in self._streams for number in range(first, first + count)):
             raise WireError("the number of a stream that lives")
 
     def _cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:

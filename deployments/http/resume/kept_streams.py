@@ -136,7 +136,8 @@ class KeptStreams:
 
     def _uncount(self, stream: KeptStream) -> None:
         owner = stream.key.owner
-        if self._unread.get(owner, {}).pop(stream.key, None) is not None:
+        if stream.key in self._unread.get(owner, ()):
+            del self._unread[owner][stream.key]
             self._held[owner] -= stream.num_bytes
             if not self._unread[owner]:
                 del self._unread[owner], self._held[owner]
