@@ -1,9 +1,11 @@
 """Runs a batch of sequences to their ends in this process: the loop of `Llama.generate`, which needs no tokenizer."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from llama_core.backends.runner import ModelRunner
+from llama_core.files.adapter import Adapter
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.scheduler import Scheduler
@@ -11,8 +13,15 @@ from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
 
 
-def run_batch(runner: ModelRunner, num_blocks: int, stop_ids: frozenset[int], sequences: Seq[Sequence]) -> None:
-    """Generate until every sequence has ended. num_blocks: of the runner's cache. The same on every rank."""
+def run_batch(
+    runner: ModelRunner,
+    num_blocks: int,
+    stop_ids: frozenset[int],
+    sequences: Seq[Sequence],
+    adapters: Iterable[Adapter] = (),
+) -> None:
+    """Generate until every sequence has ended. num_blocks: of the runner's cache. adapters: those that the sequences may have.
+    The same on every rank."""
     # Each call has its own scheduler, so that an exception in one call does not affect the next.
     config = runner.config
     scheduler = Scheduler(
@@ -22,6 +31,7 @@ def run_batch(runner: ModelRunner, num_blocks: int, stop_ids: frozenset[int], se
     if runner.parallel.device.type == "cuda":
         # Nobody waits for single tokens here, and long chunks use a GPU better. The same on every rank.
         scheduler.prompt_budget.use_chunk(config.max_step_tokens)
+    scheduler.adapter_places.folders |= {adapter.digest: adapter.folder for adapter in adapters}
     for seq in sequences:
         scheduler.add(seq)
     is_alone = runner.parallel.world_size == 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 from llama_core.errors import ConfigError
+from llama_core.files.adapter import MAX_LORA_RANK
 from llama_core.files.digest import CheckpointDigest
 from llama_core.files.manifest import Manifest
 from llama_core.weight_formats import QUANTIZATIONS
@@ -56,6 +57,7 @@ class EngineConfig:
     weight format of linear layers, one of `QUANTIZATIONS`: "auto" is as the checkpoint stores each matrix, "none" the
     model's dtype; the others quantize every matrix. batch_invariant: the fused backend computes a
     request's tokens with the same bits beside any other requests, which is slower; the native backend always does.
+    max_loras: LoRA adapters that the ranks hold at once, 0 for none, of at most max_lora_rank each.
     tokenizer_path: where rank 0 finds the vocabulary for grammars, and stop_ids: what may follow a complete answer; without
     them no request may have a grammar.
     """
@@ -83,6 +85,8 @@ class EngineConfig:
     backend: BackendName = "auto"
     quantization: str = "auto"
     batch_invariant: bool = False
+    max_loras: int = 0
+    max_lora_rank: int = 16
     tokenizer_path: str = ""
     stop_ids: tuple[int, ...] = ()
 
@@ -103,6 +107,8 @@ class EngineConfig:
             )
         if self.kv_cache_bytes is not None and self.kv_cache_bytes < 1:
             raise ConfigError("kv_cache_bytes must be positive", param="kv_cache_bytes")
+        if self.max_loras < 0 or not 0 < self.max_lora_rank <= MAX_LORA_RANK:
+            raise ConfigError(f"max_lora_rank must be from 1 to {MAX_LORA_RANK}", param="max_lora_rank")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}", param=name)

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,8 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig
-from llama_core.errors import ConfigError
+from llama_core.errors import ConfigError, InvalidParameter
+from llama_core.files.adapter import Adapter, open_adapter
 from llama_core.files.manifest import Manifest
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.results import (
@@ -63,14 +64,16 @@ class Llama:
         seed: int,
         chat_format: ChatFormat | None = None,
         stop_ids: frozenset[int] = frozenset(),
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
-        """stop_ids: ids that end a generation, in addition to those of the tokenizer and the chat format."""
+        """stop_ids: ids that end a generation, in addition to those of the tokenizer and the chat format. adapters: by name."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.chat_format = chat_format or NoChatFormat(tokenizer)
         self._stop_ids = tokenizer.stop_ids | self.chat_format.stop_ids | stop_ids
         self._num_blocks = num_blocks
         self._seed = seed
+        self._adapters = dict(adapters or {})
         self._num_requests = 0
 
     @staticmethod
@@ -94,6 +97,9 @@ class Llama:
         quantization: str = "auto",
         chat_format: str = DEFAULT_CHAT_FORMAT,
         chat_template: str | None = None,
+        lora_adapters: Mapping[str, str | Path] | None = None,
+        max_loras: int = 8,
+        max_lora_rank: int = 16,
     ) -> "Llama":
         """Load a checkpoint with any number of shards on the ranks of this process group: one rank, or torchrun's.
 
@@ -106,8 +112,9 @@ class Llama:
         "native" (C++) on a CPU where the library can be built, "fused" (CUDA graphs) on a GPU, else "torch". quantization:
         how the weights of linear layers are held: "auto" as they are stored, "none" in dtype, or in fewer bits ("int8",
         "int8_groups", "int4", "int4_min"; "fp8" on GPUs). chat_format: "auto" is the model's own template if it has one, else
-        the format of Meta's files. chat_template: a Jinja2 template instead, its path or its text. Raises ConfigError,
-        CheckpointError, TokenizerError.
+        the format of Meta's files. chat_template: a Jinja2 template instead, its path or its text. lora_adapters: folders of
+        PEFT's files by the names that `generate` takes; max_loras of them, of ranks up to max_lora_rank, run at once. Raises
+        ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
         parallel = groups.from_torchrun(device) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else groups.alone(device)
@@ -143,7 +150,10 @@ class Llama:
             prefix_caching=prefix_caching,
             backend=backend,
             quantization=quantization,
+            max_loras=max_loras if lora_adapters else 0,
+            max_lora_rank=max_lora_rank,
         )
+        adapters = {name: open_adapter(at, model, max_lora_rank) for name, at in (lora_adapters or {}).items()}
         of_files = frozenset(token_id for token_id in source.stop_ids if token_id < model.vocab_size)
         stop_ids = tokenizer.stop_ids | chat.stop_ids | of_files
         runner = _load_with_progress_bar(config, parallel, partial(grammar_vocabulary, tokenizer, stop_ids))
@@ -151,7 +161,7 @@ class Llama:
         runner.allocate_cache(num_blocks)
         runner.warm_up()
         log.info("rank %d of %d: built in %.2f s", parallel.rank, parallel.world_size, time.perf_counter() - begin)
-        return Llama(runner, tokenizer, num_blocks, seed, chat, of_files)
+        return Llama(runner, tokenizer, num_blocks, seed, chat, of_files, adapters)
 
     @property
     def max_seq_len(self) -> int:
@@ -168,17 +178,22 @@ class Llama:
         *,
         top_k: int = 0,
         seed: int | None = None,
+        adapter: str | Seq[str] = "",
     ) -> Generated:
         """Continue each prompt by at most `max_gen_len` tokens, up to the first stop token, which is left out.
 
         With `logprobs`, also returns the natural log of the softmax of the raw logits at each returned token; an echoed
-        prompt begins with 0.0. With `seed`, the output for a prompt depends on that prompt and the seed alone. Raises
-        InvalidParameter, ContextLengthExceeded, NonFiniteLogits.
+        prompt begins with 0.0. With `seed`, the output for a prompt depends on that prompt and the seed alone. adapter: the
+        name of one of `lora_adapters`, of all prompts or of each; "" for the base. Raises InvalidParameter,
+        ContextLengthExceeded, NonFiniteLogits.
         """
+        names = [adapter] * len(prompt_tokens) if isinstance(adapter, str) else adapter
         params = generation_params(
             max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=0 if seed is None else seed
         )
-        sequences = [self._sequence(list(prompt), params, seed) for prompt in prompt_tokens]
+        sequences = [
+            self._sequence(list(prompt), params, seed, name) for prompt, name in zip(prompt_tokens, names, strict=True)
+        ]
         log.info("generate: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
         self._run(sequences)
         for seq in sequences:
@@ -227,15 +242,18 @@ class Llama:
         generated = self.generate(batch.prompts, max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed)
         return batch.predictions(self.tokenizer, generated)
 
-    def _sequence(self, prompt: list[int], params: SamplingParams, seed: int | None) -> Sequence:
+    def _sequence(self, prompt: list[int], params: SamplingParams, seed: int | None, adapter: str) -> Sequence:
+        if adapter and adapter not in self._adapters:
+            raise InvalidParameter(f"adapter: {adapter!r} is not one of lora_adapters", param="adapter")
+        digest = self._adapters[adapter].digest if adapter else ""
         prompt = check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         self._num_requests += 1
         if seed is None:
             params = replace(params, seed=mix_seed(self._seed, self._num_requests))
-        return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens))
+        return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens), adapter=digest)
 
     def _run(self, sequences: list[Sequence]) -> None:
-        run_batch(self.runner, self._num_blocks, self._stop_ids, sequences)
+        run_batch(self.runner, self._num_blocks, self._stop_ids, sequences, self._adapters.values())
 
 
 def _load_with_progress_bar(

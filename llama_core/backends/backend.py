@@ -1,6 +1,6 @@
 """The Protocol of a backend, which computes the rows of a step: torch anywhere, C++ on CPU cores, CUDA graphs on GPUs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Final, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ import torch
 
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.step import Pending, Row
+from llama_core.weights.adapter import LowRank
 
 NOT_FINITE: Final = -1
 NOTHING_ALLOWED: Final = -2
@@ -90,6 +91,10 @@ class Backend(Protocol):
         """Of the working memory, what is not allocated yet when the backend is made, with sequences up to `max_seq_len`."""
 
     def allocate_cache(self, num_blocks: int) -> None: ...
+
+    def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
+        """Hold this rank's part of an adapter at a place, from 1 to max_loras, for the steps that start after this.
+        `SlotInit.adapter_place` says which adapter a slot's rows have."""
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Compute the rows, sample, and store the sampled tokens as input of the next step. Every rank calls it with the same

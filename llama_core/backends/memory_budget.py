@@ -15,7 +15,7 @@ from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.host_memory import available_host_bytes, host_identity
 from llama_core.model_config import ModelConfig
-from llama_core.model_weights import weight_specs
+from llama_core.model_weights import OUTPUT, weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.scheduling.sliding_window import SlidingWindow
 
@@ -42,6 +42,12 @@ def planned_weight_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parall
         num_values = math.prod(spec.part(share).shape)
         total += num_values * bytes_per_weight[plan.format_of(name)]
     return math.ceil(total)
+
+
+def adapter_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, dtype: torch.dtype) -> int:
+    """Bytes of this rank's places for LoRA adapters: of each, both matrices of every linear layer with the largest rank."""
+    parts = (spec.part(share).shape for name, spec in weight_specs(model).items() if spec.is_linear and name != OUTPUT)
+    return config.max_loras * config.max_lora_rank * sum(map(sum, parts)) * dtype.itemsize
 
 
 def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0) -> None:

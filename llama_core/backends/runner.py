@@ -19,10 +19,12 @@ from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.files.source import CheckpointSource
 from llama_core.grammar.masks import SlotGrammars
+from llama_core.rank_share import RankShare
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.sliding_window import SlidingWindow
-from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from llama_core.scheduling.step import AdapterLoad, Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from llama_core.weights.adapter import read_adapter
 from llama_core.weights.loader import Progress
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class ModelRunner:
             if self.parallel.rank == 0
             else None
         )
+        self._adapters: dict[int, str] = {}  # digests, by place
         self._ended = 0.0  # when the latest result was read
         self._num_results = self._device_bytes = 0
 
@@ -195,6 +198,8 @@ class ModelRunner:
         `result`."""
         begin = time.perf_counter()
         slots, grammars = self._slots, self._grammars
+        for load in batch.adapters:
+            self._load_adapter(load)
         for init in batch.admit:
             slots.admit(init)
             if grammars is not None:
@@ -250,6 +255,18 @@ class ModelRunner:
         if pending.is_done or wanted_of_prompts:
             return Pending.done(result())
         return Pending(result, pending.is_ready)
+
+    def _load_adapter(self, load: AdapterLoad) -> None:
+        """Rows of the adapter get NaN where its files are not those that were checked (`read_adapter`)."""
+        place, digest, folder = load
+        if self._adapters.get(place) == digest:
+            return
+        begin = time.perf_counter()
+        share = RankShare.of(self.model_config, self.parallel.rank, self.parallel.world_size)
+        pairs = read_adapter(folder, digest, self.model_config, share, self.config.max_lora_rank)
+        self.backend.load_adapter(place, pairs)
+        self._adapters[place] = digest
+        log.info("adapter %s is at place %d, loaded in %.3f s", folder, place, time.perf_counter() - begin)
 
     def _allocated_bytes(self) -> int:
         """Bytes allocated on this rank's GPU, counted every `_STEPS_A_COUNT` steps: torch takes 0.1 ms for it. 0 on a CPU."""

@@ -14,6 +14,7 @@ from llama_core.scheduling.step import Draft, Grow, SlotInit
 class SlotTable:
     """tokens int64 [slots, max_seq_len]: known tokens, of the prompt and sampled. block_tables int64 [slots,
     blocks_per_sequence]. rules: what else changes a slot's logits, None for most; rule_addresses int64 [slots], 0 for None.
+    adapter_places int64 [slots]: where the slot's LoRA adapter is held, 0 for none.
 
     `spare` further slots, unknown to the driver, are for the backend.
     """
@@ -25,6 +26,7 @@ class SlotTable:
         self.sampling = SlotSamplingArray(slots, device)
         self.rules: list[LogitRules | None] = [None] * slots
         self.rule_addresses = torch.zeros(slots, dtype=torch.int64)
+        self.adapter_places = torch.zeros(slots, dtype=torch.int64, device=device)
         self._vocab_size = config.vocab_size
         # Only Python reads the following lists. known_tokens are those that the driver sent, where prompt logprobs cover them,
         # never sampled tokens.
@@ -33,12 +35,14 @@ class SlotTable:
         self.top_logprobs = [-1] * slots
         self.prompt_logprobs = [False] * slots
         self.is_greedy = [True] * slots
+        self.has_adapter = [False] * slots
 
     def admit(self, init: SlotInit) -> None:
         slot = init.slot
         self.tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
         self.block_tables[slot, : len(init.blocks)] = torch.tensor(init.blocks)
         self.sampling.set(slot, init.params)
+        self.adapter_places[slot] = init.adapter_place
         self._note(init)
 
     def _note(self, init: SlotInit) -> None:
@@ -50,6 +54,7 @@ class SlotTable:
         self.known_tokens[slot] = init.tokens if init.prompt_logprobs else ()
         self.top_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = init.prompt_logprobs
+        self.has_adapter[slot] = init.adapter_place > 0
         self.is_greedy[slot] = params.temperature < GREEDY_BELOW
 
     def grow(self, grow: Grow) -> None:

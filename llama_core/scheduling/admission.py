@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.model_config import FULL_ATTENTION
+from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prefix_cache import PrefixCache
@@ -36,11 +37,13 @@ class Admission:
         max_waiting_tokens: int | None,
         prefix_caching: bool,
         window: SlidingWindow,
+        adapter_places: AdapterPlaces,
     ) -> None:
         self.waiting = WaitingQueue()
         self.num_prefix_hits = 0  # tokens found in the cache instead of computed
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self._quarantine = quarantine
+        self._adapter_places = adapter_places
         self._num_slots = num_slots
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
@@ -174,7 +177,8 @@ class Admission:
 
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
         # Of a sequence that was preempted in mid-step, the sampled token has not been read back.
-        return not seq.inflight and self._quarantine.admits(seq, running)
+        may_run = not seq.inflight and self._quarantine.admits(seq, running)
+        return may_run and self._adapter_places.has_place(seq, running)
 
     def _check_fits_idle(self, lengths: Seq[int]) -> None:
         slots, most, most_tokens = self._num_slots, self._max_waiting, self._max_waiting_tokens

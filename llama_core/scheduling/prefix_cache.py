@@ -27,9 +27,11 @@ def prefix_hash(parent: PrefixHash, tokens: Seq[int]) -> PrefixHash:
     return blake2b(parent + array("i", tokens).tobytes(), digest_size=32).digest()
 
 
-def root_hash(cache_scope: str) -> PrefixHash:
-    """The parent of a sequence's first block: a hash of the scope, so that no prefix of one scope is found from another."""
-    return blake2b(cache_scope.encode("utf-8", "surrogatepass"), digest_size=32).digest() if cache_scope else b""
+def root_hash(cache_scope: str, adapter: str = "") -> PrefixHash:
+    """The parent of a sequence's first block: a hash of the scope and of the adapter's digest, so that no prefix of one scope
+    or adapter is found from another."""
+    scope = f"{adapter}:{cache_scope}" if adapter else cache_scope
+    return blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=32).digest() if scope else b""
 
 
 class PrefixIndex:
@@ -120,6 +122,6 @@ class PrefixCache:
         hashes, size = seq.block_hashes, self._block_size
         for i in range(begin, end):
             if i == len(hashes):
-                parent = hashes[-1] if hashes else root_hash(seq.cache_scope)
+                parent = hashes[-1] if hashes else root_hash(seq.cache_scope, seq.adapter)
                 hashes.append(prefix_hash(parent, seq.tokens[i * size : (i + 1) * size]))
             yield hashes[i]

@@ -65,6 +65,7 @@ class Request:
     owner: str = ""  # owners share the capacity fairly
     priority: int = 0  # the lowest number is served first
     cache_scope: str = ""  # cached blocks are shared within one scope; the engine sets it by the owner
+    adapter: str = ""  # the digest of a LoRA adapter
     skip_special_tokens: bool = True  # the text has no names of control tokens
     shown_tokens: frozenset[int] = frozenset()  # but of these
 
@@ -89,7 +90,9 @@ def sequences_of(request: Request, vocab_size: int, max_seq_len: int, request_id
         if params.min_tokens > (room := max_length - len(prompt)):
             raise InvalidParameter(f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens")
         owner, priority, scope = request.owner, request.priority, request.cache_scope
-        sequences.append(Sequence(prompt, params, max_length, owner, priority, scope, request_id))
+        sequences.append(
+            Sequence(prompt, params, max_length, owner, priority, scope, request_id, adapter=request.adapter)
+        )
     return sequences
 
 
@@ -130,6 +133,7 @@ class Sequence:
     priority: int = 0  # the lowest number is served first
     cache_scope: str = ""  # cached blocks are shared within one scope
     request_id: str = ""  # for log lines
+    adapter: str = ""  # the digest of a LoRA adapter
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
@@ -157,7 +161,8 @@ class Sequence:
 
     def continued(self) -> "Sequence":
         """A new sequence that goes on after these tokens, which are computed again."""
-        seq = Sequence(self.prompt, self.params, self.max_length, self.owner, self.priority, self.cache_scope)
+        owner, priority, scope = self.owner, self.priority, self.cache_scope
+        seq = Sequence(self.prompt, self.params, self.max_length, owner, priority, scope, adapter=self.adapter)
         seq.tokens += self.output
         seq.logprobs = list(self.logprobs)
         if not self.wants_prompt_logprobs:

@@ -22,6 +22,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
+from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
@@ -64,6 +65,7 @@ class Scheduler:
         self.quarantine = Quarantine()
         self.speculation = Speculation(config.max_drafts, config.max_step_tokens, config.stop_ids)
         self.window = SlidingWindow.of(config.window, pool.block_size, config.max_step_tokens)
+        self.adapter_places = AdapterPlaces(config.max_loras)
         self.admission = Admission(
             pool,
             self.quarantine,
@@ -72,6 +74,7 @@ class Scheduler:
             max_waiting_tokens=config.max_waiting_tokens,
             prefix_caching=config.prefix_caching,
             window=self.window,
+            adapter_places=self.adapter_places,
         )
         self._waiting = self.admission.waiting
         self._step = 0
@@ -129,6 +132,7 @@ class Scheduler:
         all others, for a sequence that another engine has begun."""
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
+        assert not seq.adapter or seq.adapter in self.adapter_places.folders, "the adapter is unknown"
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
             seq.finish_reason = FinishReason.LENGTH
             return
@@ -169,6 +173,7 @@ class Scheduler:
             seq.inflight = seq.num_drafts = 0
         quarantine.ranks_replaced(waiting)
         self.pool.prefixes.clear()
+        self.adapter_places.forget()
         harmful = quarantine.verdict(in_flight, failure) if failure is not None else None
         if harmful is not None:
             self.finish(harmful, FinishReason.ERROR)
@@ -218,8 +223,11 @@ class Scheduler:
         for seq in prefills:
             budget -= self._add_prefill(seq, step, budget)
         while budget and (admitted := self.admission.admit_next(self._running)) is not None:
+            place, load = self.adapter_places.take(admitted, self._running)
+            if load is not None:
+                step.batch.adapters.append(load)
             self._running.append(admitted)
-            step.batch.admit.append(SlotInit.of(admitted, self.config.stop_ids))
+            step.batch.admit.append(SlotInit.of(admitted, self.config.stop_ids, place))
             budget -= self._add_prefill(admitted, step, budget)
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"

@@ -10,7 +10,7 @@ from llama_core.model_config import FULL_ATTENTION
 class SchedulerConfig:
     """max_batch_size: slots. max_step_tokens: tokens of one step. max_waiting and max_waiting_tokens: sequences that
     may wait and their tokens, None for any number. max_drafts: proposed tokens of one step, 0 for no speculation. window:
-    positions that the model's widest layer attends to (`ModelConfig.longest_window`)."""
+    positions that the model's widest layer attends to (`ModelConfig.longest_window`). max_loras: adapters that ranks hold."""
 
     max_batch_size: int
     max_step_tokens: int
@@ -20,6 +20,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     max_waiting_tokens: int | None = None
     window: int = FULL_ATTENTION
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         assert 0 < self.max_batch_size <= self.max_step_tokens, "each running sequence has a row in a step"

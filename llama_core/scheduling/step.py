@@ -23,6 +23,7 @@ class SlotInit:
     prompt_length: the first so many of `tokens` are the prompt; None for all.
     delayed: tokens that are not sampled before `params.min_tokens` tokens were generated.
     cache_scope: shares a compiled grammar with other sequences of this scope; "" without a grammar.
+    adapter_place: of its LoRA adapter on the ranks; 0 for none.
     """
 
     slot: int
@@ -33,9 +34,10 @@ class SlotInit:
     prompt_length: int | None = None
     delayed: tuple[int, ...] = ()
     cache_scope: str = ""
+    adapter_place: int = 0
 
     @classmethod
-    def of(cls, seq: Sequence, stop_ids: frozenset[int]) -> "SlotInit":
+    def of(cls, seq: Sequence, stop_ids: frozenset[int], adapter_place: int = 0) -> "SlotInit":
         """Of an admitted sequence. stop_ids: the model's."""
         assert seq.slot is not None
         params = seq.params
@@ -49,6 +51,7 @@ class SlotInit:
             prompt_length=seq.prompt_len,
             delayed=tuple(sorted(stop_ids.union(params.stop_token_ids))) if ends else (),
             cache_scope=seq.cache_scope if params.grammar else "",
+            adapter_place=adapter_place,
         )
 
 
@@ -65,6 +68,14 @@ class Row(NamedTuple):
     length: int
     samples: bool
     num_drafts: int = 0
+
+
+class AdapterLoad(NamedTuple):
+    """Hold the LoRA adapter of this digest, whose files lie in `folder`, at `place`, in place of the one there."""
+
+    place: int
+    digest: str
+    folder: str
 
 
 class Grow(NamedTuple):
@@ -88,7 +99,7 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step, the same for every rank. Applied in order: admit, grow, drafts, rows.
+    """One step, the same for every rank. Applied in order: adapters, admit, grow, drafts, rows.
 
     No message says that a sequence has left: a slot that is admitted again is overwritten. Rows of one step may share blocks:
     a row may attend to keys and values that another row of the same step writes, so in every layer all are written before any
@@ -101,6 +112,7 @@ class StepInput:
     admit: list[SlotInit] = field(default_factory=list)
     grow: list[Grow] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
+    adapters: list[AdapterLoad] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

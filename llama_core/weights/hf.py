@@ -120,7 +120,7 @@ class HuggingFaceWeights(WeightReader):
         wanted = stored[region]
         for begin, end in row_chunks(wanted, unit):
             rows = wanted[begin:end]
-            yield begin, _interleaved(rows, unit) if unit > 1 else rows
+            yield begin, interleaved(rows, unit) if unit > 1 else rows
             release(rows)
 
     def _stored(self, located: Located) -> torch.Tensor:
@@ -151,7 +151,7 @@ class HuggingFaceWeights(WeightReader):
                 )
 
 
-def _interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+def interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Whole heads in Meta's order: values (i, i + head_dim / 2) of each head become (2i, 2i + 1). A copy."""
     halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)

@@ -62,6 +62,11 @@ def write(directory: Path, name: str, shard_size: str = "10GB") -> Expected:
         parameter.data = 1 + 0.2 * values if parameter.ndim == 1 else 0.2 * values
     model.tie_weights()
     model.save_pretrained(directory, max_shard_size=shard_size)
+    return continued(model)
+
+
+def continued(model: "PreTrainedModel") -> Expected:
+    """What the model of transformers generates after each of PROMPTS."""
     tokens, logits = zip(*(_continue(model, prompt) for prompt in PROMPTS), strict=True)
     return Expected(list(tokens), list(logits))
 

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from llama_core.backends.backend import Sampled, StepMasks
+from llama_core.backends.fused.adapters import AdapterTables
 from llama_core.backends.fused.buffers import DeviceSlots, Prefixes, StepBuffers
 from llama_core.backends.fused.device import Event, StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
@@ -28,6 +29,7 @@ from llama_core.backends.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.backends.parallel import Parallel, before_leaving, smallest
 from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Pending, Row
+from llama_core.weights.adapter import LowRank
 from llama_core.weights.loader import GroupedWeight
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,9 @@ class FusedBackend:
         name: str = "fused",
     ) -> None:
         self.model = model
+        if config.max_loras:
+            about = config, model.config, model.share, model.dtype, device.torch_device
+            model.adapters = AdapterTables(*about)
         self._name = name
         self._config = config
         self._parallel = parallel
@@ -88,7 +93,7 @@ class FusedBackend:
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
-        self._bodies: dict[LaunchShape, Work] = {}
+        self._bodies: dict[tuple[LaunchShape, bool], Work] = {}  # with and without adapters
         self._spare_slot = config.max_batch_size
         max_size = received_size(config, self._buckets.largest)
         self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
@@ -169,6 +174,10 @@ class FusedBackend:
         self.model.load(weights)
         self.start_seconds["load"] = time.perf_counter() - begin
 
+    def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
+        assert self.model.adapters is not None, "max_loras is 0"
+        self._device.queue(partial(self.model.adapters.load, place, pairs))
+
     def load_while_capturing(self, weights: Weights, num_blocks: int) -> None:
         """Load the model's weights in another thread, and meanwhile allocate the cache and capture all graphs. Every rank calls
         this. Raises what reading `weights` raises.
@@ -208,9 +217,10 @@ class FusedBackend:
         sent = self._buffers.send(self._turn, plan, shape, parts)
         if changes:
             self._device.queue(partial(self._slots.apply, changes, sent))
-        body = self._bodies.get(shape)
+        adapted = self.model.adapters is not None and any(self._slots.has_adapter[row.slot] for row in rows)
+        body = self._bodies.get((shape, adapted))
         if body is None:
-            self._device.queue(partial(self._compute, shape))
+            self._device.queue(partial(self._compute, shape, adapted))
         else:
             body()
         step = self._unsampled = _Step(self._turn, plan, masks, keep_logits)
@@ -271,9 +281,9 @@ class FusedBackend:
         self.queue_samples()
         return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]).float())
 
-    def _compute(self, shape: LaunchShape) -> None:
+    def _compute(self, shape: LaunchShape, adapted: bool) -> None:
         """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
-        shape or branch depends on a value."""
+        shape or branch depends on a value. adapted: some token may have an adapter."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops, slots, block_tables = self._cache, self._ops, self._slots, self._slots.block_tables
         step = self._buffers.tensors(shape)
@@ -284,7 +294,13 @@ class FusedBackend:
             return ops.attend(q, *cached, block_tables, step.tiles, window)
 
         self._hidden_states[: shape.tokens] = self.model.hidden_states(
-            step, slots.tokens, block_tables, cache, attend, self._head.clock
+            step,
+            slots.tokens,
+            block_tables,
+            cache,
+            attend,
+            self._head.clock,
+            slots.adapter_places[step.slots] if adapted else None,
         )
 
     def _capture(self, *, is_final: bool = True) -> None:
@@ -293,16 +309,17 @@ class FusedBackend:
         Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
         rank, all ranks run without graphs, which is slower. is_final: a failed capture is not repeated.
         """
-        shapes = self._buckets.all
+        kinds = [False] if self.model.adapters is None else [True, False]
+        shapes = [(shape, adapted) for shape in self._buckets.all for adapted in kinds]
         # Ranks communicate in these steps, so an error here fails the start of all ranks.
-        bodies = [partial(self._compute, shape) for shape in shapes]
+        bodies = [partial(self._compute, *shape) for shape in shapes]
         begin = time.perf_counter()
         self._device.warm_up([*bodies, *self._head.works])
         warm = time.perf_counter()
         failed = ""
         try:
             for shape in shapes:
-                self._bodies[shape] = self._device.capture(partial(self._compute, shape))
+                self._bodies[shape] = self._device.capture(partial(self._compute, *shape))
             self._head.capture()
         except RuntimeError as error:
             failed = str(error).splitlines()[0]

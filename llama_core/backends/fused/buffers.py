@@ -39,6 +39,7 @@ _TOKENS: Final = 0
 _BLOCKS: Final = 1
 _SAMPLING: Final = 2
 _RULES: Final = 3
+_ADAPTERS: Final = 4
 _MOST_SHAPES: Final = 1024  # of steps, whose parts of a buffer are kept
 
 
@@ -62,7 +63,8 @@ class DeviceSlots(SlotTable):
         super().__init__(config, device, spare=1)
         words = logit_rules.table_words(config.vocab_size)
         self.rule_words = torch.zeros((len(self.rules), words), dtype=torch.int64, device=device)
-        tables = (self.tokens, self.block_tables, self.sampling.words, self.rule_words)
+        adapters = self.adapter_places.unsqueeze(1)
+        tables = (self.tokens, self.block_tables, self.sampling.words, self.rule_words, adapters)
         self._targets = [table.view(-1) for table in tables]
         self._strides = [table.shape[1] for table in tables]
         self._writes: list[list[tuple[int, Seq[int] | Ints]]] = [[] for _ in tables]
@@ -76,6 +78,8 @@ class DeviceSlots(SlotTable):
         self._write(_TOKENS, init.slot, 0, init.tokens)
         self._write(_BLOCKS, init.slot, 0, init.blocks)
         self._write(_SAMPLING, init.slot, 0, words_of(init.params))
+        if self.has_adapter[init.slot] or init.adapter_place:
+            self._write(_ADAPTERS, init.slot, 0, [init.adapter_place])
         had_rules = self.rules[init.slot] is not None
         self._note(init)
         rules = self.rules[init.slot]

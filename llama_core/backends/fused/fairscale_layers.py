@@ -16,6 +16,7 @@ from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmb
 from fairscale.nn.model_parallel.mappings import reduce_from_model_parallel_region
 from torch import nn
 
+from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.model import FusedTransformer
 from llama_core.backends.fused.ops import StepClock
 from llama_core.backends.fused.step_plan import StepTensors
@@ -57,8 +58,10 @@ class FairscaleTransformer(FusedTransformer):
         return whole, blocks * block_size + step.positions % block_size
 
     def _sum_of_products(
-        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None]
+        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None], lora: Adapted | None
     ) -> torch.Tensor:
+        if lora is not None:
+            return super()._sum_of_products(x, matrix, waiting, lora)
         return cast(torch.Tensor, self._rows[id(matrix)](x, waiting))
 
 

@@ -7,7 +7,8 @@ from typing import Final
 import torch
 import triton
 
-from llama_core.backends.fused import layer_kernels, logit_kernels, sampling_kernels
+from llama_core.backends.fused import adapter_kernels, layer_kernels, logit_kernels, sampling_kernels
+from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.attention_launches import attend, launches
 from llama_core.backends.fused.layer_kernels import early_launch, norm_warps
 from llama_core.backends.fused.logit_kernels import LogprobBuffers
@@ -210,6 +211,11 @@ class TritonOps(TorchOps):
         if partial is None:
             return self.add_norm(hidden_states, None, weight, eps)
         return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))
+
+    def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapted: Adapted | None) -> torch.Tensor:
+        if adapted is not None:
+            adapter_kernels.add_adapters(y, x, adapted)
+        return y
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> TorchSampler:
         return TritonSampler(state, max_samples, vocab)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from llama_core.backends.fused.adapters import Adapted, AdapterTables
 from llama_core.backends.fused.ops import HeadNorms, StepClock, TorchOps
 from llama_core.backends.fused.step_plan import StepTensors
 from llama_core.backends.kv_cache import KVCache
@@ -23,6 +24,7 @@ from llama_core.model_weights import first_rows, weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.weights.loader import GroupedWeight
 
+_MATRICES = ("qkv", "out", "gate_up", "down")
 # (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -95,6 +97,7 @@ class FusedTransformer:
                 _, i, held = name.split(".")
                 layers[int(i)][held] = tensor
         self._layers = [Layer(**held) for held in layers]
+        self.adapters: AdapterTables | None = None
         self._rotary = rotary_table(config.rope, self.head_dim, max_seq_len, parallel.device)
         self.load(weights)
 
@@ -114,8 +117,8 @@ class FusedTransformer:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are kept beside the weights: the rotary table."""
-        return self._rotary.nbytes
+        """Bytes that are kept beside the weights: the rotary table, and adapters."""
+        return self._rotary.nbytes + (0 if self.adapters is None else self.adapters.nbytes)
 
     def hidden_states(
         self,
@@ -125,8 +128,10 @@ class FusedTransformer:
         cache: KVCache,
         attend: Attend,
         clock: StepClock,
+        places: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The last layer's normed hidden states [T, dim]. slot_tokens, block_tables: as in `TorchOps.embed`.
+        """The last layer's normed hidden states [T, dim]. slot_tokens, block_tables: as in `TorchOps.embed`. places: int64 [T],
+        of the tokens' LoRA adapters, 0 for none; None where no token has one.
 
         Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in two
         collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,
@@ -138,12 +143,18 @@ class FusedTransformer:
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             timed = clock if i == len(self._layers) // 2 else None
-            qkv = ops.product(x, layer.qkv).view(len(x), -1, self.head_dim)
+            qkv_lora, out_lora, gate_up_lora, down_lora = self._adapted(i, places)
+            qkv = ops.add_adapters(ops.product(x, layer.qkv), x, qkv_lora).view(len(x), -1, self.head_dim)
             arguments = step.positions, slot_mapping, cache.keys[i], cache.values[i]
             q = ops.rotate_and_store(qkv, self._rotary, *arguments, layer.qkv_bias, layer.head_norms(eps))
-            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, layer.out_bias, timed)
-            gated = ops.gated_product(x, layer.gate_up, layer.gate_up_bias)
-            x = self._add_product(h, gated, layer.down, next_norm, layer.down_bias, timed)
+            attended = attend(i, q).flatten(1)
+            x = self._add_product(h, attended, layer.out, layer.ffn_norm, layer.out_bias, timed, out_lora)
+            if gate_up_lora is None:
+                gated = ops.gated_product(x, layer.gate_up, layer.gate_up_bias)
+            else:
+                gate_up = ops.add_adapters(ops.product(x, layer.gate_up), x, gate_up_lora)
+                gated = ops.gated_silu(gate_up, layer.gate_up_bias)
+            x = self._add_product(h, gated, layer.down, next_norm, layer.down_bias, timed, down_lora)
         return x
 
     def _embed(
@@ -170,22 +181,34 @@ class FusedTransformer:
         norm: torch.Tensor,
         bias: torch.Tensor | None,
         clock: StepClock | None,
+        lora: Adapted | None,
     ) -> torch.Tensor:
         """hidden_states += the product, summed over the ranks, + bias; then their norm. clock: gets the time of the sum, times
         the number of layers."""
         eps = self.config.norm_eps
-        if self.parallel.world_size == 1:
+        if self.parallel.world_size == 1 and lora is None:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
-        waiting = clock.waiting(len(self._layers)) if clock is not None else nullcontext()
-        return self._ops.add_norm(hidden_states, self._sum_of_products(x, matrix, waiting), norm, eps, bias)
+        if self.parallel.world_size == 1:
+            delta = self._ops.add_adapters(matrix.multiply(x), x, lora)
+        else:
+            waiting = clock.waiting(len(self._layers)) if clock is not None else nullcontext()
+            delta = self._sum_of_products(x, matrix, waiting, lora)
+        return self._ops.add_norm(hidden_states, delta, norm, eps, bias)
 
     def _sum_of_products(
-        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None]
+        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None], lora: Adapted | None
     ) -> torch.Tensor:
         """The sum over the ranks, made within `waiting`."""
-        partial = matrix.multiply(x)
+        partial = self._ops.add_adapters(matrix.multiply(x), x, lora)
         with waiting:
             return self._sum(partial)
+
+    def _adapted(self, layer: int, places: torch.Tensor | None) -> list[Adapted | None]:
+        """Of the layer's matrices in the order of their products."""
+        if places is None or self.adapters is None:
+            return [None] * len(_MATRICES)
+        tables = self.adapters.by_matrix
+        return [Adapted(tables[f"layers.{layer}.{name}"], places) for name in _MATRICES]
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llama_core.backends.attention import attend_decodes, attend_prefill
+from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.sampler import SamplingState, TorchSampler
 from llama_core.backends.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
@@ -172,6 +173,12 @@ class TorchOps:
     ) -> torch.Tensor:
         """`add_norm` of x [T, inputs] times a matrix [dim, inputs] as its delta."""
         return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
+
+    def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapted: Adapted | None) -> torch.Tensor:
+        """y [T, outputs], the product of x [T, inputs] and a matrix, with what the tokens' LoRA adapters add, in place."""
+        if adapted is not None:
+            adapted.adapters.add_to(y, x, adapted.places)
+        return y
 
     def store_samples(
         self,

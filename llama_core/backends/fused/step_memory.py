@@ -19,6 +19,7 @@ from llama_core.backends.fused.step_plan import (
 )
 from llama_core.backends.kv_cache import CacheShape, cache_dtype
 from llama_core.backends.logit_rules import bit_words, table_words
+from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
@@ -51,7 +52,9 @@ def step_bytes(
 ) -> int:
     """Bytes that the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`).
     is_eager: with operations in torch, without graphs."""
-    return kept_bytes(config, model, dtype) + unallocated_bytes(config, model, parallel, dtype, is_eager=is_eager)
+    kept = kept_bytes(config, model, dtype)
+    kept += adapter_bytes(config, model, RankShare.of(model, parallel.rank, parallel.world_size), dtype)
+    return kept + unallocated_bytes(config, model, parallel, dtype, is_eager=is_eager)
 
 
 def unallocated_bytes(
@@ -138,7 +141,8 @@ def _body_bytes(
         tokens * dtype.itemsize * 3 * hidden,  # gate and up, and their gated product
         tokens * dtype.itemsize * (queries + dim) + max(summed, tokens * dtype.itemsize * dim),  # the sum over ranks
     )
-    return tokens * (throughout * dtype.itemsize + _INT) + max(moments)
+    shrunk = tokens * 3 * config.max_lora_rank * _FLOAT32 if config.max_loras else 0  # of q, k and v
+    return tokens * (throughout * dtype.itemsize + _INT) + max(moments) + shrunk
 
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:

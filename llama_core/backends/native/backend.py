@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from llama_core.backends.backend import Sampled, StepMasks
+from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.native.all_gather import GlooFallback, shared_memory
 from llama_core.backends.native.build import Unavailable
 from llama_core.backends.native.library import Part, Shape, Slots, TokenMask, load_library
@@ -22,6 +23,7 @@ from llama_core.model_config import ModelConfig
 from llama_core.model_weights import first_rows, weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.scheduling.step import Pending, Row
+from llama_core.weights.adapter import LowRank
 from llama_core.weights.loader import GroupedWeight
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
         block_size=config.block_size,
         blocks_per_sequence=config.blocks_per_sequence,
         threads=torch.get_num_threads(),
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
         norm_eps=model.norm_eps,
     )
 
@@ -98,7 +102,8 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     shared = 0
     if parallel.world_size > 1:
         shared = load_library().llama_shared_bytes(_shape(config, model, parallel, dtype)) // parallel.world_size
-    return 4 * (config.max_step_tokens * widths + logits + rotary) + _FIXED_BYTES + int(shared)
+    adapters = adapter_bytes(config, model, share, dtype)
+    return 4 * (config.max_step_tokens * widths + logits + rotary) + adapters + _FIXED_BYTES + int(shared)
 
 
 def planned_bytes(
@@ -152,6 +157,7 @@ class NativeBackend:
             slots.block_tables.data_ptr(),
             slots.sampling.address,
             slots.rule_addresses.data_ptr(),
+            slots.adapter_places.data_ptr(),
         )
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
@@ -164,10 +170,10 @@ class NativeBackend:
             self._native.llama_use_windows(self._engine, (ctypes.c_int32 * model.n_layers)(*model.windows))
         if parallel.world_size > 1:
             self._connect(parallel)
-        specs = weight_specs(model)
-        first, _ = first_rows(specs, share)
+        self._specs = weight_specs(model)
+        self._first, _ = first_rows(self._specs, share)
         for name, weight in weights:
-            self._pack(name, weight, specs[name].tensor, first[name])
+            self._pack(name, weight)
         self._sampled = torch.empty(config.max_step_samples, dtype=torch.int64)
         self._mask_wait_s = 0.0  # of all steps
         buffer = (ctypes.c_float * (config.max_step_samples * model.vocab_size)).from_address(
@@ -213,6 +219,13 @@ class NativeBackend:
     def allocate_cache(self, num_blocks: int) -> None:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")
+
+    def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
+        self._native.llama_clear_adapter(self._engine, place)
+        for name, a, b, scale in pairs:
+            part, a, b = self._part(name, len(b), a.shape[1]), a.float(), b.float()
+            pointers = a.data_ptr(), b.data_ptr()
+            self._native.llama_pack_adapter(self._engine, place, part, len(a), scale, *pointers)
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         flat: list[int] = []
@@ -261,11 +274,15 @@ class NativeBackend:
         row = torch.full((self._columns,), value, dtype=torch.float32)
         self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
 
-    def _pack(self, name: str, weight: torch.Tensor | GroupedWeight, tensor: str, first: int) -> None:
-        *layer, kind = tensor.removeprefix("layers.").split(".")
+    def _part(self, name: str, rows: int, columns: int) -> Part:
+        *layer, kind = self._specs[name].tensor.removeprefix("layers.").split(".")
+        number = self._native.llama_tensor(kind.encode())
+        assert number >= 0, f"the engine has no {kind}"
+        return Part(number, int(layer[0]) if layer else 0, self._first[name], rows, columns)
+
+    def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
         rows, columns = (1, *(weight.codes if isinstance(weight, GroupedWeight) else weight).shape)[-2:]
-        part = Part(self._native.llama_tensor(kind.encode()), int(layer[0]) if layer else 0, first, rows, columns)
-        assert part.tensor >= 0, f"the engine has no {kind}"
+        part = self._part(name, rows, columns)
         if isinstance(weight, GroupedWeight):
             codes, scales, minima = (part if part is None else part.contiguous() for part in weight)
             assert codes is not None and scales is not None

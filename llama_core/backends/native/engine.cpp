@@ -117,6 +117,13 @@ int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, 
 
 void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }
 
+// Empties a place, and gives it the pair of one weight; see Adapters.
+void llama_clear_adapter(Engine* engine, int place) { engine->clear_adapter(place); }
+void llama_pack_adapter(Engine* engine, int place, const WeightPart* part, int rank, float scale, const float* a,
+                        const float* b) {
+    engine->pack_adapter(place, *part, rank, scale, a, b);
+}
+
 // Overwrites a token's embedding, float [columns of this rank]: for tests of values that are not finite.
 void llama_poke_embedding(Engine* engine, int token, const float* values) { engine->poke_embedding(token, values); }
 

@@ -19,7 +19,7 @@ class Shape(ctypes.Structure):
             for name in (
                 *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "full_vocab", "rank", "ranks"),
                 *("bfloat16", "max_tokens", "max_samples", "max_seq_len", "block_size", "blocks_per_sequence"),
-                "threads",
+                *("threads", "max_loras", "max_lora_rank"),
             )
         ),
         ("norm_eps", ctypes.c_float),
@@ -27,7 +27,9 @@ class Shape(ctypes.Structure):
 
 
 class Slots(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling", "rules"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling", "rules", "adapter_places")
+    )
 
 
 class StepRow(ctypes.Structure):
@@ -92,6 +94,8 @@ def load_library() -> ctypes.CDLL:
         ("tensor", integer, (text,)),
         ("pack", None, (pointer, ctypes.POINTER(Part), pointer, integer)),
         ("pack_groups", None, (pointer, ctypes.POINTER(Part), pointer, pointer, pointer)),
+        ("clear_adapter", None, (pointer, integer)),
+        ("pack_adapter", None, (pointer, integer, ctypes.POINTER(Part), integer, ctypes.c_float, pointer, pointer)),
         ("make_cache", integer, (pointer, integer)),
         ("use_windows", None, (pointer, pointer)),
         ("gather_bytes", size, (ctypes.POINTER(Shape),)),

@@ -8,23 +8,25 @@
 namespace llama {
 
 // Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`: the
-// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step.
+// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step. `max_loras`: adapters that the
+// rank holds at once.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
     field(int32_t, hidden) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)                              \
     field(int32_t, bfloat16) field(int32_t, max_tokens) field(int32_t, max_samples) field(int32_t, max_seq_len)               \
-    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(float, norm_eps)
+    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(int32_t, max_loras)        \
+    field(int32_t, max_lora_rank) field(float, norm_eps)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
 // The arrays of llama_core/backends/slots.py's SlotTable, indexed by slot. Python fills them and steps read them. tokens:
 // [slots][max_seq_len], to which steps add the sampled tokens; block_tables: [slots][blocks_per_sequence]; sampling: [slots];
-// rules: [slots], null where a slot has none.
+// rules: [slots], null where a slot has none; adapter_places: [slots], 0 where a slot has no adapter.
 // clang-format off
 #define LLAMA_SLOTS(field)                                                                                                    \
     field(int64_t*, tokens) field(const int64_t*, block_tables) field(const SlotSampling*, sampling)                          \
-    field(const LogitRules* const*, rules)
+    field(const LogitRules* const*, rules) field(const int64_t*, adapter_places)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 
@@ -56,16 +58,20 @@ enum Op {
     kShareEmbedding,
     kJoinEmbedding,
     kNormAttention,
+    kShrinkQkv,
     kProjectQkv,
     kRotate,
     kAttend,
     kQuantizeAttended,
+    kShrinkOut,
     kProjectOut,
     kShareOut,
     kAddOut,
     kNormFfn,
+    kShrinkGateUp,
     kGateUp,
     kQuantizeHidden,
+    kShrinkDown,
     kProjectDown,
     kShareDown,
     kAddDown,

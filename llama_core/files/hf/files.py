@@ -36,7 +36,7 @@ def find_weights(directory: Path) -> dict[str, Located]:
         raise CheckpointError(f"{directory}: no such directory", param="ckpt_dir")
     if (directory / INDEX).exists():
         return _indexed(directory)
-    return {each.name: each for each in _read_header(_single(directory))}
+    return {each.name: each for each in read_header(_single(directory))}
 
 
 def open_file(path: Path, framework: str) -> Any:
@@ -57,7 +57,8 @@ def open_file(path: Path, framework: str) -> Any:
         raise CheckpointError(f"{path}: damaged, cut short, or not safetensors: {str(error)[:200]}") from None
 
 
-def _read_header(path: Path) -> list[Located]:
+def read_header(path: Path) -> list[Located]:
+    """Every tensor of a safetensors file. Raises CheckpointError that names it."""
     with open_file(path, "numpy") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         return [Located(path, name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()]
@@ -82,7 +83,7 @@ def _indexed(directory: Path) -> dict[str, Located]:
         raise CheckpointError(f"{index}: does not name {SINGLE}, which lies beside it: remove one of the two")
     located: dict[str, Located] = {}
     for file in sorted(set(files.values())):
-        for each in _read_header(directory / file):
+        for each in read_header(directory / file):
             if each.name in located:
                 raise CheckpointError(f"{each.file}: {shown(each.name)} is in {located[each.name].file.name} too")
             located[each.name] = each

@@ -1,7 +1,7 @@
 // Epilogues of linear layers that need nothing but the rows they write: see projection.hpp.
 #pragma once
 
-#include "linear.hpp"
+#include "adapters.hpp"
 
 namespace llama {
 
@@ -22,14 +22,20 @@ struct AddTo {
     }
 };
 
-// Adds a bias to the results before the epilogue `then` takes them. `bias`: of all outputs of the layer, with padding.
+// Adds a bias, and the tokens' adapters, to the results before the epilogue `then` takes them. `bias`: of all outputs of the
+// layer, with padding, or null. `adapters`: null where no token of the step has one.
 template <class T, class Epilogue>
-struct Biased {
+struct Adjusted {
     const T* bias;
+    const Adapters<T>* adapters;
+    int layer;
+    Matrix matrix;
     const Epilogue& then;
     void operator()(int row, int tile, const float* out) const {
         alignas(64) float sums[kTileOutputs];
-        for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, load(out + i) + load(bias + tile * kTileOutputs + i));
+        for (int i = 0; i < kTileOutputs; i += kLanes)
+            store(sums + i, bias ? load(out + i) + load(bias + tile * kTileOutputs + i) : load(out + i));
+        if (adapters) adapters->expand(layer, matrix, row, tile, sums);
         then(row, tile, sums);
     }
 };

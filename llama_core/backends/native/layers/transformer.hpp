@@ -39,7 +39,8 @@ class Transformer : public Engine, private Tasks {
           team_(s.threads, cpus),
           weights_(s, formats),
           projection_(s.threads),
-          attention_(s, rotary) {
+          attention_(s, rotary),
+          adapters_(s) {
         for (int rank = 0; rank < s.ranks; rank++)
             columns_.push_back(embedding_part(s, rank)), vocab_.push_back(vocab_part(s, rank));
         const size_t t = s.max_tokens;
@@ -53,11 +54,11 @@ class Transformer : public Engine, private Tasks {
         logits = Memory(size_t(s.max_samples) * s.full_vocab * 4);
         weight_bytes = weights_.bytes();
         working_bytes = hidden_states_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + hidden_.bytes() +
-                        last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes();
+                        last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes() + adapters_.bytes();
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
         waited_before_.resize(s.threads);
         plan_.reserve(s);
-        program_.reserve(16 * (s.layers + 2));
+        program_.reserve(20 * (s.layers + 2));
     }
 
     void make_cache(int blocks) override { attention_.make_cache(blocks); }
@@ -68,6 +69,11 @@ class Transformer : public Engine, private Tasks {
         team_.run(*this, {{kPack, part.layer, weights_.num_tasks()}});
     }
 
+    void clear_adapter(int place) override { adapters_.clear(place); }
+    void pack_adapter(int place, const WeightPart& part, int rank, float scale, const float* a, const float* b) override {
+        adapters_.pack(place, part, rank, scale, a, b);
+    }
+
     void poke_embedding(int token, const float* values) override {
         const size_t part = columns_[shape.rank].size;
         for (size_t i = 0; i < part; i++) weights_.embedding.template as<T>()[token * part + i] = narrow_to<T>(values[i]);
@@ -75,6 +81,7 @@ class Transformer : public Engine, private Tasks {
 
     void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) override {
         plan_.plan(rows, num_rows, shape);
+        adapters_.plan(plan_, slots);
         sampled_ = sampled;
         masks_ = masks;
         join_logits_ = shape.rank == 0 || logits_everywhere;
@@ -132,16 +139,20 @@ class Transformer : public Engine, private Tasks {
         for (int i = 0; i < shape.layers; i++) {
             const Layer& layer = weights_.layers[i];
             add(kNormAttention, i, blocks);
+            add(kShrinkQkv, i, adapters_.shrink_tasks(kQkvMatrix));
             add(kProjectQkv, i, projection_.tasks_of(layer.qkv, tokens));
             add(kRotate, i, blocks);
             add(kAttend, i, plan_.attention_tasks(shape));
             add(kQuantizeAttended, i, quantizes(layer.out) * blocks);
+            add(kShrinkOut, i, adapters_.shrink_tasks(kOutMatrix));
             add(kProjectOut, i, projection_.tasks_of(layer.out, tokens));
             add(kShareOut, i, shared);
             add(kAddOut, i, shared * blocks);
             add(kNormFfn, i, blocks);
+            add(kShrinkGateUp, i, adapters_.shrink_tasks(kGateUpMatrix));
             add(kGateUp, i, projection_.tasks_of(layer.gate_up, tokens));
             add(kQuantizeHidden, i, quantizes(layer.down) * blocks);
+            add(kShrinkDown, i, adapters_.shrink_tasks(kDownMatrix));
             add(kProjectDown, i, projection_.tasks_of(layer.down, tokens));
             add(kShareDown, i, shared);
             add(kAddDown, i, shared * blocks);
@@ -172,20 +183,29 @@ class Transformer : public Engine, private Tasks {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
             case kNormAttention: return over_tokens(task, [&](int t) { norm(t, layer.attention_norm[0], layer.qkv); });
-            case kProjectQkv: return project(layer.qkv, layer.qkv_bias, normed_, task, thread, StoreTo<T>{qkv_});
+            case kShrinkQkv: return adapters_.shrink(phase.layer, kQkvMatrix, task, normed_.rows);
+            case kShrinkOut: return adapters_.shrink(phase.layer, kOutMatrix, task, attended_.rows);
+            case kShrinkGateUp: return adapters_.shrink(phase.layer, kGateUpMatrix, task, normed_.rows);
+            case kShrinkDown: return adapters_.shrink(phase.layer, kDownMatrix, task, hidden_.rows);
+            case kProjectQkv:
+                return project({layer.qkv, layer.qkv_bias, phase.layer, kQkvMatrix}, normed_, task, thread, StoreTo<T>{qkv_});
             case kRotate:
                 return attention_.rotate(phase.layer, task, plan_, slots, qkv_, layer.query_norm.data, layer.key_norm.data);
             case kAttend: return attention_.attend(phase.layer, task, plan_, slots, attended_.rows);
             case kQuantizeAttended:
                 return over_tokens(
                     task, [&](int t) { attended_.quantize(form_of(layer.out), t, round16(width_), plan_.num_tokens()); });
-            case kProjectOut: return project_to_hidden_states(layer.out, layer.out_bias, attended_, task, thread);
+            case kProjectOut:
+                return project_to_hidden_states({layer.out, layer.out_bias, phase.layer, kOutMatrix}, attended_, task, thread);
             case kNormFfn: return over_tokens(task, [&](int t) { norm(t, layer.ffn_norm[0], layer.gate_up); });
-            case kGateUp: return project(layer.gate_up, layer.gate_up_bias, normed_, task, thread, Gate<T>{hidden_.rows});
+            case kGateUp:
+                return project({layer.gate_up, layer.gate_up_bias, phase.layer, kGateUpMatrix}, normed_, task, thread,
+                               Gate<T>{hidden_.rows});
             case kQuantizeHidden:
                 return over_tokens(
                     task, [&](int t) { hidden_.quantize(form_of(layer.down), t, round16(shape.hidden), plan_.num_tokens()); });
-            case kProjectDown: return project_to_hidden_states(layer.down, layer.down_bias, hidden_, task, thread);
+            case kProjectDown:
+                return project_to_hidden_states({layer.down, layer.down_bias, phase.layer, kDownMatrix}, hidden_, task, thread);
             case kAddOut:
             case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
             case kNormFinal: return norm_final(task);
@@ -256,20 +276,29 @@ class Transformer : public Engine, private Tasks {
     // Linear layers with their epilogues.
 
     // `bias` of all outputs, or null.
+    struct Layered {
+        const Linear<T>& w;
+        Rows<T> bias;
+        int layer;
+        Matrix matrix;
+    };
+
     template <class Epilogue>
-    void project(const Linear<T>& w, Rows<T> bias, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
-        if (bias.data)
-            projection_.run(w, x, plan_.num_tokens(), task, thread, Biased<T, Epilogue>{bias.data, epilogue});
+    void project(const Layered& of, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
+        const Adapters<T>* adapters = adapters_.used() ? &adapters_ : nullptr;
+        if (of.bias.data || adapters)
+            projection_.run(of.w, x, plan_.num_tokens(), task, thread,
+                            Adjusted<T, Epilogue>{of.bias.data, adapters, of.layer, of.matrix, epilogue});
         else
-            projection_.run(w, x, plan_.num_tokens(), task, thread, epilogue);
+            projection_.run(of.w, x, plan_.num_tokens(), task, thread, epilogue);
     }
 
-    void project_to_hidden_states(const Linear<T>& w, Rows<T> bias, const Inputs<T>& x, int task, int thread) {
-        if (shape.rank != 0) bias = {};  // rank 0's partial sum has the bias for all ranks
+    void project_to_hidden_states(Layered of, const Inputs<T>& x, int task, int thread) {
+        if (shape.rank != 0) of.bias = {};  // rank 0's partial sum has the bias for all ranks
         if (shape.ranks == 1)
-            project(w, bias, x, task, thread, AddTo<T>{hidden_states_});
+            project(of, x, task, thread, AddTo<T>{hidden_states_});
         else
-            project(w, bias, x, task, thread, Partial{this});
+            project(of, x, task, thread, Partial{this});
     }
 
     struct Partial {
@@ -350,6 +379,7 @@ class Transformer : public Engine, private Tasks {
     RankWeights<T> weights_;
     Projection<T> projection_;
     AttentionLayer<T> attention_;
+    Adapters<T> adapters_;
     Activations<T> hidden_states_, qkv_;
     Inputs<T> normed_, attended_, hidden_, last_;
     std::vector<Sampler> samplers_;      // one for each thread

@@ -1,0 +1,206 @@
+// The LoRA adapters of one rank: pairs of matrices A [rank][inputs] and B [outputs][rank] in places, and their products.
+//
+// A token whose slot has an adapter gets scale * B (A x) added to W x in float, before the epilogue rounds the result. One phase
+// before each linear layer computes scale * A x of these tokens; the layer's epilogue adds B's part of an output tile. Every sum
+// has one order, so a token's values depend on the token and its adapter alone.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "../step_plan.hpp"
+#include "linear.hpp"
+
+namespace llama {
+
+// The matrices of a layer, in the order of RankWeights::Layer.
+enum Matrix { kQkvMatrix, kOutMatrix, kGateUpMatrix, kDownMatrix };
+
+template <class T>
+class Adapters {
+  public:
+    explicit Adapters(const Shape& s) : shape_(s), rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))) {
+        const int q = query_width(s), kv = kv_width(s);
+        modules_ = {{kQkvMatrix, 0, Tensor::kQkv, 0, q, s.dim},          {kQkvMatrix, 1, Tensor::kQkv, q, kv, s.dim},
+                    {kQkvMatrix, 2, Tensor::kQkv, q + kv, kv, s.dim},    {kOutMatrix, 0, Tensor::kOut, 0, s.dim, q},
+                    {kGateUpMatrix, 0, Tensor::kGateUp, 0, s.hidden, s.dim},
+                    {kGateUpMatrix, 1, Tensor::kGateUp, s.hidden, s.hidden, s.dim},
+                    {kDownMatrix, 0, Tensor::kDown, 0, s.dim, s.hidden}};
+        size_t values = 0;
+        for (Module& m : modules_) {
+            m.a_at = values, values += rank_stride_ * m.stride();
+            m.b_at = values, values += size_t(m.blocks()) * rank_stride_ * kLanes;
+        }
+        layer_values_ = values;
+        for (int i = 0; i < s.max_loras; i++) places_.emplace_back(values * s.layers * sizeof(T));
+        pairs_.resize(size_t(s.max_loras) * s.layers * modules_.size());
+        if (!s.max_loras) return;
+        shrunk_ = Activations<float>(s.max_tokens, kMostModules * rank_stride_);
+        place_of_.reserve(s.max_tokens), order_.reserve(s.max_tokens), groups_.reserve(s.max_tokens + s.max_loras);
+    }
+
+    size_t bytes() const {
+        size_t total = shrunk_.bytes();
+        for (const Memory& place : places_) total += place.bytes();
+        return total;
+    }
+
+    // Places count from 1.
+    void clear(int place) {
+        const auto begin = pairs_.begin() + (place - 1) * shape_.layers * modules_.size();
+        std::fill(begin, begin + shape_.layers * modules_.size(), Pair{});
+    }
+
+    // `part`: of the weight that the pair belongs to. a float [rank][columns], b float [rows][rank].
+    void pack(int place, const WeightPart& part, int rank, float scale, const float* a, const float* b) {
+        for (size_t i = 0; i < modules_.size(); i++) {
+            const Module& m = modules_[i];
+            if (int(m.tensor) != part.tensor || m.first != part.first) continue;
+            T* values = places_[place - 1].template as<T>() + part.layer * layer_values_;
+            const Pair pair = {rank, scale, values + m.a_at, values + m.b_at};
+            std::fill(pair.a, pair.a + rank_stride_ * m.stride(), T{});
+            std::fill(pair.b, pair.b + size_t(m.blocks()) * rank_stride_ * kLanes, T{});
+            for (int r = 0; r < rank; r++) {
+                for (int k = 0; k < m.inputs; k++) pair.a[r * m.stride() + k] = narrow_to<T>(a[size_t(r) * m.inputs + k]);
+                for (int o = 0; o < m.outputs; o++) {
+                    const int at = m.first_lane() + o;
+                    pair.b[(size_t(at / kLanes) * rank + r) * kLanes + at % kLanes] = narrow_to<T>(b[size_t(o) * rank + r]);
+                }
+            }
+            pairs_[index(place, part.layer, i)] = pair;
+        }
+    }
+
+    // The tokens of the step that have adapters, in groups with one adapter each.
+    void plan(const StepPlan& plan, const Slots& slots) {
+        groups_.clear();
+        if (places_.empty()) return;
+        place_of_.clear(), order_.clear();
+        for (const Token& token : plan.tokens) place_of_.push_back(int(slots.adapter_places[token.slot]));
+        for (int t = 0; t < plan.num_tokens(); t++)
+            if (place_of_[t]) order_.push_back(t);
+        std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return place_of_[a] < place_of_[b]; });
+        for (int begin = 0, end; begin < int(order_.size()); begin = end) {
+            for (end = begin; end < int(order_.size()) && end < begin + kGroup; end++)
+                if (place_of_[order_[end]] != place_of_[order_[begin]]) break;
+            groups_.push_back({begin, end});
+        }
+    }
+    bool used() const { return !groups_.empty(); }
+
+    int shrink_tasks(Matrix matrix) const { return int(groups_.size()) * num_modules(matrix) * rank_blocks(); }
+
+    // scale * A x of kRanks rows of A, for the tokens of a group.
+    void shrink(int layer, Matrix matrix, int task, const Rows<T>& x) const {
+        const Group& group = groups_[task / (num_modules(matrix) * rank_blocks())];
+        const int position = task / rank_blocks() % num_modules(matrix), first = task % rank_blocks() * kRanks;
+        const size_t module = first_module(matrix) + position;
+        const Pair& pair = pairs_[index(place_of_[order_[group.begin]], layer, module)];
+        if (first >= pair.rank) return;
+        const size_t stride = modules_[module].stride();
+        for (int at = group.begin; at < group.end;) {
+            auto some = [&](auto count) {
+                constexpr int n = decltype(count)::value;
+                Vec sums[kRanks][n] = {};
+                for (size_t k = 0; k < stride; k += kLanes) {
+                    Vec inputs[n];
+                    UNROLL for (int i = 0; i < n; i++) inputs[i] = load(x[order_[at + i]] + k);
+                    UNROLL for (int r = 0; r < kRanks; r++) {
+                        const Vec weights = load(pair.a + (first + r) * stride + k);
+                        UNROLL for (int i = 0; i < n; i++) sums[r][i] = fma(weights, inputs[i], sums[r][i]);
+                    }
+                }
+                for (int i = 0; i < n; i++)
+                    for (int r = 0; r < kRanks; r++)
+                        shrunk_[order_[at + i]][position * rank_stride_ + first + r] = pair.scale * sum(sums[r][i]);
+                at += n;
+            };
+            const int left = group.end - at;
+            if (left >= 4)
+                some(std::integral_constant<int, 4>());
+            else if (left >= 2)
+                some(std::integral_constant<int, 2>());
+            else
+                some(std::integral_constant<int, 1>());
+        }
+    }
+
+    // Adds B's part of an output tile to a token's results `out` [kTileOutputs].
+    void expand(int layer, Matrix matrix, int token, int tile, float* out) const {
+        const int place = place_of_[token];
+        if (!place) return;
+        for (int position = 0; position < num_modules(matrix); position++) {
+            const size_t module = first_module(matrix) + position;
+            const Pair& pair = pairs_[index(place, layer, module)];
+            if (!pair.rank) continue;
+            const float* u = shrunk_[token] + position * rank_stride_;
+            for (int half = 0; half < kRegisterTiles; half++) {
+                const int block = modules_[module].block_of(tile, half);
+                if (block < 0) continue;
+                const T* b = pair.b + size_t(block) * pair.rank * kLanes;
+                Vec even = load(out + half * kLanes), odd{};
+                int r = 0;
+                for (; r + 1 < pair.rank; r += 2) {
+                    even = fma(splat(u[r]), load(b + r * kLanes), even);
+                    odd = fma(splat(u[r + 1]), load(b + (r + 1) * kLanes), odd);
+                }
+                if (r < pair.rank) even = fma(splat(u[r]), load(b + r * kLanes), even);
+                store(out + half * kLanes, even + odd);
+            }
+        }
+    }
+
+  private:
+    static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3;
+
+    // A weight that may have a pair. position: of its outputs among those of the matrix.
+    struct Module {
+        Matrix matrix;
+        int position;
+        Tensor tensor;
+        int first, outputs, inputs;
+        size_t a_at = 0, b_at = 0;  // within a layer of a place
+
+        size_t stride() const { return round_up(inputs, kLanes); }
+        // Of gate and up, whose outputs take halves of tiles in turn, each has blocks of its own.
+        int first_lane() const { return matrix == kGateUpMatrix ? 0 : first % kLanes; }
+        int blocks() const { return (first_lane() + outputs + kLanes - 1) / kLanes; }
+        // B's block of 16 outputs for this half of an output tile, or -1.
+        int block_of(int tile, int half) const {
+            if (matrix == kGateUpMatrix) return half == position ? tile : -1;
+            const int block = tile * kRegisterTiles + half - first / kLanes;
+            return block < blocks() ? std::max(block, -1) : -1;
+        }
+    };
+    // a [rank, whole kRanks][stride], zeros beyond the rank; b [blocks][rank][16].
+    struct Pair {
+        int rank = 0;
+        float scale = 0;
+        T *a = nullptr, *b = nullptr;
+    };
+    struct Group {
+        int begin, end;  // in order_
+    };
+
+    static int num_modules(Matrix matrix) { return matrix == kQkvMatrix ? 3 : matrix == kGateUpMatrix ? 2 : 1; }
+    static size_t first_module(Matrix matrix) {
+        constexpr size_t first[] = {0, 3, 4, 6};
+        return first[matrix];
+    }
+    int rank_blocks() const { return rank_stride_ / kRanks; }
+    size_t index(int place, int layer, size_t module) const {
+        return (size_t(place - 1) * shape_.layers + layer) * modules_.size() + module;
+    }
+
+    const Shape shape_;
+    const int rank_stride_;
+    std::vector<Module> modules_;
+    size_t layer_values_ = 0;
+    std::vector<Memory> places_;
+    std::vector<Pair> pairs_;
+    Activations<float> shrunk_;  // of each token, rank_stride_ values for each module of the matrix
+    std::vector<int> place_of_, order_;
+    std::vector<Group> groups_;
+};
+
+}  // namespace llama

@@ -1,0 +1,146 @@
+"""LoRA adapters in PEFT's files, `adapter_config.json` and `adapter_model.safetensors`, checked against their base. Reads no
+weight; no torch.
+
+Where an adapter has a pair of matrices A [rank, inputs] and B [outputs, rank], the product of a linear layer with x becomes
+W x + scale * B (A x) (Hu et al. 2021).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any, Final
+
+from llama_core.errors import ConfigError
+from llama_core.files.digest import CheckpointDigest, sha256_of
+from llama_core.files.hf.files import Located, read_header
+from llama_core.files.json_fields import Fields, read_object, shown
+from llama_core.model_config import ModelConfig
+from llama_core.model_weights import WeightSpec, weight_specs
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_LORA_RANK: Final = 128
+_PREFIX: Final = "base_model.model."
+_DTYPES: Final = ("F32", "BF16", "F16")
+# Fields of PEFT's LoraConfig that change the computation, with what they must be where they are given.
+_REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
+    "use_dora": (False,),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "use_qalora": (False,),
+    **dict.fromkeys(
+        (
+            *("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication", "arrow_config"),
+            *("alora_invocation_tokens", "velora_config", "monteclora_config", "use_bdlora", "kasa_config"),
+        ),
+        ((), [], {}, False),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The matrices of one linear layer, by their places in the file, and the factor of their product."""
+
+    a: Located
+    b: Located
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """digest: of both files' contents, by which everything names the adapter. pairs: by the weight's name in `weight_specs`."""
+
+    folder: str
+    digest: str
+    pairs: Mapping[str, Pair]
+
+
+def open_adapter(folder: str | Path, model: ModelConfig, max_rank: int) -> Adapter:
+    """Raises ConfigError or CheckpointError that names the file, and the field or tensor, unless the base can have the adapter.
+
+    max_rank: of every pair at most.
+    """
+    directory = Path(folder)
+    config, weights = directory / CONFIG, directory / WEIGHTS
+    given = Fields(read_object(config), str(config))
+    _check_supported(given)
+    if not weights.exists() and (directory / "adapter_model.bin").exists():
+        raise ConfigError(f"{weights}: no such file; adapter_model.bin is not read: save_pretrained writes safetensors")
+    pairs = _pairs(given, {each.name: each for each in read_header(weights)}, weight_specs(model), weights, max_rank)
+    digest = CheckpointDigest(tuple((file.name, sha256_of(file)) for file in (config, weights)))
+    return Adapter(str(directory), digest.value, pairs)
+
+
+def _check_supported(given: Fields) -> None:
+    if given.text("peft_type", "LORA") != "LORA":
+        raise given.wrong("peft_type", "LORA")
+    for name, allowed in _REFUSED.items():
+        if name in given.given and given.given[name] not in allowed:
+            raise ConfigError(f"{given.source}: field {name!r} is not supported, is {shown(given.given[name])}")
+
+
+def _pairs(
+    given: Fields, located: Mapping[str, Located], specs: Mapping[str, WeightSpec], file: Path, max_rank: int
+) -> dict[str, Pair]:
+    pairs, left = {}, dict(located)
+    layers = given.given.get("layers_to_transform")
+    for name, spec in specs.items():
+        if not (spec.is_linear and name.startswith("layers.") and name.endswith(".weight")):
+            continue
+        module = spec.hugging_face.removesuffix(".weight")
+        a, b = (left.pop(f"{_PREFIX}{module}.lora_{half}.weight", None) for half in "AB")
+        if a is None and b is None:
+            continue
+        if a is None or b is None:
+            raise ConfigError(f"{file}: {module} has lora_{'B' if a is None else 'A'} alone, without its other matrix")
+        rank = _of_module(given, "rank_pattern", module) or given.integer("r", most=MAX_LORA_RANK)
+        outputs, inputs = spec.shape
+        for each, shape in ((a, (rank, inputs)), (b, (outputs, rank))):
+            if each.shape != shape:
+                raise ConfigError(
+                    f"{file}: {each.name} has shape {list(each.shape)}, expected {list(shape)} for this base and rank {rank}"
+                )
+            if each.dtype not in _DTYPES:
+                raise ConfigError(f"{file}: {each.name} has dtype {each.dtype}, expected one of {', '.join(_DTYPES)}")
+        if rank > max_rank:
+            raise ConfigError(
+                f"{given.source}: rank {rank} is over max_lora_rank, {max_rank}: raise it", param="max_lora_rank"
+            )
+        layer = int(name.split(".")[1])
+        if layers is not None and layers != [] and layer not in (layers if isinstance(layers, list) else [layers]):
+            raise ConfigError(f"{file}: {a.name} is of a layer that field 'layers_to_transform' leaves out")
+        alpha = _of_module(given, "alpha_pattern", module) or given.number("lora_alpha")
+        if alpha is None:
+            raise ConfigError(f"{given.source}: field 'lora_alpha' is missing")
+        pairs[name] = Pair(a, b, alpha / (sqrt(rank) if given.flag("use_rslora") else rank))
+    if left:
+        raise ConfigError(
+            f"{file}: {shown(next(iter(left)))} is not lora_A or lora_B of one of the base's linear layers; "
+            "embeddings and lm_head cannot have adapters"
+        )
+    if not pairs:
+        raise ConfigError(f"{file}: has no adapter")
+    return pairs
+
+
+def _of_module(given: Fields, field: str, module: str) -> Any:
+    """What a pattern says of the module, as PEFT reads it: by its first key that matches the end of the name; None if none
+    does."""
+    pattern = given.given.get(field, {})
+    if not isinstance(pattern, dict) or any(not _is_positive(each) for each in pattern.values()):
+        raise given.wrong(field, "an object of positive numbers")
+    try:
+        return next((each for key, each in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), None)
+    except re.error as error:
+        raise ConfigError(f"{given.source}: field {field!r}: not a regular expression: {error}") from None
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9

@@ -1,0 +1,43 @@
+"""Which LoRA adapter each of the ranks' places holds. Knows nothing of files or tensors."""
+
+from collections.abc import Iterable
+
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.step import AdapterLoad
+
+
+class AdapterPlaces:
+    """Places 1 .. num_places; rows without an adapter have place 0. An adapter keeps its place until another one needs it,
+    that which was used longest ago first; a running sequence keeps its adapter's.
+
+    folders: where ranks find the files, by the adapter's digest.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        self.folders: dict[str, str] = {}
+        self._num_places = num_places
+        self._held: dict[str, int] = {}  # in the order of their last use
+
+    def forget(self) -> None:
+        """The ranks are new, and their places are empty."""
+        self._held.clear()
+
+    def has_place(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether the sequence may run beside these."""
+        if not seq.adapter or seq.adapter in self._held or len(self._held) < self._num_places:
+            return True
+        return not self._held.keys() <= {other.adapter for other in running}
+
+    def take(self, seq: Sequence, running: Iterable[Sequence]) -> tuple[int, AdapterLoad | None]:
+        """The place of an admitted sequence, and what the ranks have to load there. `has_place` is true."""
+        if not seq.adapter:
+            return 0, None
+        place, load = self._held.pop(seq.adapter, 0), None
+        if not place:
+            place = len(self._held) + 1
+            if place > self._num_places:
+                used = {other.adapter for other in running}
+                place = self._held.pop(next(adapter for adapter in self._held if adapter not in used))
+            load = AdapterLoad(place, seq.adapter, self.folders[seq.adapter])
+        self._held[seq.adapter] = place
+        return place, load
