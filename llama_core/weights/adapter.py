@@ -1,12 +1,13 @@
 """One rank's part of a LoRA adapter's matrices."""
 
 import logging
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from llama_core.errors import CheckpointError, LlamaError
-from llama_core.files.adapter import Pair, open_adapter
+from llama_core.files.adapter import WEIGHTS, Pair, open_adapter
 from llama_core.files.hf.files import open_file
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import WeightSpec, weight_specs
@@ -34,8 +35,9 @@ def read_adapter(folder: str, digest: str, model: ModelConfig, share: RankShare,
         adapter = open_adapter(folder, model, max_rank)
         if adapter.digest != digest:
             raise CheckpointError(f"{folder}: the adapter has changed since it was loaded: load it again")
+        file = open_file(Path(folder) / WEIGHTS, "pt")
         return [
-            LowRank(name, *_parts(pair, specs[name], model.head_dim, share), pair.scale)
+            LowRank(name, *_parts(file, pair, specs[name], model.head_dim, share), pair.scale)
             for name, pair in adapter.pairs.items()
         ]
     except LlamaError as error:
@@ -45,9 +47,10 @@ def read_adapter(folder: str, digest: str, model: ModelConfig, share: RankShare,
         return [LowRank(name, torch.zeros(1, inputs), torch.full((outputs, 1), torch.nan), 1.0)]
 
 
-def _parts(pair: Pair, spec: WeightSpec, head_dim: int, share: RankShare) -> tuple[torch.Tensor, torch.Tensor]:
+def _parts(
+    file: Any, pair: Pair, spec: WeightSpec, head_dim: int, share: RankShare
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The columns of A and the rows of B that this rank's part of the weight has. Copies."""
-    file = open_file(pair.a.file, "pt")
     a, b = (file.get_tensor(each.name) for each in (pair.a, pair.b))
     if spec.is_rotated:
         b = interleaved(b, head_dim)

@@ -35,6 +35,7 @@ SHAPES: Mapping[str, dict[str, Any]] = {
     },
 }
 MAX_RANK = 16
+Generated = list[tuple[list[int], list[float]]]
 PLAIN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "fan_in_fan_out": False, "modules_to_save": None}
 
 
@@ -117,7 +118,7 @@ def generate(runner: ModelRunner, requests: list[tuple[list[int], Adapter | None
 
 def run(
     parallel: Parallel, directory: str, backend: str, folders: list[str | None], together: bool, **overrides: Any
-) -> list[tuple[list[int], list[float]]]:
+) -> Generated:
     """What this rank generates for each of `families.PROMPTS` with each adapter (None: the base), in a batch of all requests
     or one by one: tokens and log-probabilities."""
     runner = new_runner(parallel, directory, backend, **overrides)

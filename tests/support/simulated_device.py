@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.device import Work
 from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.fused.step_plan import AttentionTiles
@@ -226,6 +227,17 @@ class SimulatedDevice:
 
 class CapturableOps(TorchOps):
     """Attention by tiles as in `TorchOps`, without an access of the host. For small models: it gathers whole block tables."""
+
+    def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapted: Adapted | None) -> torch.Tensor:
+        if adapted is not None:
+            a, b, scales = (torch.cat([each[:1] * 0, each]) for each in adapted.adapters.tensors)  # place 0: zeros
+            places, outputs = adapted.places, torch.arange(y.shape[1])
+            module = torch.zeros_like(outputs)
+            for bound in adapted.adapters.bounds[1:-1]:
+                module = module + (outputs >= bound)
+            shrunk = torch.einsum("ti,tmri->tmr", x, a[places]) * scales[places][..., None]
+            y += torch.einsum("tor,tor->to", shrunk[:, module], b[places])
+        return y
 
     def attend(
         self,

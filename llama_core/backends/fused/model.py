@@ -147,13 +147,10 @@ class FusedTransformer:
             qkv = ops.add_adapters(ops.product(x, layer.qkv), x, qkv_lora).view(len(x), -1, self.head_dim)
             arguments = step.positions, slot_mapping, cache.keys[i], cache.values[i]
             q = ops.rotate_and_store(qkv, self._rotary, *arguments, layer.qkv_bias, layer.head_norms(eps))
-            attended = attend(i, q).flatten(1)
-            x = self._add_product(h, attended, layer.out, layer.ffn_norm, layer.out_bias, timed, out_lora)
-            if gate_up_lora is None:
-                gated = ops.gated_product(x, layer.gate_up, layer.gate_up_bias)
-            else:
-                gate_up = ops.add_adapters(ops.product(x, layer.gate_up), x, gate_up_lora)
-                gated = ops.gated_silu(gate_up, layer.gate_up_bias)
+            x = self._add_product(
+                h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, layer.out_bias, timed, out_lora
+            )
+            gated = self._gated_product(x, layer, gate_up_lora)
             x = self._add_product(h, gated, layer.down, next_norm, layer.down_bias, timed, down_lora)
         return x
 
@@ -172,6 +169,12 @@ class FusedTransformer:
         )
         with clock.waiting() if self.parallel.world_size > 1 else nullcontext():
             return self.parallel.gather_columns(part, columns), slot_mapping
+
+    def _gated_product(self, x: torch.Tensor, layer: Layer, lora: Adapted | None) -> torch.Tensor:
+        if lora is None:
+            return self._ops.gated_product(x, layer.gate_up, layer.gate_up_bias)
+        gate_up = self._ops.add_adapters(self._ops.product(x, layer.gate_up), x, lora)
+        return self._ops.gated_silu(gate_up, layer.gate_up_bias)
 
     def _add_product(
         self,

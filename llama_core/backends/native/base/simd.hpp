@@ -145,7 +145,8 @@ inline Vec round_to<bf16>(Vec v) {
 }
 
 // Products along the summed dimension. Lane i of `weights` holds the next weight (float) or the next two weights (bfloat16) of
-// output i; `x` holds as many activations. Products of bfloat16 are exact in float, and `add` adds the two in order.
+// output i; `x` holds as many activations: the same for all lanes (`broadcast`), or the next ones for each (`load_next`).
+// Products of bfloat16 are exact in float, and `add` adds the two in order.
 
 template <class T>
 struct Dot;
@@ -154,6 +155,7 @@ template <>
 struct Dot<float> {
     static constexpr int kStep = 1;
     static Vec broadcast(const float* x) { return splat(*x); }
+    static Vec load_next(const float* x) { return load(x); }
     static Vec add(Vec acc, const float* weights, Vec x) { return fma(load(weights), x, acc); }
 };
 
@@ -166,6 +168,7 @@ struct Dot<bf16> {
         std::memcpy(&pair, x, 4);
         return (__m512bh)_mm512_set1_epi32(pair);
     }
+    static __m512bh load_next(const bf16* x) { return (__m512bh)_mm512_loadu_si512(x); }
     static Vec add(Vec acc, const bf16* weights, __m512bh x) {
         return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(weights), x);
     }
@@ -174,6 +177,10 @@ struct Dot<bf16> {
         Vec even, odd;
     };
     static Pair broadcast(const bf16* x) { return {splat(widen(x[0])), splat(widen(x[1]))}; }
+    static Pair load_next(const bf16* x) {
+        UVec both = load_as<UVec>(x);
+        return {(Vec)(both << 16), (Vec)(both & 0xffff0000)};
+    }
     static Vec add(Vec acc, const bf16* weights, const Pair& x) {
         UVec both = load_as<UVec>(weights);
         return fma((Vec)(both & 0xffff0000), x.odd, fma((Vec)(both << 16), x.even, acc));

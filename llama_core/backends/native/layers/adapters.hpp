@@ -1,8 +1,8 @@
 // The LoRA adapters of one rank: pairs of matrices A [rank][inputs] and B [outputs][rank] in places, and their products.
 //
 // A token whose slot has an adapter gets scale * B (A x) added to W x in float, before the epilogue rounds the result. One phase
-// before each linear layer computes scale * A x of these tokens; the layer's epilogue adds B's part of an output tile. Every sum
-// has one order, so a token's values depend on the token and its adapter alone.
+// before each linear layer computes scale * A x of these tokens, rounded to the model's type; the layer's epilogue adds B's part
+// of an output tile. Every sum has one order, so a token's values depend on the token and its adapter alone.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,10 @@ class Adapters {
   public:
     explicit Adapters(const Shape& s) : shape_(s), rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))) {
         const int q = query_width(s), kv = kv_width(s);
-        modules_ = {{kQkvMatrix, 0, Tensor::kQkv, 0, q, s.dim},          {kQkvMatrix, 1, Tensor::kQkv, q, kv, s.dim},
-                    {kQkvMatrix, 2, Tensor::kQkv, q + kv, kv, s.dim},    {kOutMatrix, 0, Tensor::kOut, 0, s.dim, q},
+        modules_ = {{kQkvMatrix, 0, Tensor::kQkv, 0, q, s.dim},
+                    {kQkvMatrix, 1, Tensor::kQkv, q, kv, s.dim},
+                    {kQkvMatrix, 2, Tensor::kQkv, q + kv, kv, s.dim},
+                    {kOutMatrix, 0, Tensor::kOut, 0, s.dim, q},
                     {kGateUpMatrix, 0, Tensor::kGateUp, 0, s.hidden, s.dim},
                     {kGateUpMatrix, 1, Tensor::kGateUp, s.hidden, s.hidden, s.dim},
                     {kDownMatrix, 0, Tensor::kDown, 0, s.dim, s.hidden}};
@@ -35,7 +37,7 @@ class Adapters {
         for (int i = 0; i < s.max_loras; i++) places_.emplace_back(values * s.layers * sizeof(T));
         pairs_.resize(size_t(s.max_loras) * s.layers * modules_.size());
         if (!s.max_loras) return;
-        shrunk_ = Activations<float>(s.max_tokens, kMostModules * rank_stride_);
+        shrunk_ = Activations<T>(s.max_tokens, kMostModules * rank_stride_);
         place_of_.reserve(s.max_tokens), order_.reserve(s.max_tokens), groups_.reserve(s.max_tokens + s.max_loras);
     }
 
@@ -64,7 +66,8 @@ class Adapters {
                 for (int k = 0; k < m.inputs; k++) pair.a[r * m.stride() + k] = narrow_to<T>(a[size_t(r) * m.inputs + k]);
                 for (int o = 0; o < m.outputs; o++) {
                     const int at = m.first_lane() + o;
-                    pair.b[(size_t(at / kLanes) * rank + r) * kLanes + at % kLanes] = narrow_to<T>(b[size_t(o) * rank + r]);
+                    T* group = pair.b + (size_t(at / kLanes) * rank_stride_ + r / kStep * kStep) * kLanes;
+                    group[at % kLanes * kStep + r % kStep] = narrow_to<T>(b[size_t(o) * rank + r]);
                 }
             }
             pairs_[index(place, part.layer, i)] = pair;
@@ -102,17 +105,20 @@ class Adapters {
             auto some = [&](auto count) {
                 constexpr int n = decltype(count)::value;
                 Vec sums[kRanks][n] = {};
-                for (size_t k = 0; k < stride; k += kLanes) {
-                    Vec inputs[n];
-                    UNROLL for (int i = 0; i < n; i++) inputs[i] = load(x[order_[at + i]] + k);
-                    UNROLL for (int r = 0; r < kRanks; r++) {
-                        const Vec weights = load(pair.a + (first + r) * stride + k);
-                        UNROLL for (int i = 0; i < n; i++) sums[r][i] = fma(weights, inputs[i], sums[r][i]);
+                const T* rows[n];
+        UNROLL for (int i = 0; i < n; i++) rows[i] = x[order_[at + i]];
+                const T* a = pair.a + first * stride;
+                for (size_t k = 0; k < stride; k += kLanes * kStep) {
+                    UNROLL for (int i = 0; i < n; i++) {
+                        const auto inputs = Dot<T>::load_next(rows[i] + k);
+                        UNROLL for (int r = 0; r < kRanks; r++)
+                            sums[r][i] = Dot<T>::add(sums[r][i], a + r * stride + k, inputs);
                     }
                 }
                 for (int i = 0; i < n; i++)
                     for (int r = 0; r < kRanks; r++)
-                        shrunk_[order_[at + i]][position * rank_stride_ + first + r] = pair.scale * sum(sums[r][i]);
+                        shrunk_[order_[at + i]][position * rank_stride_ + first + r] =
+                            narrow_to<T>(pair.scale * sum(sums[r][i]));
                 at += n;
             };
             const int left = group.end - at;
@@ -133,25 +139,21 @@ class Adapters {
             const size_t module = first_module(matrix) + position;
             const Pair& pair = pairs_[index(place, layer, module)];
             if (!pair.rank) continue;
-            const float* u = shrunk_[token] + position * rank_stride_;
+            const T* u = shrunk_[token] + position * rank_stride_;
             for (int half = 0; half < kRegisterTiles; half++) {
                 const int block = modules_[module].block_of(tile, half);
                 if (block < 0) continue;
-                const T* b = pair.b + size_t(block) * pair.rank * kLanes;
-                Vec even = load(out + half * kLanes), odd{};
-                int r = 0;
-                for (; r + 1 < pair.rank; r += 2) {
-                    even = fma(splat(u[r]), load(b + r * kLanes), even);
-                    odd = fma(splat(u[r + 1]), load(b + (r + 1) * kLanes), odd);
-                }
-                if (r < pair.rank) even = fma(splat(u[r]), load(b + r * kLanes), even);
-                store(out + half * kLanes, even + odd);
+                const T* b = pair.b + size_t(block) * rank_stride_ * kLanes;
+                Vec total = load(out + half * kLanes);
+                for (int r = 0; r < pair.rank; r += kStep)
+                    total = Dot<T>::add(total, b + r * kLanes, Dot<T>::broadcast(u + r));
+                store(out + half * kLanes, total);
             }
         }
     }
 
   private:
-    static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3;
+    static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3, kStep = Dot<T>::kStep;
 
     // A weight that may have a pair. position: of its outputs among those of the matrix.
     struct Module {
@@ -161,7 +163,7 @@ class Adapters {
         int first, outputs, inputs;
         size_t a_at = 0, b_at = 0;  // within a layer of a place
 
-        size_t stride() const { return round_up(inputs, kLanes); }
+        size_t stride() const { return round_up(inputs, kLanes * kStep); }
         // Of gate and up, whose outputs take halves of tiles in turn, each has blocks of its own.
         int first_lane() const { return matrix == kGateUpMatrix ? 0 : first % kLanes; }
         int blocks() const { return (first_lane() + outputs + kLanes - 1) / kLanes; }
@@ -172,7 +174,7 @@ class Adapters {
             return block < blocks() ? std::max(block, -1) : -1;
         }
     };
-    // a [rank, whole kRanks][stride], zeros beyond the rank; b [blocks][rank][16].
+    // a [rank_stride_][stride], b [blocks][rank_stride_ / kStep][16][kStep]; zeros beyond the rank.
     struct Pair {
         int rank = 0;
         float scale = 0;
@@ -198,7 +200,7 @@ class Adapters {
     size_t layer_values_ = 0;
     std::vector<Memory> places_;
     std::vector<Pair> pairs_;
-    Activations<float> shrunk_;  // of each token, rank_stride_ values for each module of the matrix
+    Activations<T> shrunk_;  // of each token, rank_stride_ values for each module of the matrix
     std::vector<int> place_of_, order_;
     std::vector<Group> groups_;
 };

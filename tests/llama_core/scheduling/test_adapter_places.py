@@ -1,0 +1,69 @@
+"""Which sequences run beside which adapters, where the ranks hold few, and what they are told to load."""
+
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.step import AdapterLoad, StepInput
+from tests.support.fake_ranks import EOS, FakeRanks
+
+
+class Places:
+    """A scheduler whose ranks have two places, and the adapters that they would hold."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(SchedulerConfig(8, 64, frozenset({EOS}), max_loras=2), BlockPool(64, 4))
+        self.scheduler.adapter_places.folders |= {name: f"/{name}" for name in "abcd"}
+        self.ranks = FakeRanks(4)
+        self.loaded: list[AdapterLoad] = []
+
+    def add(self, adapter: str) -> Sequence:
+        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, adapter=adapter)
+        self.scheduler.add(seq)
+        return seq
+
+    def step(self) -> StepInput:
+        batch = self.scheduler.schedule()
+        assert batch is not None
+        self.loaded = batch.adapters
+        self.scheduler.commit(self.ranks.step(batch))
+        return batch
+
+
+def test_a_sequence_waits_until_no_running_one_needs_a_place() -> None:
+    places = Places()
+    first, second, third, base = (places.add(adapter) for adapter in ("a", "b", "c", ""))
+    places.step()
+    assert places.loaded == [AdapterLoad(1, "a", "/a"), AdapterLoad(2, "b", "/b")]
+    assert third.slot is None and base.slot is None
+    places.scheduler.finish(second, FinishReason.ABORT)
+    batch = places.step()
+    assert places.loaded == [AdapterLoad(2, "c", "/c")]
+    assert [(init.slot, init.adapter_place) for init in batch.admit] == [(third.slot, 2), (base.slot, 0)]
+    assert first.slot is not None
+
+
+def test_the_adapter_used_longest_ago_is_replaced() -> None:
+    places = Places()
+    for adapter in ("a", "b", "a"):
+        seq = places.add(adapter)
+        places.step()
+        places.scheduler.finish(seq, FinishReason.ABORT)
+    assert places.loaded == []
+    places.add("c")
+    places.step()
+    assert places.loaded == [AdapterLoad(2, "c", "/c")]
+
+
+def test_new_ranks_load_the_adapters_again() -> None:
+    places = Places()
+    places.add("a")
+    seq = places.add("b")
+    places.step()
+    places.scheduler.finish(seq, FinishReason.ABORT)
+    places.scheduler.restart(epoch=1)
+    places.ranks = FakeRanks(4)
+    batch = places.step()
+    assert places.loaded == [AdapterLoad(1, "a", "/a")]
+    assert [init.adapter_place for init in batch.admit] == [1]
