@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from llama_core.scheduling.sampling_params import (
     MAX_TOP_K,
     SamplingParams,
 )
-from llama_core.scheduling.step import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from llama_core.scheduling.step import AdapterLoad, Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 from tests.support.full_runs import examples
 
 ids = st.integers(0, 2**31)
@@ -162,9 +163,10 @@ def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
         include_stop_str_in_output=True, grammar="g" * MAX_GRAMMAR_BYTES,
     )  # fmt: skip
     delayed = (big,) * (MAX_STOP_TOKENS + 64)
-    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True, big, delayed, "f" * 32) for _ in range(32)]
+    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True, big, delayed, "f" * 32, big) for _ in range(32)]
     rows, grow = [Row(big, big, big, True, big)] * 32, [Grow(big, big)] * 32
     step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
+    step = replace(step, adapters=[AdapterLoad(big, "d" * 64, "/" * 4096)] * 32)
     bound = wire.largest_step_bytes(32, 4096, 256)
     assert 0.98 * bound < len(payload_of(step)) <= bound
 

@@ -135,21 +135,26 @@ class Adapters {
     void expand(int layer, Matrix matrix, int token, int tile, float* out) const {
         const int place = place_of_[token];
         if (!place) return;
-        for (int position = 0; position < num_modules(matrix); position++) {
-            const size_t module = first_module(matrix) + position;
-            const Pair& pair = pairs_[index(place, layer, module)];
-            if (!pair.rank) continue;
-            const T* u = shrunk_[token] + position * rank_stride_;
-            for (int half = 0; half < kRegisterTiles; half++) {
-                const int block = modules_[module].block_of(tile, half);
-                if (block < 0) continue;
-                const T* b = pair.b + size_t(block) * rank_stride_ * kLanes;
-                Vec total = load(out + half * kLanes);
-                for (int r = 0; r < pair.rank; r += kStep)
-                    total = Dot<T>::add(total, b + r * kLanes, Dot<T>::broadcast(u + r));
-                store(out + half * kLanes, total);
+        const Pair* pair = &pairs_[index(place, layer, first_module(matrix))];
+        const Module* module = &modules_[first_module(matrix)];
+        const T* u = shrunk_[token];
+        Vec low = load(out), high = load(out + kLanes);
+        for (int i = num_modules(matrix); i > 0; i--, pair++, module++, u += rank_stride_) {
+            const int first = module->block_of(tile, 0), second = module->block_of(tile, 1), rank = pair->rank;
+            if (!rank) continue;
+            const T *b = pair->b + first * block_values(), *c = pair->b + second * block_values();
+            if (first >= 0 && second >= 0) {
+                for (int r = 0; r < rank; r += kStep) {
+                    const auto inputs = Dot<T>::broadcast(u + r);
+                    low = Dot<T>::add(low, b + r * kLanes, inputs), high = Dot<T>::add(high, c + r * kLanes, inputs);
+                }
+            } else if (first >= 0) {
+                for (int r = 0; r < rank; r += kStep) low = Dot<T>::add(low, b + r * kLanes, Dot<T>::broadcast(u + r));
+            } else if (second >= 0) {
+                for (int r = 0; r < rank; r += kStep) high = Dot<T>::add(high, c + r * kLanes, Dot<T>::broadcast(u + r));
             }
         }
+        store(out, low), store(out + kLanes, high);
     }
 
   private:
@@ -189,6 +194,7 @@ class Adapters {
         constexpr size_t first[] = {0, 3, 4, 6};
         return first[matrix];
     }
+    ptrdiff_t block_values() const { return ptrdiff_t(rank_stride_) * kLanes; }
     int rank_blocks() const { return rank_stride_ / kRanks; }
     size_t index(int place, int layer, size_t module) const {
         return (size_t(place - 1) * shape_.layers + layer) * modules_.size() + module;
