@@ -21,8 +21,11 @@ from llama_core.config import (
     EngineConfig,
     PrefixCacheScope,
 )
+from llama_core.errors import ConfigError
+from llama_core.files.adapter import Adapter, open_adapter
 from llama_core.files.manifest import Manifest
 from llama_core.log_lines import LogFormat
+from llama_core.model_config import ModelConfig
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.registry import AUTO as TOOL_FORMAT_AUTO
@@ -78,6 +81,15 @@ def _known_chat_format(value: str) -> str:
     if value not in CHAT_FORMAT_NAMES:
         raise ValueError(f"must be one of {', '.join(CHAT_FORMAT_NAMES)}")
     return value
+
+
+def _folders(value: object) -> object:
+    """Name=folder, separated by commas, as in an environment variable, or a mapping."""
+    if not isinstance(value, str):
+        return value
+    return {
+        name.strip(): at.strip() for name, _, at in (each.partition("=") for each in value.split(",")) if name.strip()
+    }
 
 
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
@@ -207,6 +219,11 @@ class EngineArgs(Args):
     batch_invariant: bool = Field(
         False, description="On GPUs, compute each request with the same bits beside any others, which is slower."
     )
+    lora_adapters: Annotated[
+        dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], BeforeValidator(_folders)
+    ] = Field({}, description="Folders of LoRA adapters in PEFT's files, on every node, by the names of their models.")
+    max_loras: Count = Field(8, description="Adapters that run at once, where there are any.")
+    max_lora_rank: Count = Field(16, description="Largest rank of an adapter; ranks hold memory for max_loras of it.")
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
         None, description="CPUs of one rank; if absent, a node's CPUs shared by its ranks, or 1 with CUDA."
@@ -256,6 +273,12 @@ class EngineArgs(Args):
         """The SHA-256 that the files must have, if a manifest exists. Raises CheckpointError."""
         return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
 
+    def open_adapters(self, model: ModelConfig) -> dict[str, Adapter]:
+        """By name. Raises ConfigError or CheckpointError that names the file at fault."""
+        if self.model_id in self.lora_adapters:
+            raise ConfigError(f"lora_adapters: {self.model_id!r} is the base's model_id", param="lora_adapters")
+        return {name: open_adapter(resolve(at), model, self.max_lora_rank) for name, at in self.lora_adapters.items()}
+
     def engine_config(
         self,
         vocab_size: int,
@@ -278,6 +301,7 @@ class EngineArgs(Args):
                 "serves_with_fewer_ranks": (self.min_ranks or 1) < self.num_ranks(),
                 "max_step_tokens": self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
                 "manifest": manifest,
+                "max_loras": self.max_loras if self.lora_adapters else 0,
                 "wants_digest": True,
                 "tokenizer_path": str(self.tokenizer),
                 "stop_ids": tuple(sorted(stop_ids)),

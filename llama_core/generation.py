@@ -213,13 +213,14 @@ class Llama:
         *,
         top_k: int = 0,
         seed: int | None = None,
+        adapter: str | Seq[str] = "",
     ) -> list[CompletionPrediction]:
-        """Continue each text. `max_gen_len` defaults to the rest of the context."""
+        """Continue each text. `max_gen_len` defaults to the rest of the context. adapter: as in `generate`."""
         if max_gen_len is None:
             max_gen_len = self.max_seq_len - 1
         prompt_tokens = [self.tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
         generated = self.generate(
-            prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed
+            prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed, adapter=adapter
         )
         return completion_predictions(self.tokenizer, generated)
 
@@ -233,16 +234,19 @@ class Llama:
         *,
         top_k: int = 0,
         seed: int | None = None,
+        adapter: str = "",
     ) -> list[ChatPrediction]:
         """The assistant's next message for each dialog. A dialog that contains the template's own tags gets the reference's
-        refusal without any generation. Raises InvalidDialog that names the message's index."""
+        refusal without any generation. adapter: of all dialogs. Raises InvalidDialog that names the message's index."""
         if max_gen_len is None:
             max_gen_len = self.max_seq_len - 1
         batch = DialogBatch(dialogs, self.chat_format.encode)
-        generated = self.generate(batch.prompts, max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed)
+        generated = self.generate(
+            batch.prompts, max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed, adapter=adapter
+        )
         return batch.predictions(self.tokenizer, generated)
 
-    def _sequence(self, prompt: list[int], params: SamplingParams, seed: int | None, adapter: str) -> Sequence:
+    def _sequence(self, prompt: list[int], params: SamplingParams, seed: int | None, adapter: str = "") -> Sequence:
         if adapter and adapter not in self._adapters:
             raise InvalidParameter(f"adapter: {adapter!r} is not one of lora_adapters", param="adapter")
         digest = self._adapters[adapter].digest if adapter else ""

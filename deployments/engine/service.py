@@ -9,15 +9,24 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
 from deployments.args import EngineArgs, IngressArgs
+from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.callers import Callers
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import EngineState, EngineSummary, RankState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import (
+    Engine,
+    EngineState,
+    EngineSummary,
+    RankState,
+    Readiness,
+    SamplingDefaults,
+    TokenStream,
+)
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -76,6 +85,10 @@ class LlamaService:
         self.config = args.engine_config(
             self._model.vocab_size, manifest, context_length=context_length, stop_ids=self._stop_ids
         )
+        self._adapters = args.open_adapters(self._model)
+        self._models: dict[str, Engine] = {self.model_id: self}
+        for name, adapter in self._adapters.items():
+            self._models[name] = cast(Engine, AdapterModel(self, name, adapter.digest))
         self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure
@@ -117,6 +130,7 @@ class LlamaService:
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
+        scheduler.adapter_places.folders |= {each.digest: each.folder for each in self._adapters.values()}
         self._loop = EngineLoop(
             scheduler,
             self.tokenizer,
@@ -189,8 +203,8 @@ class LlamaService:
         return self.config.max_batch_size * self.config.max_seq_len + waiting
 
     @property
-    def models(self) -> Mapping[str, "LlamaService"]:
-        return {self.model_id: self}
+    def models(self) -> Mapping[str, Engine]:
+        return self._models
 
     @property
     def vocab_size(self) -> int:

@@ -9,6 +9,7 @@ from importlib import metadata
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, EngineState
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.request_body import BodyReader
@@ -51,7 +52,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
             "created": created,
             "owned_by": "llama-on-ray",
             "root": engine.model_id,  # vLLM's benchmark reads it; a path would tell clients about the machine
-            "parent": None,
+            "parent": engine.parent if isinstance(engine, AdapterModel) else None,
             "max_model_len": engine.max_seq_len,
             **anthropics,
         }

@@ -13,6 +13,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.conftest import GOLDEN
+from tests.support import adapters
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
 from tests.support.traced_server import Traced, traced_server
 
@@ -67,12 +68,21 @@ def demo() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The golden model with a manifest, started by plain `serve run`, behind Serve's own proxy."""
+def poet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the golden model, which `plain` has as golden-poet."""
+    folder = tmp_path_factory.mktemp("adapters") / "poet"
+    adapters.write(folder, GOLDEN / "mp1", adapters.SHAPES["all"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory, poet: Path) -> Iterator[Server]:
+    """The golden model with a manifest and an adapter, started by plain `serve run`, behind Serve's own proxy."""
     manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
     files = sorted((GOLDEN / "mp1").iterdir())
     manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
     args = GOLDEN_ARGS | {"sha256_manifest": str(manifest), "spare_ranks": False}
+    args["lora_adapters"] = {"golden-poet": str(poet)}
     with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
         server.wait_ready()
         yield server

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,8 +24,10 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def in_process() -> Llama:
-    return Llama.build(GOLDEN / "mp2", GOLDEN / "mp2" / "tokenizer.model", 160, 8, dtype="float32", device="cpu")
+def in_process(poet: Path) -> Llama:
+    adapters = {"golden-poet": poet}
+    at = GOLDEN / "mp2"
+    return Llama.build(at, at / "tokenizer.model", 160, 8, dtype="float32", device="cpu", lora_adapters=adapters)
 
 
 def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str, Any]) -> None:
@@ -133,6 +138,32 @@ def test_another_ray_app_gets_the_same_tokens_by_handle(
     assert seen["error"][0] == "InvalidDialog" and "messages[0]" in seen["error"][1]
     assert "abort" in seen["aborted"] and set(seen["aborted"]) <= {"abort", "length"}
     assert seen["aborted again"] == [False]  # of each replica
+
+
+async def test_an_adapter_is_a_model_whose_streams_survive_the_death_of_a_rank(
+    plain: Server, in_process: Llama
+) -> None:
+    models = {each["id"]: each["parent"] for each in plain.get("/v1/models")[1]["data"]}
+    assert models == {"golden": None, "golden-poet": "golden"}
+    prompt, wanted = "Once upon a time", {}
+    for model, adapter in (("golden", ""), ("golden-poet", "golden-poet")):
+        [answer] = in_process.text_completion([prompt], 0, max_gen_len=100, adapter=adapter)
+        wanted[model] = answer["generation"]
+    assert wanted["golden"] != wanted["golden-poet"]
+    body = {"prompt": prompt, "max_tokens": 100, "temperature": 0}
+    epoch = plain.get("/props")[1]["epoch"]
+    async with httpx.AsyncClient(base_url=plain.url, timeout=120) as client:
+
+        async def ask(model: str) -> tuple[str, str]:
+            answer = await client.post("/v1/completions", json=body | {"model": model})
+            return answer.raise_for_status().json()["model"], answer.json()["choices"][0]["text"]
+
+        assert dict(await asyncio.gather(*map(ask, models))) == wanted
+        asked = [asyncio.create_task(ask(model)) for model in [*models] * 20]
+        await asyncio.sleep(0)
+        os.kill(plain.get("/props")[1]["ranks"][0]["pid"], signal.SIGKILL)
+        assert await asyncio.gather(*asked) == [*wanted.items()] * 20
+        assert (await client.get("/props")).json()["epoch"] > epoch
 
 
 def test_scores_are_the_log_likelihoods_of_the_model_in_process(plain: Server, in_process: Llama) -> None:

@@ -4,17 +4,21 @@ transformers gets the adapter merged into its weights in float32, as PEFT's `mer
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.files.adapter import Adapter, open_adapter
+from llama_core.model_weights import weight_specs
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import families
@@ -48,18 +52,13 @@ class Merged(NamedTuple):
     scale: float
 
 
-def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0, scale: float = 0.3) -> list[Merged]:
+def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0) -> list[Merged]:
     """Write an adapter with random matrices for the model in `base`. Returns what it adds to the model's weights."""
-    import re
-
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(PLAIN | dict(fields)))
     generator, tensors, merged = torch.Generator().manual_seed(seed), {}, []
-    with safe_open(base / "model.safetensors", "pt") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    specs = weight_specs(open_checkpoint(base).model_config(VOCAB_SIZE))
+    shapes = {spec.hugging_face: spec.shape for spec in specs.values() if spec.is_linear}
 
     def of(pattern: str, module: str, default: float) -> float:
         given = fields.get(pattern, {})
@@ -67,7 +66,7 @@ def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0, sc
 
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
-        if module.split(".")[-1] not in fields["target_modules"] or not name.endswith(".weight"):
+        if module.split(".")[-1] not in fields["target_modules"]:
             continue
         layers = fields.get("layers_to_transform")
         if layers is not None and int(name.split(".")[2]) not in layers:
@@ -76,7 +75,7 @@ def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0, sc
         alpha = of("alpha_pattern", module, fields["lora_alpha"])
         factor = alpha / (rank**0.5 if fields.get("use_rslora") else rank)
         a = torch.randn((rank, shape[1]), generator=generator) * shape[1] ** -0.5
-        b = torch.randn((shape[0], rank), generator=generator) * scale
+        b = torch.randn((shape[0], rank), generator=generator) * 0.3
         merged.append(Merged(name, a, b, factor))
         tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
     save_file(tensors, folder / "adapter_model.safetensors")

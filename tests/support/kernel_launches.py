@@ -49,6 +49,7 @@ FAMILIES: Final = {
 
 def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_modes: bool) -> None:
     """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
+    from llama_core.backends.fused.adapters import Adapted, MatrixAdapters
     from llama_core.backends.fused.kernels import TritonOps
     from llama_core.backends.fused.ops import HeadNorms
     from llama_core.backends.fused.step_memory import max_split_decode_tokens
@@ -74,6 +75,11 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
         new(rows, total, shape.head_dim), table, positions, positions, keys, values, qkv_bias, norms
     )
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
+    widths = shape.heads * shape.head_dim, (shape.heads + shape.kv_heads) * shape.head_dim, total * shape.head_dim
+    adapters = MatrixAdapters(
+        new(1, 3, 16, shape.dim), new(1, widths[2], 16), new(1, 3, of=torch.float32), (0, *widths)
+    )
+    ops.add_adapters(new(rows, widths[2]), new(rows, shape.dim), Adapted(adapters, new(rows, of=torch.int64)))
     ops.add_time(new(2, of=torch.int64), 1, -shape.heads)
     index = new(rows, of=torch.int64)
     tokens = new(rows, 4096, of=torch.int64)

@@ -57,9 +57,10 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str,
     assert done.returncode == 0, done.stdout + done.stderr
     layer = ("_add_norm", "_add_time", "_attend", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store")
     products = ("_gated_product", "_product_of_rows")
+    adapters = ("_shrink", "_expand")
     ends = ("_embed", "_store_samples")
     head = ("_greatest", "_spread", "_pick", "_copy_allowed", "_apply_rules", "_chunk_logprobs", "_combine_logprobs")
-    for kernel in (*layer, *products, *ends, *head):
+    for kernel in (*layer, *adapters, *products, *ends, *head):
         assert done.stdout.count(f"{kernel} ") == 1, done.stdout
 
 
