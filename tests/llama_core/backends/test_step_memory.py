@@ -37,6 +37,7 @@ SMALL = ModelConfig(2048, 2, 32, 4, 64, 5632, 32000, norm_eps=1e-5)
 CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "Llama 2 7B": (LLAMA_2_7B, 1, {}),
     "Llama 3 8B": (LLAMA_3_8B, 1, {"max_seq_len": 8192}),
+    "Llama 3 8B with adapters": (LLAMA_3_8B, 1, {"max_loras": 8, "max_lora_rank": 64}),
     "Llama 3 8B on 2 ranks": (LLAMA_3_8B, 2, {"max_seq_len": 8192}),
     "Llama 2 7B in a fixed order on 4 ranks": (LLAMA_2_7B, 4, {"batch_invariant": True}),
     "Llama 2 7B on 3 ranks, which share unevenly": (LLAMA_2_7B, 3, {}),
