@@ -56,7 +56,8 @@ def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0) ->
     """Write an adapter with random matrices for the model in `base`. Returns what it adds to the model's weights."""
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(PLAIN | dict(fields)))
-    generator, tensors, merged = torch.Generator().manual_seed(seed), {}, []
+    generator, merged = torch.Generator().manual_seed(seed), []
+    tensors: dict[str, torch.Tensor] = {}
     specs = weight_specs(open_checkpoint(base).model_config(VOCAB_SIZE))
     shapes = {spec.hugging_face: spec.shape for spec in specs.values() if spec.is_linear}
 
@@ -95,7 +96,12 @@ def expected(base: Path, merged: list[Merged]) -> families.Expected:
 
 def new_runner(parallel: Parallel, directory: str, backend: str, **overrides: Any) -> ModelRunner:
     """With three places of rank MAX_RANK, so that a fourth adapter has to wait or to replace another."""
-    fields = {"max_loras": 3, "max_lora_rank": MAX_RANK, "dtype": "float32", "backend": backend} | overrides
+    fields: dict[str, Any] = {
+        "max_loras": 3,
+        "max_lora_rank": MAX_RANK,
+        "dtype": "float32",
+        "backend": backend,
+    } | overrides
     config = EngineConfig(directory, VOCAB_SIZE, families.MAX_SEQ_LEN, 8, 64, device="cpu", **fields)
     runner = ModelRunner.load(config, parallel)
     runner.allocate_cache(runner.max_num_blocks())

@@ -1,6 +1,7 @@
 """adapter_config.json and adapter_model.safetensors: what does not fit the base, or is not computed, is refused by name."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ MODEL = read(CONFIGS["llama2"])
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
-def write(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, **fields: Any) -> Path:
+def write(folder: Path, tensors: Mapping[str, torch.Tensor | None] | None = None, **fields: Any) -> Path:
     """An adapter of rank 2 for one matrix, with other fields and tensors (None: without that one)."""
     folder.mkdir(exist_ok=True)
     width = MODEL.n_heads * MODEL.head_dim
@@ -27,7 +28,9 @@ def write(folder: Path, tensors: dict[str, torch.Tensor | None] | None = None, *
     }
     config = adapters.PLAIN | {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]} | fields
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file({n: t for n, t in (own | (tensors or {})).items() if t is not None}, folder / "adapter_model.safetensors")
+    save_file(
+        {n: t for n, t in (own | dict(tensors or {})).items() if t is not None}, folder / "adapter_model.safetensors"
+    )
     return folder
 
 

@@ -40,7 +40,7 @@ def test_a_sequence_waits_until_no_running_one_needs_a_place() -> None:
     places.scheduler.finish(second, FinishReason.ABORT)
     batch = places.step()
     assert places.loaded == [AdapterLoad(2, "c", "/c")]
-    assert [(init.slot, init.adapter_place) for init in batch.admit] == [(third.slot, 2), (base.slot, 0)]
+    assert {init.slot: init.adapter_place for init in batch.admit} == {third.slot: 2, base.slot: 0}
     assert first.slot is not None
 
 

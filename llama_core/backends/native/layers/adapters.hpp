@@ -136,29 +136,37 @@ class Adapters {
         const int place = place_of_[token];
         if (!place) return;
         const Pair* pair = &pairs_[index(place, layer, first_module(matrix))];
-        const Module* module = &modules_[first_module(matrix)];
         const T* u = shrunk_[token];
         Vec low = load(out), high = load(out + kLanes);
-        for (int i = num_modules(matrix); i > 0; i--, pair++, module++, u += rank_stride_) {
-            const int first = module->block_of(tile, 0), second = module->block_of(tile, 1), rank = pair->rank;
-            if (!rank) continue;
-            const T *b = pair->b + first * block_values(), *c = pair->b + second * block_values();
-            if (first >= 0 && second >= 0) {
-                for (int r = 0; r < rank; r += kStep) {
-                    const auto inputs = Dot<T>::broadcast(u + r);
-                    low = Dot<T>::add(low, b + r * kLanes, inputs), high = Dot<T>::add(high, c + r * kLanes, inputs);
-                }
-            } else if (first >= 0) {
-                for (int r = 0; r < rank; r += kStep) low = Dot<T>::add(low, b + r * kLanes, Dot<T>::broadcast(u + r));
-            } else if (second >= 0) {
-                for (int r = 0; r < rank; r += kStep) high = Dot<T>::add(high, c + r * kLanes, Dot<T>::broadcast(u + r));
+        const ptrdiff_t next = block_values() * (matrix == kGateUpMatrix ? 1 : kRegisterTiles);
+        // Of B's block `block` for each half of the tile; negative for none. Two sums side by side hide each other's latency.
+        auto add = [&](const Pair& a, const T* u, int block, const Pair& b, const T* v, int other) {
+            const int rank = block < 0 ? 0 : a.rank, other_rank = other < 0 ? 0 : b.rank;
+            const T *weights = a.b + block * block_values(), *others = b.b + other * block_values();
+            // A thread's next tile mostly follows, which the hardware cannot foresee.
+            for (int r = 0; r < rank; r += kLineRanks) __builtin_prefetch(weights + next + r * kLanes, 0, 2);
+            for (int r = 0; r < other_rank; r += kLineRanks) __builtin_prefetch(others + next + r * kLanes, 0, 2);
+            int r = 0;
+            for (const int common = std::min(rank, other_rank); r < common; r += kStep) {
+                low = Dot<T>::add(low, weights + r * kLanes, Dot<T>::broadcast(u + r));
+                high = Dot<T>::add(high, others + r * kLanes, Dot<T>::broadcast(v + r));
             }
+            for (int i = r; i < rank; i += kStep) low = Dot<T>::add(low, weights + i * kLanes, Dot<T>::broadcast(u + i));
+            for (int i = r; i < other_rank; i += kStep) high = Dot<T>::add(high, others + i * kLanes, Dot<T>::broadcast(v + i));
+        };
+        if (matrix == kGateUpMatrix) {
+            add(pair[0], u, tile, pair[1], u + rank_stride_, tile);
+        } else {
+            const Module* module = &modules_[first_module(matrix)];
+            for (int i = num_modules(matrix); i > 0; i--, pair++, module++, u += rank_stride_)
+                if (pair->rank) add(*pair, u, module->block_of(tile, 0), *pair, u, module->block_of(tile, 1));
         }
         store(out, low), store(out + kLanes, high);
     }
 
   private:
-    static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3, kStep = Dot<T>::kStep;
+    static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3, kStep = Dot<T>::kStep,
+                         kLineRanks = 64 / (kLanes * sizeof(T));  // of a block in a cache line
 
     // A weight that may have a pair. position: of its outputs among those of the matrix.
     struct Module {
@@ -172,9 +180,8 @@ class Adapters {
         // Of gate and up, whose outputs take halves of tiles in turn, each has blocks of its own.
         int first_lane() const { return matrix == kGateUpMatrix ? 0 : first % kLanes; }
         int blocks() const { return (first_lane() + outputs + kLanes - 1) / kLanes; }
-        // B's block of 16 outputs for this half of an output tile, or -1.
+        // Of gate and up, block j is half of tile j. Of others: B's block of 16 outputs for this half of an output tile, or -1.
         int block_of(int tile, int half) const {
-            if (matrix == kGateUpMatrix) return half == position ? tile : -1;
             const int block = tile * kRegisterTiles + half - first / kLanes;
             return block < blocks() ? std::max(block, -1) : -1;
         }
