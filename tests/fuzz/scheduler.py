@@ -5,7 +5,7 @@ from random import Random
 
 from llama_core.scheduling.request import FinishReason
 from tests.fuzz.outcome import Outcome
-from tests.fuzz.scheduler_rules import MAX_LENGTH, OWNERS, PREFIXES, Bench, World
+from tests.fuzz.scheduler_rules import ADAPTERS, MAX_LENGTH, OWNERS, PREFIXES, Bench, World
 
 OPERATIONS_A_WORLD = 400
 
@@ -65,6 +65,7 @@ def add(bench: Bench, draw: Random) -> None:
         seed=draw.randint(0, 2),
         oracle=draw.random() < 0.5,
         has_grammar=draw.random() < 0.4,
+        adapter=draw.choice(("", "", "", *ADAPTERS)),
     )
 
 

@@ -17,11 +17,12 @@ from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.step import StepInput, StepOutput
-from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, adapted, arbitrary, expected_output, repetitive
 
 BLOCK_SIZE = 4
 MAX_LENGTH = 28  # of a sequence
 PREFIXES: tuple[list[int], ...] = ([], [5] * 9, list(range(10, 19)), [7, 8] * 6)
+ADAPTERS = ("a", "b", "c")  # more than the ranks hold at once
 OWNERS = ("", "a", "b", "c")
 
 
@@ -87,8 +88,10 @@ class Bench:
             prefix_caching=world.prefix_caching,
             max_waiting_tokens=world.max_waiting_tokens,
             window=world.window,
+            max_loras=2,
         )
         self.scheduler = Scheduler(config, BlockPool(world.num_blocks, BLOCK_SIZE))
+        self.scheduler.adapter_places.folders |= dict.fromkeys(ADAPTERS, "")
         self.ranks = FakeRanks(BLOCK_SIZE, world.model, world.window, world.deferrals)
         self.in_flight: deque[tuple[StepInput, StepOutput]] = deque()
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
@@ -120,6 +123,7 @@ class Bench:
         seed: int = 0,
         oracle: bool = False,
         has_grammar: bool = False,
+        adapter: str = "",
     ) -> list[Sequence]:
         """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
@@ -138,8 +142,8 @@ class Bench:
                 grammar="a grammar" if has_grammar and not ignore_eos else "",
             )
             max_length = min(len(prompt) + max_new, MAX_LENGTH)
-            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
-            seq.drafting = Oracle(self.world.model, params.seed) if oracle else None
+            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, adapter=adapter)
+            seq.drafting = Oracle(self.world.model, adapted(params.seed, adapter)) if oracle else None
             self._numbers += 1
             heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
             self.heard[seq] = heard

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from llama_core.errors import RankFailure
+from llama_core.scheduling import prefix_cache
+from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
@@ -73,7 +75,7 @@ _restart, _verify = Scheduler.restart, Speculation.verify
 _defer, _release_behind_window = Sequence.defer, Admission.release_behind_window
 
 
-FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a leak": (BlockPool, "release", _leak),
     "two owners": (BlockPool, "try_allocate", _share),
     "a miscount": (WaitingQueue, "add_first", _miscount),
@@ -82,6 +84,8 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "a wrong draft": (Speculation, "verify", _forget_drafts),
     "a deferred sample is left out": (Sequence, "defer", _go_on),
     "a deferred sample's window is released": (Admission, "release_behind_window", _forget_deferrals),
+    "new ranks lack adapters": (AdapterPlaces, "forget", lambda places: None),
+    "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }
 
 

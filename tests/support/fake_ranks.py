@@ -35,6 +35,11 @@ def repetitive(tokens: list[int], seed: int = 0) -> int:
     return 3 + (chance if chance % 11 == 0 else hash((seed, *tokens[-2:]))) % 40
 
 
+def adapted(seed: int, adapter: str) -> int:
+    """The seed of a sequence with an adapter, which changes its tokens."""
+    return seed + 7919 * sum(adapter.encode())
+
+
 def continuation(
     prompt: list[int], max_tokens: int, token: Callable[[list[int]], int] = arbitrary, *, ignore_eos: bool = False
 ) -> list[int]:
@@ -50,7 +55,7 @@ def continuation(
 
 def expected_output(seq: Sequence, model: Model = arbitrary) -> list[int]:
     """The tokens that a sequence generates alone."""
-    seed, ignore_eos = seq.params.seed, seq.params.ignore_eos
+    seed, ignore_eos = adapted(seq.params.seed, seq.adapter), seq.params.ignore_eos
     limit = seq.max_length - seq.prompt_len
     return continuation(seq.prompt, limit, lambda tokens: model(tokens, seed), ignore_eos=ignore_eos)
 
@@ -86,21 +91,25 @@ class FakeRanks:
         self.block_size = block_size
         self.window = window  # positions that a position reads, its own included; 0: all
         self.model = model
-        self.cache: dict[int, tuple[int, ...]] = {}  # physical position -> tokens up to it
+        self.cache: dict[int, tuple[str, tuple[int, ...]]] = {}  # physical position -> adapter, and tokens up to it
         self.num_computed = 0
         self.num_steps = 0
         self.non_finite_at: tuple[int, int] | None = None  # (slot, position of the sampled token)
         self._tokens: dict[int, list[int]] = {}
         self._blocks: dict[int, list[int]] = {}
         self._seeds: dict[int, int] = {}
+        self._places: dict[int, int] = {}  # of each slot's adapter
+        self._adapters = {0: ""}  # by place
         self._prompt_logprobs: dict[int, int] = {}  # slot -> prompt length, where prompt logprobs are requested
 
     def step(self, batch: StepInput) -> StepOutput:
         self.num_steps += 1
+        self._adapters |= {load.place: load.digest for load in batch.adapters}
         for init in batch.admit:
             self._tokens[init.slot] = list(init.tokens)
             self._blocks[init.slot] = list(init.blocks)
             self._seeds[init.slot] = init.params.seed
+            self._places[init.slot] = init.adapter_place
             self._deferred_at.pop(init.slot, None)
             if init.params.grammar:
                 self._deferred_at[init.slot] = None
@@ -124,7 +133,8 @@ class FakeRanks:
             if values:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
             if samples:
-                of_row = [self.model(tokens[:at], self._seeds[slot]) for at in range(end - num_drafts, end + 1)]
+                seed = adapted(self._seeds[slot], self._adapter(slot))
+                of_row = [self.model(tokens[:at], seed) for at in range(end - num_drafts, end + 1)]
                 if self._is_deferred(slot, end - num_drafts):
                     deferred += range(len(sampled), len(sampled) + len(of_row))
                     of_row = [0] * len(of_row)
@@ -151,15 +161,18 @@ class FakeRanks:
     def _write(self, slot: int, start: int, end: int) -> None:
         tokens = tuple(self._tokens[slot][:end])
         for position in range(start, end):
-            self.cache[self._physical(slot, position)] = tokens[: position + 1]
+            self.cache[self._physical(slot, position)] = self._adapter(slot), tokens[: position + 1]
         self.num_computed += end - start
 
     def _read(self, slot: int, start: int, end: int) -> None:
         tokens = tuple(self._tokens[slot][:end])
         for position in range(max(0, start + 1 - self.window) if self.window else 0, end):
-            assert self.cache[self._physical(slot, position)] == tokens[: position + 1], (
+            assert self.cache[self._physical(slot, position)] == (self._adapter(slot), tokens[: position + 1]), (
                 "a cached position holds other tokens"
             )
+
+    def _adapter(self, slot: int) -> str:
+        return self._adapters[self._places[slot]]
 
     def _physical(self, slot: int, position: int) -> int:
         return self._blocks[slot][position // self.block_size] * self.block_size + position % self.block_size
