@@ -21,13 +21,13 @@ class Adapters {
   public:
     explicit Adapters(const Shape& s) : shape_(s), rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))) {
         const int q = query_width(s), kv = kv_width(s);
-        modules_ = {{kQkvMatrix, 0, Tensor::kQkv, 0, q, s.dim},
-                    {kQkvMatrix, 1, Tensor::kQkv, q, kv, s.dim},
-                    {kQkvMatrix, 2, Tensor::kQkv, q + kv, kv, s.dim},
-                    {kOutMatrix, 0, Tensor::kOut, 0, s.dim, q},
-                    {kGateUpMatrix, 0, Tensor::kGateUp, 0, s.hidden, s.dim},
-                    {kGateUpMatrix, 1, Tensor::kGateUp, s.hidden, s.hidden, s.dim},
-                    {kDownMatrix, 0, Tensor::kDown, 0, s.dim, s.hidden}};
+        modules_ = {{kQkvMatrix, Tensor::kQkv, 0, q, s.dim},
+                    {kQkvMatrix, Tensor::kQkv, q, kv, s.dim},
+                    {kQkvMatrix, Tensor::kQkv, q + kv, kv, s.dim},
+                    {kOutMatrix, Tensor::kOut, 0, s.dim, q},
+                    {kGateUpMatrix, Tensor::kGateUp, 0, s.hidden, s.dim},
+                    {kGateUpMatrix, Tensor::kGateUp, s.hidden, s.hidden, s.dim},
+                    {kDownMatrix, Tensor::kDown, 0, s.dim, s.hidden}};
         size_t values = 0;
         for (Module& m : modules_) {
             m.a_at = values, values += rank_stride_ * m.stride();
@@ -168,10 +168,9 @@ class Adapters {
     static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3, kStep = Dot<T>::kStep,
                          kLineRanks = 64 / (kLanes * sizeof(T));  // of a block in a cache line
 
-    // A weight that may have a pair. position: of its outputs among those of the matrix.
+    // A weight that may have a pair. first: of its outputs, among those of the matrix.
     struct Module {
         Matrix matrix;
-        int position;
         Tensor tensor;
         int first, outputs, inputs;
         size_t a_at = 0, b_at = 0;  // within a layer of a place
