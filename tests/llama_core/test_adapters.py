@@ -95,27 +95,11 @@ def test_graphs_with_adapters_compute_what_transformers_does(cases: dict[str, Ca
 
 
 def test_tritons_kernels_add_what_torch_does_in_the_interpreter() -> None:
-    interpret(f"from {__name__} import check_kernels\ncheck_kernels()")
-
-
-def check_kernels() -> None:
-    from llama_core.backends.fused.adapter_kernels import add_adapters
-    from llama_core.backends.fused.adapters import Adapted, MatrixAdapters
-
-    generator = torch.Generator().manual_seed(0)
-    for inputs, bounds, rank in ((40, (0, 24, 32, 40), 3), (300, (0, 150, 300), 16), (16, (0, 130), 20)):
-        modules, outputs = len(bounds) - 1, bounds[-1]
-        shapes = (3, modules, rank, inputs), (3, outputs, rank), (3, modules), (7, outputs), (7, inputs)
-        a, b, scales, y, x = (torch.randn(shape, generator=generator) for shape in shapes)
-        adapted = Adapted(MatrixAdapters(a, b, scales, bounds), torch.tensor([0, 3, 1, 1, 0, 2, 3]))
-        mine, theirs, single = y.clone(), y.clone(), y.clone()
-        add_adapters(mine, x, adapted)
-        adapted.adapters.add_to(theirs, x, adapted.places)
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-        assert torch.equal(mine[::4], y[::4]), "rows without an adapter stay as they are"
-        for t in range(len(y)):
-            add_adapters(single[t : t + 1], x[t : t + 1], Adapted(adapted.adapters, adapted.places[t : t + 1]))
-        assert torch.equal(mine, single), "a row's bits depend on the row alone"
+    interpret("""
+import torch
+from tests.support.kernel_differences import check_adapters
+check_adapters(torch.device("cpu"))
+""")
 
 
 @pytest.mark.full

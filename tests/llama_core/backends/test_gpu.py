@@ -22,7 +22,13 @@ from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from tests.support.kernel_differences import FORMATS, assert_small, largest_differences, largest_product_differences
+from tests.support.kernel_differences import (
+    FORMATS,
+    assert_small,
+    check_adapters,
+    largest_differences,
+    largest_product_differences,
+)
 from tests.support.plain_model import forward, load_runner, random_weights
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +136,12 @@ def test_quantized_weights_give_the_logits_of_their_values(device: str, quantiza
         runner.step(StepInput(0, 1, [Row(0, 70, 1, True)]))
         found.append(runner.backend.logits_of_samples([0]).double().cpu())
     assert (found[0] - found[1]).abs().max() < TOLERANCE["float32"]
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_adapters_add_what_torch_does() -> None:
+    check_adapters(torch.device("cuda"))
 
 
 @pytest.mark.cuda
