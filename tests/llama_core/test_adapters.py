@@ -7,10 +7,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from llama_core import Llama
 from llama_core.backends.parallel import alone
-from llama_core.errors import NonFiniteLogits
+from llama_core.errors import InvalidParameter, NonFiniteLogits
 from llama_core.files.adapter import open_adapter
 from llama_core.memory_estimate import estimate_memory
+from tests.conftest import GOLDEN
 from tests.support import adapters, families
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
@@ -161,3 +163,18 @@ def test_the_memory_plan_has_the_places_of_adapters(cases: dict[str, Case], back
     planned = (estimate_memory(runner.config, 1).ranks[0].working for runner in (with_places, without))
     assert least <= with_places.backend.working_bytes - without.backend.working_bytes <= 1.5 * least
     assert least <= next(planned) - next(planned) <= 1.5 * least
+
+
+def test_the_model_in_process_takes_an_adapter_for_each_prompt(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("all", "attention")}
+    for name, folder in folders.items():
+        adapters.write(folder, GOLDEN / "mp1", adapters.SHAPES[name])
+    llama = Llama.build(
+        GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 4, device="cpu", lora_adapters=folders, max_loras=1
+    )
+    names, prompt = ["", "all", "attention", "all"], [5, 6, 7, 8, 9]
+    alone_each = [llama.generate([prompt], 12, temperature=0, adapter=name)[0][0] for name in names]
+    together, _ = llama.generate([prompt] * 4, 12, temperature=0, adapter=names)
+    assert together == alone_each and len(set(map(tuple, together))) == 3
+    with pytest.raises(InvalidParameter, match="'poet' is not one of lora_adapters"):
+        llama.generate([prompt], 4, adapter="poet")
