@@ -23,7 +23,6 @@ from deployments.engine_replica import LlamaEngine
 from deployments.front import LlamaFront
 from deployments.ingress import LlamaIngress
 from deployments.local.serve_run import builds_before_ray_starts, replica_variables, set_cluster_variables
-from llama_core.errors import ConfigError
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, LogFormat
 
 log = logging.getLogger(__name__)
@@ -49,8 +48,6 @@ def build_app(args: ServerArgs) -> Application:
 
 def build_engine(args: EngineArgs) -> Application:
     """A `LlamaEngine` for fronts, in a placement group as of `build_app`. Raises what that raises."""
-    if args.lora_adapters:
-        raise ConfigError("lora_adapters: engines behind fronts have no adapters: use build_app", param="lora_adapters")
     placed = _place(args, LlamaEngine.__name__)
     made = args.model_copy(update=placed.resolved)
     return _application(LlamaEngine, LlamaEngine.__name__, made, placed.options, FRONT_ONGOING_REQUESTS)

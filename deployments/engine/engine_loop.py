@@ -19,7 +19,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_report import StepReports, StepStats
 from deployments.engine.step_runner import StepRunner
-from llama_core.errors import EngineError, NotReady, QueueFull, RankFailure
+from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request, Sequence, sequences_of
@@ -100,10 +100,16 @@ class EngineLoop:
     def sequences_of(self, request: Request, request_id: str) -> list[Sequence]:
         """The sequences of a request that may be queued as a whole; `enter` queues them. Raises what `submit` raises."""
         self._check_takes_requests()
+        self.check_adapter(request.adapter)
         self.check_capacity(request.owner, [len(prompt) for prompt in request.prompts for _ in range(request.n)])
         sequences = sequences_of(request, self.vocab_size, self.max_seq_len, request_id)
         self.num_requests += 1
         return sequences
+
+    def check_adapter(self, adapter: str) -> None:
+        """adapter: a digest; "" for none. Raises InvalidParameter for one that is not here."""
+        if adapter and adapter not in self.scheduler.adapter_places.folders:
+            raise InvalidParameter("model: its adapter is not here any more", param="model")
 
     def continue_(self, sink: TokenSink, num_failures: int, *, first: bool) -> None:
         """Queue a sequence that another engine has begun. num_failures: engines that ended with it. first: before all others.

@@ -203,6 +203,11 @@ class LlamaService:
         return self.config.max_batch_size * self.config.max_seq_len + waiting
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """Digests of LoRA adapters by name."""
+        return {name: adapter.digest for name, adapter in self._adapters.items()}
+
+    @property
     def models(self) -> Mapping[str, Engine]:
         return self._models
 

@@ -122,6 +122,11 @@ class EngineLink(asyncio.Protocol):
         assert self.welcome is not None and self.state is not None
         return f"{self.welcome.numerics}|{self.state.world_size}"
 
+    def has_adapter(self, adapter: str) -> bool:
+        """adapter: a digest; "" for none."""
+        assert self.welcome is not None
+        return not adapter or adapter in self.welcome.adapters.values()
+
     @property
     def takes_requests(self) -> bool:
         """While its ranks recover, requests wait for them."""
@@ -175,6 +180,7 @@ class EngineLink(asyncio.Protocol):
                 live.num_failures,
                 live.has_begun and not live.is_readmitted,
                 live.is_readmitted,
+                seq.adapter,
             )
         )
         live.is_accepted = True

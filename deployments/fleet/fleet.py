@@ -12,7 +12,7 @@ from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
 from cluster.wire.messages import WireError
 from deployments.engine.callers import Callers
-from deployments.engine.interface import EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import Engine, EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -132,16 +132,21 @@ class Fleet:
             meeting.add_done_callback(self._meetings.discard)
 
     @property
-    def models(self) -> Mapping[str, RemoteEngine]:
-        served = {name: model for name, model in sorted(self._models.items()) if model.is_served}
-        return served or self._models
+    def _served(self) -> list[RemoteEngine]:
+        """Those with an engine, or all; by name."""
+        models = [model for _, model in sorted(self._models.items())]
+        return [model for model in models if model.is_served] or models
+
+    @property
+    def models(self) -> Mapping[str, Engine]:
+        return {name: engine for model in self._served for name, engine in model.models.items()}
 
     @property
     def _first(self) -> RemoteEngine:
         """Raises NotReady before the first engine has been met."""
         if not self._models:
             raise self.readiness().not_ready()
-        return next(iter(self.models.values()))
+        return self._served[0]
 
     @property
     def model_id(self) -> str:
@@ -206,7 +211,7 @@ class Fleet:
         """Of the first model, with the engines of all."""
         if not self._models:
             return NO_MODEL
-        states = [model.describe() for model in self.models.values()]
+        states = [model.describe() for model in self._served]
         return replace(states[0], engines=tuple(engine for state in states for engine in state.engines))
 
     async def drain(self) -> None:

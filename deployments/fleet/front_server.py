@@ -189,6 +189,7 @@ class FrontConnection(asyncio.Protocol):
                     self._streams[stream.number] = stream
                     self.server.engine_loop.enter(stream)
             else:
+                self.server.engine_loop.check_adapter(message.adapter)
                 stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.engine_loop))
                 if message.is_readmitted:
                     self.server.engine_loop.check_capacity(message.owner, [len(message.prompt)])
@@ -238,7 +239,7 @@ def _continued(message: messages.Continue, loop: EngineLoop) -> Sequence:
         raise InvalidRequest("the stream has more tokens than max_tokens")
     max_length = min(loop.max_seq_len, len(prompt) + params.max_tokens)
     owner, priority, scope = message.owner, message.priority, message.cache_scope
-    seq = Sequence(prompt, params, max_length, owner, priority, scope, message.request_id)
+    seq = Sequence(prompt, params, max_length, owner, priority, scope, message.request_id, adapter=message.adapter)
     seq.tokens += message.output
     if params.logprobs is not None:
         seq.logprobs = [_HAD] * len(message.output)
@@ -295,7 +296,14 @@ class FrontServer:
         files = None if digest in has_files else self._files
         service = self._service
         return messages.Welcome(
-            PROTOCOL, self.engine, service.numerics, digest, files, service.describe(), service.sampling_defaults
+            PROTOCOL,
+            self.engine,
+            service.numerics,
+            digest,
+            files,
+            service.describe(),
+            service.sampling_defaults,
+            service.adapters,
         )
 
     def beat(self) -> None:

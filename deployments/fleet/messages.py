@@ -56,6 +56,7 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
     num_failures: int
     has_begun: bool = True
     is_readmitted: bool = False
+    adapter: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -67,7 +68,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """engine: its id, of one life of its process. numerics: engines with the same text compute the same bits. files: None where
-    the front has them."""
+    the front has them. adapters: digests of LoRA adapters by name."""
 
     protocol: int
     engine: str
@@ -76,6 +77,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     files: ModelFiles | None
     state: EngineState
     defaults: SamplingDefaults
+    adapters: dict[str, str] = {}
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

@@ -10,10 +10,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
+from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.callers import Callers
-from deployments.engine.interface import EngineState, EngineSummary, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import Engine, EngineState, EngineSummary, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -164,7 +165,8 @@ class RemoteEngine:
         stream, seq = live.stream, live.stream.sequence
         fit = [link for link in self.links if link.is_ready and stream.numerics in ("", link.numerics)]
         fit = [link for link in fit if link.text is not None and link.text.tokenizer is stream.tokenizer]
-        digests = prefixes(seq.cache_scope, seq.prompt) if len(fit) > 1 else []
+        fit = [link for link in fit if link.has_adapter(seq.adapter)]
+        digests = prefixes(seq.adapter + seq.cache_scope, seq.prompt) if len(fit) > 1 else []
         return min(fit, key=lambda link: link.cost(seq.prompt_len, digests), default=None)
 
     async def _tick_always(self) -> None:
@@ -292,8 +294,11 @@ class RemoteEngine:
     # For the HTTP layer and the handle.
 
     @property
-    def models(self) -> Mapping[str, "RemoteEngine"]:
-        return {self.model_id: self}
+    def models(self) -> Mapping[str, Engine]:
+        welcomes = [link.welcome for link in self.links if link.welcome is not None]
+        adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
+        named = {name: cast(Engine, AdapterModel(self, name, digest)) for name, digest in adapters.items()}
+        return {self.model_id: self, **named}
 
     @property
     def text(self) -> ModelText:
@@ -400,8 +405,9 @@ class RemoteEngine:
         """Whether an engine has taken the request. Raises the refusal of the last one whose queue is full."""
         refusal: QueueFull | None = None
         usable = [link for link in self.links if link.takes_requests and link.text is self._text]
+        usable = [link for link in usable if link.has_adapter(request.adapter)]
         prompt = request.prompts[0]
-        digests = prefixes(request.cache_scope, prompt) if len(usable) > 1 else []
+        digests = prefixes(request.adapter + request.cache_scope, prompt) if len(usable) > 1 else []
         for link in sorted(usable, key=lambda link: (not link.is_ready, link.cost(len(prompt), digests))):
             try:
                 if await link.submit(lives, request, request_id):

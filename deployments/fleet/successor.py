@@ -27,6 +27,7 @@ _SAME: Final = (
     "backend",
     "quantization",
     "batch_invariant",
+    "lora_adapters",
 )
 
 

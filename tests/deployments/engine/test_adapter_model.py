@@ -5,7 +5,6 @@ from typing import cast
 
 import pytest
 
-from deployments.app import build_engine
 from deployments.args import EngineArgs, ServerArgs
 from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, TokenStream
@@ -46,8 +45,3 @@ def test_an_adapter_cannot_have_the_name_of_its_base(tmp_path: Path) -> None:
     args = EngineArgs(model_id="poet", lora_adapters={"poet": str(tmp_path)})
     with pytest.raises(ConfigError, match="'poet' is the base's model_id"):
         args.open_adapters(read(CONFIGS["llama2"]))
-
-
-def test_engines_behind_fronts_refuse_adapters() -> None:
-    with pytest.raises(ConfigError, match="lora_adapters: engines behind fronts have no adapters: use build_app"):
-        build_engine(EngineArgs(lora_adapters={"poet": "x"}))

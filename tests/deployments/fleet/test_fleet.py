@@ -3,18 +3,22 @@
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from deployments.args import EngineArgs
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import successor
 from deployments.fleet.scaling import by_sequences
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup
+from tests.support import adapters
+from tests.support.fake_rank_group import FakeGroup, until
+from tests.support.fake_ranks import arbitrary, expected_output
 from tests.support.fleets import FleetOfEngines
 from tests.support.recovering_service import read, steady
 
@@ -75,3 +79,29 @@ def test_engines_are_as_many_as_their_sequences_need(loads: list[int], number: i
         config=SimpleNamespace(target_ongoing_requests=16),
     )
     assert by_sequences(context) == (number, {})
+
+
+def seeded() -> FakeGroup:
+    """Whose tokens depend on the seed and on the adapter."""
+    group = FakeGroup(num_blocks=400, step_s=0.003)
+    group.ranks.model = arbitrary
+    return group
+
+
+async def test_adapters_of_engines_are_models_and_their_streams_move_with_them(tmp_path: Path) -> None:
+    folder = tmp_path / "poet"
+    adapters.write(folder, GOLDEN / "mp1", adapters.SHAPES["all"])
+    async with FleetOfEngines(seeded) as fleet:
+        given = {"ckpt_dir": str(GOLDEN / "mp1"), "lora_adapters": {"poet": str(folder)}}
+        first = await fleet.start(**given)
+        await fleet.start(ckpt_dir=str(GOLDEN / "mp1"))
+        poet = engine_of(fleet.fleet, "poet")
+        assert set(fleet.fleet.models) == {"demo", "poet"} and poet.model_id == "poet"
+        params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        streams = [*(await poet.submit(Request([[1, 5]], [params]))), *(await fleet.submit([1, 5], params))]
+        await until(lambda: all(stream.sequence.length > 6 for stream in streams))
+        first.die()
+        await fleet.start(**given)
+        tokens = [await read(cast(SequenceStream, stream)) for stream in streams]
+        assert tokens == [expected_output(stream.sequence) for stream in streams]
+        assert tokens[0] != tokens[1]
