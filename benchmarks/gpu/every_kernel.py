@@ -175,7 +175,7 @@ def launch_sampling(device: torch.device) -> None:
 
     from llama_core.backends import logit_rules
     from llama_core.backends.fused.kernels import TritonSampler
-    from llama_core.backends.fused.sampler import Mode, SamplingState
+    from llama_core.backends.fused.sampling.sampler import Mode, SamplingState
     from llama_core.backends.fused.step_plan import SampleTensors
     from llama_core.backends.sampling_tensors import SlotSamplingArray
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from llama_core.backends import logit_rules
-from llama_core.backends.fused.sampler import SamplingState, TorchSampler
+from llama_core.backends.fused.sampling.sampler import SamplingState, TorchSampler
 from llama_core.backends.fused.step_plan import SampleTensors
 from llama_core.backends.logit_rules import LogitRules
 from llama_core.backends.sampling import GREEDY_BELOW, uniform

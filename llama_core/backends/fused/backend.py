@@ -21,8 +21,8 @@ from llama_core.backends.fused.buffers import DeviceSlots, Prefixes, StepBuffers
 from llama_core.backends.fused.device import Event, StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
 from llama_core.backends.fused.ops import NUM_SUMS, TorchOps
-from llama_core.backends.fused.sampler import unpacked
-from llama_core.backends.fused.sampling_head import SamplingHead
+from llama_core.backends.fused.sampling.sampler import unpacked
+from llama_core.backends.fused.sampling.sampling_head import SamplingHead
 from llama_core.backends.fused.step_memory import received_size, unallocated_bytes
 from llama_core.backends.fused.step_plan import LaunchShape, StepBuckets, StepPlan, plan_of
 from llama_core.backends.kv_cache import CacheShape, KVCache, cache_dtype

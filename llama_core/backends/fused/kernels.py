@@ -7,11 +7,10 @@ from typing import Final
 import torch
 import triton
 
-from llama_core.backends.fused import adapter_kernels, layer_kernels, logit_kernels, sampling_kernels
+from llama_core.backends.fused import adapter_kernels, layer_kernels
 from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.attention_launches import attend, launches
 from llama_core.backends.fused.layer_kernels import early_launch, norm_warps
-from llama_core.backends.fused.logit_kernels import LogprobBuffers
 from llama_core.backends.fused.ops import HeadNorms, TorchOps
 from llama_core.backends.fused.product_kernels import (
     Fuses,
@@ -21,8 +20,10 @@ from llama_core.backends.fused.product_kernels import (
     never,
     product,
 )
-from llama_core.backends.fused.sampler import Mode, SamplingState, TorchSampler
-from llama_core.backends.fused.sampling_kernels import SamplingBuffers
+from llama_core.backends.fused.sampling import logit_kernels, sampling_kernels
+from llama_core.backends.fused.sampling.logit_kernels import LogprobBuffers
+from llama_core.backends.fused.sampling.sampler import Mode, SamplingState, TorchSampler
+from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
 from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, TileSizes
 from llama_core.backends.weight_formats.format import TorchMatrix
 from llama_core.errors import ConfigError

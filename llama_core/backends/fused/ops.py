@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from llama_core.backends.attention import attend_decodes, attend_prefill
 from llama_core.backends.fused.adapters import Adapted
-from llama_core.backends.fused.sampler import SamplingState, TorchSampler
+from llama_core.backends.fused.sampling.sampler import SamplingState, TorchSampler
 from llama_core.backends.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.backends.rotary import rotate

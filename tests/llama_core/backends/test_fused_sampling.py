@@ -12,7 +12,7 @@ import torch
 
 from llama_core.backends.backend import NOT_FINITE, NOTHING_ALLOWED
 from llama_core.backends.fused.ops import TorchOps
-from llama_core.backends.fused.sampler import unpacked
+from llama_core.backends.fused.sampling.sampler import unpacked
 from llama_core.backends.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
@@ -85,8 +85,8 @@ def case_of_bad_words() -> Case:
 
 def check_edits(device: torch.device, examples: int) -> None:
     """Logits under rules have the reference's bits."""
-    from llama_core.backends.fused import logit_kernels
-    from llama_core.backends.fused.sampling_kernels import SamplingBuffers
+    from llama_core.backends.fused.sampling import logit_kernels
+    from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
 
     def compare(case: Case) -> None:
         state, samples, buffers = (

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from llama_core.backends.backend import NOT_FINITE, NOTHING_ALLOWED
-from llama_core.backends.fused.nucleus_kernels import bin_of, one_token, sample_of_row, shift_of
+from llama_core.backends.fused.sampling.nucleus_kernels import bin_of, one_token, sample_of_row, shift_of
 from llama_core.backends.fused.step_memory import BINS, CHUNK, num_chunks, num_replicas
 from llama_core.backends.sampling import GREEDY_BELOW
 from llama_core.backends.sampling_tensors import SamplingTensors

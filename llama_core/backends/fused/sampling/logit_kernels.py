@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.backends.fused.sampling_kernels import SamplingBuffers, index_of_key, ordered_key, value_of_key
+from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers, index_of_key, ordered_key, value_of_key
 from llama_core.backends.fused.step_memory import CHUNK, TOP_BLOCK, num_chunks
 from llama_core.backends.logit_rules import FIRST_ALLOWED, FIRST_BAD_WORD, FIRST_ENTRY, WORD_WIDTH
 from llama_core.backends.sampling_tensors import SamplingTensors

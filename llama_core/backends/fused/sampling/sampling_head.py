@@ -13,7 +13,7 @@ from llama_core.backends.fused.buffers import DeviceSlots, MaskBuffers, Prefixes
 from llama_core.backends.fused.device import StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
 from llama_core.backends.fused.ops import NUM_SUMS, StepClock, TorchOps
-from llama_core.backends.fused.sampler import Mode, SamplingState
+from llama_core.backends.fused.sampling.sampler import Mode, SamplingState
 from llama_core.backends.fused.step_plan import StepPlan, bucket_sizes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
