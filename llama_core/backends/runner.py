@@ -263,8 +263,14 @@ class ModelRunner:
             return
         begin = time.perf_counter()
         share = RankShare.of(self.model_config, self.parallel.rank, self.parallel.world_size)
-        pairs = read_adapter(folder, digest, self.model_config, share, self.config.max_lora_rank)
-        self.backend.load_adapter(place, pairs)
+        # On a busy machine, the barrier of OpenMP's threads after each small matrix takes longer than the copy.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            pairs = read_adapter(folder, digest, self.model_config, share, self.config.max_lora_rank)
+            self.backend.load_adapter(place, pairs)
+        finally:
+            torch.set_num_threads(num_threads)
         self._adapters[place] = digest
         log.info("adapter %s is at place %d, loaded in %.3f s", folder, place, time.perf_counter() - begin)
 
