@@ -42,7 +42,7 @@ async def test_prompts_with_one_prefix_go_to_one_engine_until_it_is_busy() -> No
         endless = SamplingParams(temperature=0.0, max_tokens=400)
         streams = await fleet.submit(PREFIX[:5], endless, n=8)
         loaded = busy if busy.service.loop.num_live else idle
-        (link,) = [link for link in fleet.fleet.models["demo"].links if link.streams]
+        (link,) = [link for link in fleet.fleet._models["demo"].links if link.streams]
         await until(lambda: link.running == 8)
         for _ in range(2):
             await fleet.submit([*PREFIX[:5], 8], GREEDY)

@@ -92,16 +92,17 @@ async def test_adapters_of_engines_are_models_and_their_streams_move_with_them(t
     folder = tmp_path / "poet"
     adapters.write(folder, GOLDEN / "mp1", adapters.SHAPES["all"])
     async with FleetOfEngines(seeded) as fleet:
-        given = {"ckpt_dir": str(GOLDEN / "mp1"), "lora_adapters": {"poet": str(folder)}}
+        given: dict[str, Any] = {"ckpt_dir": str(GOLDEN / "mp1"), "lora_adapters": {"poet": str(folder)}}
         first = await fleet.start(**given)
         await fleet.start(ckpt_dir=str(GOLDEN / "mp1"))
         poet = engine_of(fleet.fleet, "poet")
         assert set(fleet.fleet.models) == {"demo", "poet"} and poet.model_id == "poet"
         params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
-        streams = [*(await poet.submit(Request([[1, 5]], [params]))), *(await fleet.submit([1, 5], params))]
+        streams = await fleet.submit([1, 5], params)
+        streams += cast(list[SequenceStream], await poet.submit(Request([[1, 5]], [params])))
         await until(lambda: all(stream.sequence.length > 6 for stream in streams))
         first.die()
         await fleet.start(**given)
-        tokens = [await read(cast(SequenceStream, stream)) for stream in streams]
+        tokens = [await read(stream) for stream in streams]
         assert tokens == [expected_output(stream.sequence) for stream in streams]
         assert tokens[0] != tokens[1]

@@ -54,11 +54,11 @@ async def test_a_bad_frame_of_a_front_costs_the_engine_at_most_that_connection(n
         assert engine.invitation is not None
         await other.fleet.meet(engine.invitation)
         (stream,) = await fleet.submit([1, 5], PARAMS)
-        (link,) = other.fleet.models["demo"].links
+        (link,) = other.fleet._models["demo"].links
         assert link._transport is not None
         link._transport.write(nonsense)
         assert len(await read(stream)) == 20
-        (stream,) = await other.submit([1, 5], PARAMS) if link in other.fleet.models["demo"].links else [stream]
+        (stream,) = await other.submit([1, 5], PARAMS) if link in other.fleet._models["demo"].links else [stream]
         assert stream.ended or len(await read(stream)) == 20
 
 
@@ -67,7 +67,7 @@ async def test_a_front_that_does_not_read_loses_its_connection(monkeypatch: pyte
     async with FleetOfEngines(quick) as fleet:
         engine = await fleet.start()
         assert engine.server is not None
-        (link,) = fleet.fleet.models["demo"].links
+        (link,) = fleet.fleet._models["demo"].links
         assert link._transport is not None
         link._transport.pause_reading()
         for _ in range(2000):
@@ -96,7 +96,7 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
 async def test_an_engine_forgets_the_streams_of_a_connection_that_it_closes() -> None:
     async with FleetOfEngines(quick) as fleet:
         engine = await fleet.start()
-        (link,) = fleet.fleet.models["demo"].links
+        (link,) = fleet.fleet._models["demo"].links
         assert link._transport is not None
         link._transport.write(20 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]), "")))
         await until(lambda: not engine.service.loop.num_live)

@@ -35,7 +35,7 @@ def _has_live(engine: FakeEngineProcess) -> bool:
 
 def _is_in_batch(fleet: FleetOfEngines, engine: FakeEngineProcess, stream: SequenceStream) -> bool:
     """As far as the front knows."""
-    (link,) = [link for link in fleet.fleet.models["demo"].links if link.invitation.engine == engine.service.engine_id]
+    (link,) = [link for link in fleet.fleet._models["demo"].links if link.invitation.engine == engine.service.engine_id]
     return any(live.is_admitted for live in link.streams.values() if live.stream is stream)
 
 
@@ -185,7 +185,7 @@ async def test_tokens_of_a_stalled_engine_that_comes_back_never_reach_a_stream_t
         first, second = await fleet.start(), await fleet.start()
         (stream,) = await fleet.submit(PROMPT, GREEDY)
         await begun(stream)
-        (link,) = [link for link in fleet.fleet.models["demo"].links if link.streams]
+        (link,) = [link for link in fleet.fleet._models["demo"].links if link.streams]
         delayed: list[bytes] = []
         take = link.data_received
         monkeypatch.setattr(link, "data_received", delayed.append)
@@ -206,7 +206,7 @@ async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_o
     monkeypatch.setattr(remote_engine, "CLOSE_AFTER_S", 1e9)
     async with FleetOfEngines(slow) as fleet:
         engines = [await fleet.start(), await fleet.start()]
-        stalled = fleet.fleet.models["demo"].links[0]
+        stalled = fleet.fleet._models["demo"].links[0]
         delayed: list[bytes] = []
         take = stalled.data_received
         monkeypatch.setattr(stalled, "data_received", delayed.append)
