@@ -153,6 +153,8 @@ class Llama:
             max_loras=max_loras if lora_adapters else 0,
             max_lora_rank=max_lora_rank,
         )
+        if lora_adapters and max_loras < 1:
+            raise ConfigError("max_loras: must be at least 1 where there are adapters", param="max_loras")
         adapters = {name: open_adapter(at, model, max_lora_rank) for name, at in (lora_adapters or {}).items()}
         of_files = frozenset(token_id for token_id in source.stop_ids if token_id < model.vocab_size)
         stop_ids = tokenizer.stop_ids | chat.stop_ids | of_files

@@ -139,7 +139,9 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        return {name: engine for model in self._served for name, engine in model.models.items()}
+        bases: dict[str, Engine] = {model.model_id: model for model in self._served}
+        # An adapter cannot take the name of a model.
+        return {name: engine for model in self._served for name, engine in model.models.items()} | bases
 
     @property
     def _first(self) -> RemoteEngine:

@@ -7,8 +7,9 @@ from typing import Any, Final
 from ray import serve
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.args import EngineArgs
+from deployments.args import EngineArgs, resolve
 from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.files.adapter import CONFIG, WEIGHTS
 from llama_core.files.files import identity
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Successor:
 
 
 def _identity(args: EngineArgs) -> int:
-    return identity(open_checkpoint(args.checkpoint).files)
+    adapters = [resolve(folder) / name for folder in args.lora_adapters.values() for name in (CONFIG, WEIGHTS)]
+    return identity([*open_checkpoint(args.checkpoint).files, *adapters])
 
 
 def _deployed_args() -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from llama_core.backends.parallel import Parallel, smallest
 from llama_core.backends.rank_loading import LoadedRank, load_rank
 from llama_core.backends.sampling import token_logprobs
 from llama_core.config import EngineConfig
-from llama_core.errors import ConfigError, NonFiniteLogits
+from llama_core.errors import ConfigError, LlamaError, NonFiniteLogits
 from llama_core.files.source import CheckpointSource
 from llama_core.grammar.masks import SlotGrammars
 from llama_core.rank_share import RankShare
@@ -24,7 +24,7 @@ from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.step import AdapterLoad, Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
-from llama_core.weights.adapter import read_adapter
+from llama_core.weights.adapter import read_adapter, unreadable
 from llama_core.weights.loader import Progress
 
 if TYPE_CHECKING:
@@ -257,17 +257,23 @@ class ModelRunner:
         return Pending(result, pending.is_ready)
 
     def _load_adapter(self, load: AdapterLoad) -> None:
-        """Rows of the adapter get NaN where its files are not those that were checked (`read_adapter`)."""
+        """Rows of the adapter get NaN where its files are not those that were checked (`unreadable`)."""
         place, digest, folder = load
         if self._adapters.get(place) == digest:
             return
         begin = time.perf_counter()
+        self._adapters.pop(place, None)
         share = RankShare.of(self.model_config, self.parallel.rank, self.parallel.world_size)
         # On a busy machine, the barrier of OpenMP's threads after each small matrix takes longer than the copy.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            pairs = read_adapter(folder, digest, self.model_config, share, self.config.max_lora_rank)
+            try:
+                pairs = read_adapter(folder, digest, self.model_config, share, self.config.max_lora_rank)
+            except Exception as error:  # no file of an adapter may end the rank
+                words = error.message if isinstance(error, LlamaError) else f"{folder}: {type(error).__name__}"
+                log.error("requests with this adapter fail: %s", words)
+                pairs, digest = unreadable(self.model_config, share), ""
             self.backend.load_adapter(place, pairs)
         finally:
             torch.set_num_threads(num_threads)

@@ -21,6 +21,7 @@ from llama_core.model_weights import WeightSpec, weight_specs
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_LORA_RANK: Final = 128
+MAX_SCALE: Final = 1e6
 _PREFIX: Final = "base_model.model."
 _DTYPES: Final = ("F32", "BF16", "F16")
 # Fields of PEFT's LoraConfig that change the computation, with what they must be where they are given.
@@ -30,6 +31,8 @@ _REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "lora_bias": (False,),
     "fan_in_fan_out": (False,),
     "use_qalora": (False,),
+    # Others change the base's weights when PEFT loads the adapter.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
     **dict.fromkeys(
         (
             *("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication", "arrow_config"),
@@ -119,7 +122,10 @@ def _pairs(
         alpha = _of_module(given, "alpha_pattern", module) or given.number("lora_alpha")
         if alpha is None:
             raise ConfigError(f"{given.source}: field 'lora_alpha' is missing")
-        pairs[name] = Pair(a, b, alpha / (sqrt(rank) if given.flag("use_rslora") else rank))
+        scale = alpha / (sqrt(rank) if given.flag("use_rslora") else rank)
+        if not abs(scale) <= MAX_SCALE:
+            raise ConfigError(f"{given.source}: lora_alpha divided by the rank must be at most {MAX_SCALE:g}")
+        pairs[name] = Pair(a, b, scale)
     if left:
         raise ConfigError(
             f"{file}: {shown(next(iter(left)))} is not lora_A or lora_B of one of the base's linear layers; "
@@ -138,7 +144,7 @@ def _of_module(given: Fields, field: str, module: str) -> Any:
         raise given.wrong(field, "an object of positive numbers")
     try:
         return next((each for key, each in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), None)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"{given.source}: field {field!r}: not a regular expression: {error}") from None
 
 

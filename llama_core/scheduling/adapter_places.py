@@ -22,6 +22,11 @@ class AdapterPlaces:
         """The ranks are new, and their places are empty."""
         self._held.clear()
 
+    def drop(self, adapter: str, running: Iterable[Sequence]) -> None:
+        """The ranks may not have been able to read it: they try again for its next sequence, unless another one runs."""
+        if all(other.adapter != adapter for other in running):
+            self._held.pop(adapter, None)
+
     def has_place(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether the sequence may run beside these."""
         if not seq.adapter or seq.adapter in self._held or len(self._held) < self._num_places:
@@ -34,8 +39,10 @@ class AdapterPlaces:
             return 0, None
         place, load = self._held.pop(seq.adapter, 0), None
         if not place:
-            place = len(self._held) + 1
-            if place > self._num_places:
+            free = set(range(1, self._num_places + 1)) - set(self._held.values())
+            if free:
+                place = min(free)
+            else:
                 used = {other.adapter for other in running}
                 place = self._held.pop(next(adapter for adapter in self._held if adapter not in used))
             load = AdapterLoad(place, seq.adapter, self.folders[seq.adapter])

@@ -16,6 +16,7 @@ keeps the samples up to the first that differs from its draft; each was sampled 
 alone. A sequence whose grammar was too slow for a step gets no sample from it, and then the same row again (`Sequence.defer`).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -51,6 +52,10 @@ class _InFlightStep:
         seq.scheduled = row.start + row.length - row.num_drafts
         seq.num_drafts = row.num_drafts
         seq.inflight += row.samples
+
+
+def _non_finite() -> NonFiniteLogits:
+    return NonFiniteLogits("the model computed a value that is not finite for this request")
 
 
 class Scheduler:
@@ -152,6 +157,8 @@ class Scheduler:
             self._running.remove(seq)
         else:
             self.admission.leave_queue(seq)
+        if reason is FinishReason.ERROR and seq.adapter:
+            self.adapter_places.drop(seq.adapter, self._running)
 
     def restart(self, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
         """Start every live sequence over from its tokens, in its old order: the ranks are new and have none of them.
@@ -222,7 +229,8 @@ class Scheduler:
         budget = min(budget, self.prompt_budget.of_step(len(step.sequences), num_prompts))
         for seq in prefills:
             budget -= self._add_prefill(seq, step, budget)
-        while budget and (admitted := self.admission.admit_next(self._running)) is not None:
+        # All streams wait while an adapter is loaded, so a step loads one.
+        while budget and not step.batch.adapters and (admitted := self.admission.admit_next(self._running)) is not None:
             place, load = self.adapter_places.take(admitted, self._running)
             if load is not None:
                 step.batch.adapters.append(load)
@@ -248,6 +256,10 @@ class Scheduler:
             assert start <= len(seq.prompt_logprobs), "a position was left out"
             # Another admission may have reported some of these positions already.
             seq.prompt_logprobs += values[max(0, len(seq.prompt_logprobs) - start) :]
+            if not seq.finished and any(math.isnan(entry.logprob) for entry in values):
+                seq.error = _non_finite()
+                self.finish(seq, FinishReason.ERROR)
+                gained[seq] = []
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
                 self.finish(seq, FinishReason.LENGTH)
                 gained[seq] = []
@@ -283,7 +295,7 @@ class Scheduler:
         for i in range(begin, begin + num_accepted + 1):
             token = output.tokens[i]
             if output.non_finite and i in output.non_finite:
-                seq.error = NonFiniteLogits("the model computed a value that is not finite for this request")
+                seq.error = _non_finite()
                 reason = FinishReason.ERROR
                 break
             if output.refused and (words := dict(output.refused).get(i)) is not None:

@@ -1,20 +1,17 @@
 """One rank's part of a LoRA adapter's matrices."""
 
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from llama_core.errors import CheckpointError, LlamaError
+from llama_core.errors import CheckpointError
 from llama_core.files.adapter import WEIGHTS, Pair, open_adapter
 from llama_core.files.hf.files import open_file
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import WeightSpec, weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.weights.hf import interleaved
-
-log = logging.getLogger(__name__)
 
 
 class LowRank(NamedTuple):
@@ -28,23 +25,27 @@ class LowRank(NamedTuple):
 
 
 def read_adapter(folder: str, digest: str, model: ModelConfig, share: RankShare, max_rank: int) -> list[LowRank]:
-    """Where the files have changed since they were checked, or cannot be read here: a pair that makes every result NaN, so that
-    the adapter's own requests end with an error and no others do."""
+    """Raises CheckpointError where the files have changed since they were checked, and what reading a damaged file raises."""
     specs = weight_specs(model)
-    try:
-        adapter = open_adapter(folder, model, max_rank)
-        if adapter.digest != digest:
-            raise CheckpointError(f"{folder}: the adapter has changed since it was loaded: load it again")
-        file = open_file(Path(folder) / WEIGHTS, "pt")
-        return [
-            LowRank(name, *_parts(file, pair, specs[name], model.head_dim, share), pair.scale)
-            for name, pair in adapter.pairs.items()
-        ]
-    except LlamaError as error:
-        log.error("requests with this adapter will fail: %s", error.message)
-        name, spec = next((name, spec) for name, spec in specs.items() if spec.is_linear)
-        outputs, inputs = spec.part(share).shape
-        return [LowRank(name, torch.zeros(1, inputs), torch.full((outputs, 1), torch.nan), 1.0)]
+    adapter = open_adapter(folder, model, max_rank)
+    if adapter.digest != digest:
+        raise CheckpointError(f"{folder}: the adapter has changed since it was loaded: load it again")
+    file = open_file(Path(folder) / WEIGHTS, "pt")
+    return [
+        LowRank(name, *_parts(file, pair, specs[name], model.head_dim, share), pair.scale)
+        for name, pair in adapter.pairs.items()
+    ]
+
+
+def unreadable(model: ModelConfig, share: RankShare) -> list[LowRank]:
+    """Pairs that make every result NaN, so that the requests of an adapter that cannot be read end with an error and no others
+    do: in the first layer for the cache's sake, in the last because softmax may lose a NaN on the way."""
+    specs = weight_specs(model)
+    broken = []
+    for name in ("layers.0.attention.wq.weight", f"layers.{model.n_layers - 1}.feed_forward.w2.weight"):
+        outputs, inputs = specs[name].part(share).shape
+        broken.append(LowRank(name, torch.zeros(1, inputs), torch.full((outputs, 1), torch.nan), 1.0))
+    return broken
 
 
 def _parts(

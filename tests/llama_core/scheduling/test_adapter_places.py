@@ -34,14 +34,28 @@ class Places:
 def test_a_sequence_waits_until_no_running_one_needs_a_place() -> None:
     places = Places()
     first, second, third, base = (places.add(adapter) for adapter in ("a", "b", "c", ""))
-    places.step()
-    assert places.loaded == [AdapterLoad(1, "a", "/a"), AdapterLoad(2, "b", "/b")]
+    for place, adapter in ((1, "a"), (2, "b")):
+        places.step()
+        assert places.loaded == [AdapterLoad(place, adapter, f"/{adapter}")], "one a step, for which all streams wait"
     assert third.slot is None and base.slot is None
     places.scheduler.finish(second, FinishReason.ABORT)
     batch = places.step()
     assert places.loaded == [AdapterLoad(2, "c", "/c")]
-    assert {init.slot: init.adapter_place for init in batch.admit} == {third.slot: 2, base.slot: 0}
+    assert {init.slot: init.adapter_place for init in batch.admit} == {third.slot: 2}
+    assert {init.slot: init.adapter_place for init in places.step().admit} == {base.slot: 0}
     assert first.slot is not None
+
+
+def test_an_adapter_whose_sequence_ended_with_an_error_is_loaded_again() -> None:
+    places = Places()
+    for adapter, reason in (("a", FinishReason.ABORT), ("b", FinishReason.ERROR), ("b", FinishReason.ABORT)):
+        seq = places.add(adapter)
+        places.step()
+        places.scheduler.finish(seq, reason)
+    assert places.loaded == [AdapterLoad(2, "b", "/b")]
+    places.add("a")
+    places.step()
+    assert places.loaded == []
 
 
 def test_the_adapter_used_longest_ago_is_replaced() -> None:
