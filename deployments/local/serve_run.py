@@ -18,8 +18,7 @@ from deployments.local import haproxy
 
 SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
 # One event loop for HTTP and the engine. With Serve's own thread for the replica's code, every token would change threads.
-# glibc gives each thread that meets a busy heap another one, up to 8 a core, and each keeps what large grammars freed in it.
-REPLICA: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "MALLOC_ARENA_MAX": "2"}
+ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 # One pass of the controller's loop holds a core for 1.5 ms, which all ranks on its machine wait for. Serve's default is 0.1.
 FEW_PASSES: Final = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
 # By default Serve kills a proxy, and warns, that is not ready after 5 s or answers late, as on a machine whose cores are busy.
@@ -30,7 +29,7 @@ def cluster_variables(directory: Path) -> dict[str, str]:
     """Variables for every process of the cluster. All files of HAProxy go into `directory`."""
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        **REPLICA,
+        **ONE_LOOP,
         **FEW_PASSES,
         **PATIENT,
         # Serve reads some of the clients' headers before the replica does, and answers invalid ones by itself.
@@ -41,7 +40,7 @@ def cluster_variables(directory: Path) -> dict[str, str]:
 
 def replica_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables for a replica's process, which would not inherit them."""
-    return {name: value for name, value in REPLICA.items() if name not in environment}
+    return {name: value for name, value in ONE_LOOP.items() if name not in environment}
 
 
 def builds_before_ray_starts(arguments: Sequence[str] | None = None) -> bool:

@@ -71,7 +71,7 @@ def built_runtime_env() -> object:
     return (options or {}).get("runtime_env")
 
 
-def test_the_application_sets_its_replicas_variables_unless_they_are_set(variables: dict[str, str]) -> None:
-    assert built_runtime_env() == {"env_vars": serve_run.REPLICA}
-    variables.update(serve_run.REPLICA)  # as `llama-ray up` does
+def test_the_application_sets_one_event_loop_unless_the_variable_is_set(variables: dict[str, str]) -> None:
+    assert built_runtime_env() == {"env_vars": serve_run.ONE_LOOP}
+    variables.update(serve_run.ONE_LOOP)  # as `llama-ray up` does
     assert not built_runtime_env()
