@@ -92,6 +92,7 @@ def _folders(value: object) -> object:
     }
 
 
+Digests = tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...]
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
 
 
@@ -113,8 +114,9 @@ class Args(BaseModel):
         if not isinstance(given, dict):
             return given
         settings: dict[str, Any] = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
-        if "api_key_digests" in settings:
-            settings["api_key_digests"] = _digests_from_environment()
+        for name, variable in {"api_key_digests": "LLAMA_API_KEYS", "admin_key_digests": "LLAMA_ADMIN_KEYS"}.items():
+            if name in settings:
+                settings[name] = _digests_from_environment(variable)
         return {name: value for name, value in settings.items() if value is not None} | given
 
 
@@ -129,8 +131,10 @@ class IngressArgs(Args):
     request_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(  # RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S
         None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
     )
-    api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
-        (), description="SHA-256 of API keys; of the keys in LLAMA_API_KEYS if absent."
+    api_key_digests: Digests = Field((), description="SHA-256 of API keys; of the keys in LLAMA_API_KEYS if absent.")
+    admin_key_digests: Digests = Field(
+        (),
+        description="SHA-256 of the keys that may load adapters; of the keys in LLAMA_ADMIN_KEYS if absent.",
     )
     api_key_file: Annotated[str, AfterValidator(_not_blank)] | None = Field(
         None,
@@ -222,7 +226,10 @@ class EngineArgs(Args):
     lora_adapters: Annotated[
         dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], BeforeValidator(_folders)
     ] = Field({}, description="Folders of LoRA adapters in PEFT's files, on every node, by the names of their models.")
-    max_loras: Count = Field(8, description="Adapters that run at once, where there are any.")
+    lora_root: str | None = Field(
+        None, min_length=1, description="Folder, on every node, below which adapters may be loaded while it serves."
+    )
+    max_loras: Count = Field(8, description="Adapters that run at once, where there may be any.")
     max_lora_rank: Count = Field(16, description="Largest rank of an adapter; ranks hold memory for max_loras of it.")
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
@@ -279,6 +286,19 @@ class EngineArgs(Args):
             raise ConfigError(f"lora_adapters: {self.model_id!r} is the base's model_id", param="lora_adapters")
         return {name: open_adapter(resolve(at), model, self.max_lora_rank) for name, at in self.lora_adapters.items()}
 
+    def open_loaded_adapter(self, folder: str, model: ModelConfig) -> Adapter:
+        """folder: absolute, or of `lora_root`, below which it must be. Raises as `open_adapters`."""
+        if self.lora_root is None:
+            raise ConfigError("lora_root: is not set, so no adapter can be loaded while the engine serves")
+        try:
+            root = resolve(self.lora_root).resolve()
+            at = (root / folder).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a circle of links; a zero byte
+            raise ConfigError(f"lora_path: {error}") from None
+        if not at.is_relative_to(root):
+            raise ConfigError("lora_path: must be below lora_root")
+        return open_adapter(at, model, self.max_lora_rank)
+
     def engine_config(
         self,
         vocab_size: int,
@@ -301,7 +321,7 @@ class EngineArgs(Args):
                 "serves_with_fewer_ranks": (self.min_ranks or 1) < self.num_ranks(),
                 "max_step_tokens": self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
                 "manifest": manifest,
-                "max_loras": self.max_loras if self.lora_adapters else 0,
+                "max_loras": self.max_loras if self.lora_adapters or self.lora_root else 0,
                 "wants_digest": True,
                 "tokenizer_path": str(self.tokenizer),
                 "stop_ids": tuple(sorted(stop_ids)),
@@ -318,11 +338,11 @@ class ServerArgs(IngressArgs, EngineArgs):
     )
 
 
-def _digests_from_environment() -> tuple[str, ...] | None:
-    if (keys := os.environ.get("LLAMA_API_KEYS")) is None:
+def _digests_from_environment(variable: str) -> tuple[str, ...] | None:
+    if (keys := os.environ.get(variable)) is None:
         return None
     if not (digests := digests_of(keys)):
-        raise ValueError("LLAMA_API_KEYS is set, but has no key in it: unset it to serve without keys")
+        raise ValueError(f"{variable} is set, but has no key in it: unset it to serve without keys")
     return digests
 
 

@@ -13,6 +13,7 @@ from deployments.engine.step_report import StepStats
 from deployments.fleet import directory, model_files
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
+from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
 from deployments.fleet.scaling import SEQUENCES
 from deployments.fleet.successor import Successor
 from deployments.ingress import collect_garbage_rarely, pool_for
@@ -24,7 +25,7 @@ from llama_core.errors import LlamaError
 log = logging.getLogger(__name__)
 
 
-class LlamaEngine:
+class LlamaEngine(AdapterCalls):
     """One replica: a service over the ranks of this replica's own placement group, for every front of the cluster."""
 
     async def __init__(self, args: EngineArgs) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -43,7 +44,10 @@ class LlamaEngine:
             on_end=self._metrics.on_end,
         )
         self._metrics.watch(self._service)
+        self.adapters = LoadedAdapters(self._service, self._tell_adapters)
         try:
+            if args.lora_root:
+                await self.adapters.start()
             await self._service.start()
             files = model_files.pack(args, self._service.num_rows, self._service.vocab_size)
             self._fronts = FrontServer(self._service, files)
@@ -87,6 +91,10 @@ class LlamaEngine:
             await self._fronts.hand_over(await self._successor.is_coming(), self._args.drain_timeout_s)
             self._fronts.close()
         await service.stop()
+
+    def _tell_adapters(self) -> None:
+        if self._fronts is not None:
+            self._fronts.tell_adapters()
 
     def _on_step(self, stats: StepStats) -> None:
         self._metrics.on_step(stats)

@@ -45,7 +45,7 @@ class LlamaFront(HandleApi):
         )
         self.metrics.watch(self.fleet)
         self.tracing = open_tracing(self.fleet, "llama", context.replica_id.unique_id)
-        self._http_app = http_app_of(args, self.fleet, self.metrics, self._keys, self.tracing)
+        self._http_app = http_app_of(args, self.fleet, self.metrics, self._keys, self.tracing, directory.ENGINE)
         self._searching = asyncio.get_running_loop().create_task(directory.search(self.fleet.meet))
         collect_garbage_rarely()
 

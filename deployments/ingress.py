@@ -22,6 +22,8 @@ from deployments.api_keys import ApiKeys
 from deployments.args import EngineArgs, IngressArgs, ServerArgs, resolve
 from deployments.engine.interface import Engine
 from deployments.engine.service import LlamaService
+from deployments.fleet import directory
+from deployments.fleet.loaded_adapters import AdapterCalls, AdapterLoader, LoadedAdapters
 from deployments.handle_api import HandleApi
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @serve.ingress()
-class LlamaIngress(HandleApi):
+class LlamaIngress(HandleApi, AdapterCalls):
     """One replica: a service over the ranks of this replica's own placement group."""
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -58,13 +60,16 @@ class LlamaIngress(HandleApi):
         self.metrics.watch(self.service)
         replica = serve.get_replica_context().replica_id.unique_id
         self.tracing = open_tracing(self.service, args.model_id, replica)
+        self.adapters = LoadedAdapters(self.service)
+        if args.lora_root:
+            await self.adapters.start()
         self._starting = asyncio.create_task(self.service.start())
         self._starting.add_done_callback(self._started)
         try:
             # Serve sends requests to a replica from here on. If another replica serves, this one waits until it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
             # Build it while the ranks start: Serve needs it only after this returns.
-            self._http_app = http_app_of(args, self.service, self.metrics, self._keys, self.tracing)
+            self._http_app = http_app_of(args, self.service, self.metrics, self._keys, self.tracing, directory.FRONT)
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
             log.info("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
@@ -119,7 +124,10 @@ def keys_of(args: IngressArgs) -> ApiKeys:
     return ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
 
 
-def http_app_of(args: IngressArgs, engine: Engine, metrics: Metrics, keys: ApiKeys, tracing: Tracing | None) -> HttpApp:
+def http_app_of(
+    args: IngressArgs, engine: Engine, metrics: Metrics, keys: ApiKeys, tracing: Tracing | None, engines: str
+) -> HttpApp:
+    """engines: the deployment that has them."""
     return build_http_app(
         engine,
         metrics,
@@ -130,6 +138,8 @@ def http_app_of(args: IngressArgs, engine: Engine, metrics: Metrics, keys: ApiKe
         max_body_bytes=args.max_body_bytes,
         request_timeout_s=args.request_timeout_s,
         keys=keys,
+        admin_keys=ApiKeys(args.admin_key_digests),
+        loader=AdapterLoader(engine, engines) if args.admin_key_digests else None,
         allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
         cors_origins=args.cors_origins,
         sends_request_id=False,

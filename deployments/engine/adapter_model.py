@@ -16,10 +16,10 @@ class AdapterModel:
         self.model_id = model_id
         self.parent = engine.model_id
         self._engine = engine
-        self._adapter = adapter
+        self.adapter = adapter
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
-        return await self._engine.submit(replace(request, adapter=self._adapter), is_timed=is_timed)
+        return await self._engine.submit(replace(request, adapter=self.adapter), is_timed=is_timed)

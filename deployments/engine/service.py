@@ -33,6 +33,7 @@ from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.registry import format_name, open_checkpoint
 from llama_core.errors import ConfigError, EngineError, LlamaError, NotReady, RankFailure
+from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
 from llama_core.scheduling.block_pool import BlockPool
@@ -85,10 +86,10 @@ class LlamaService:
         self.config = args.engine_config(
             self._model.vocab_size, manifest, context_length=context_length, stop_ids=self._stop_ids
         )
-        self._adapters = args.open_adapters(self._model)
-        self._models: dict[str, Engine] = {self.model_id: self}
-        for name, adapter in self._adapters.items():
-            self._models[name] = cast(Engine, AdapterModel(self, name, adapter.digest))
+        self._own_adapters = args.open_adapters(self._model)
+        self._adapters: Mapping[str, Adapter] = {}
+        self._models: Mapping[str, Engine] = {}
+        self._adapter_folders: dict[str, str] = {}  # by digest, of all that were ever loaded
         self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure
@@ -96,6 +97,7 @@ class LlamaService:
         self._on_end = on_end
         self._supervisor: Supervisor | None = None
         self._loop: EngineLoop | None = None
+        self.load_adapters({})
         self._failure: LlamaError | None = None
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
@@ -130,7 +132,7 @@ class LlamaService:
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
-        scheduler.adapter_places.folders |= {each.digest: each.folder for each in self._adapters.values()}
+        scheduler.adapter_places.folders |= self._adapter_folders
         self._loop = EngineLoop(
             scheduler,
             self.tokenizer,
@@ -162,6 +164,19 @@ class LlamaService:
         self.sampling_defaults = _sampling_defaults(self.args)
         if self._loop is not None:
             self._loop.scheduler.admission.limit(self.args.max_queue, self.args.max_queue_tokens)
+
+    def open_adapter(self, folder: str) -> Adapter:
+        """Of `lora_root`. Reads the files, so it blocks. Raises LlamaError."""
+        return self.args.open_loaded_adapter(folder, self._model)
+
+    def load_adapters(self, loaded: Mapping[str, Adapter]) -> None:
+        """Serve these, by name, beside those of the arguments, in place of what was loaded before, whose streams go on."""
+        self._adapters = {**loaded, **self._own_adapters}
+        named = {name: cast(Engine, AdapterModel(self, name, each.digest)) for name, each in self._adapters.items()}
+        self._models = {self.model_id: self, **named}
+        self._adapter_folders |= {each.digest: each.folder for each in self._adapters.values()}
+        if self._loop is not None:
+            self._loop.scheduler.adapter_places.folders |= self._adapter_folders
 
     async def drain(self) -> None:
         """Take no new request, and wait up to `drain_timeout_s` for the live ones to end. Those that have not are aborted."""
@@ -206,6 +221,11 @@ class LlamaService:
     def adapters(self) -> dict[str, str]:
         """Digests of LoRA adapters by name."""
         return {name: adapter.digest for name, adapter in self._adapters.items()}
+
+    @property
+    def adapter_digests(self) -> list[str]:
+        """Of all adapters that requests may have, those too that have no name any more."""
+        return list(self._adapter_folders)
 
     @property
     def models(self) -> Mapping[str, Engine]:

@@ -25,13 +25,13 @@ CALL_TIMEOUT_S: Final = 10.0
 
 async def invite(invitation: Invitation) -> None:
     """Tell every front of this engine."""
-    await _call_all(FRONT, "meet", invitation)
+    await call_all(FRONT, "meet", invitation)
 
 
 async def search(meet: Callable[[Invitation], Awaitable[None]]) -> None:
     """Meet every engine that runs, now and from now on."""
     while True:
-        invitations = await _call_all(ENGINE, "invitation")
+        invitations = await call_all(ENGINE, "invitation")
         found = [meet(each) for each in invitations if isinstance(each, Invitation)]
         for result in await asyncio.gather(*found, return_exceptions=True):
             if isinstance(result, Exception):
@@ -39,7 +39,7 @@ async def search(meet: Callable[[Invitation], Awaitable[None]]) -> None:
         await asyncio.sleep(SEARCH_S)
 
 
-async def _call_all(deployment: str, method: str, *args: Any) -> list[Any]:
+async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
     """The results of all replicas of the deployments with this name, of those that answer."""
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):

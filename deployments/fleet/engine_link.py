@@ -125,7 +125,7 @@ class EngineLink(asyncio.Protocol):
     def has_adapter(self, adapter: str) -> bool:
         """adapter: a digest; "" for none."""
         assert self.welcome is not None
-        return not adapter or adapter in self.welcome.adapters.values()
+        return not adapter or adapter in self.welcome.adapter_digests
 
     @property
     def takes_requests(self) -> bool:

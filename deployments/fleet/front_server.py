@@ -304,7 +304,14 @@ class FrontServer:
             service.describe(),
             service.sampling_defaults,
             service.adapters,
+            service.adapter_digests,
         )
+
+    def tell_adapters(self) -> None:
+        """Tell every front which adapters this engine has now."""
+        message = self.welcome([self._files_digest])
+        for connection in list(self.connections):
+            connection.send(message)
 
     def beat(self) -> None:
         """Tell every front the state of this engine."""

@@ -68,7 +68,8 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """engine: its id, of one life of its process. numerics: engines with the same text compute the same bits. files: None where
-    the front has them. adapters: digests of LoRA adapters by name."""
+    the front has them. adapters: digests of LoRA adapters by name. adapter_digests: of those too that have no name any more.
+    An engine sends it again when its adapters change."""
 
     protocol: int
     engine: str
@@ -78,6 +79,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     state: EngineState
     defaults: SamplingDefaults
     adapters: dict[str, str] = {}
+    adapter_digests: list[str] = []
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

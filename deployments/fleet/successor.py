@@ -29,6 +29,7 @@ _SAME: Final = (
     "quantization",
     "batch_invariant",
     "lora_adapters",
+    "lora_root",
 )
 
 

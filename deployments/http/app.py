@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
+from deployments.http.adapter_routes import Loader, adapter_routes
 from deployments.http.auth import AccessGuard
 from deployments.http.generation import GenerationEndpoint
 from deployments.http.generation_kinds import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationKind
@@ -43,6 +44,7 @@ class HttpApp:
         routes: list[ApiRoute],
         *,
         keys: ApiKeys,
+        admin_keys: ApiKeys,
         hosts: AllowedHosts,
         cors_origins: Iterable[str],
         sends_request_id: bool,
@@ -51,7 +53,7 @@ class HttpApp:
         self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
         self._document: dict[str, Any] | None = None
         router = ApiRouter(self.routes)
-        self._stack: ASGIApp = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
+        self._stack: ASGIApp = RequestScope(AccessGuard(router, keys, admin_keys, hosts, on_refused), sends_request_id)
         if origins := tuple(cors_origins):
             # Outside of the guard: a browser's preflight has no API key, and a page may read why it was refused.
             self._stack = CORSMiddleware(
@@ -87,6 +89,8 @@ def build_http_app(
     max_body_bytes: int | None = None,
     request_timeout_s: float | None = None,
     keys: ApiKeys | None = None,
+    admin_keys: ApiKeys | None = None,
+    loader: Loader | None = None,
     allowed_hosts: Iterable[str] = (),
     cors_origins: Iterable[str] = (),
     sends_request_id: bool = True,
@@ -95,6 +99,7 @@ def build_http_app(
 ) -> HttpApp:
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
+    loader: of adapters, for requests with one of `admin_keys`.
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     cors_origins: origins of web pages that may call the server; none by default.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
@@ -128,6 +133,7 @@ def build_http_app(
         count_tokens_route(engine, bodies, encoder),
         *map(endpoint, scoring),
         *model_routes(engine),
+        *(adapter_routes(loader, bodies) if loader is not None else ()),
         *tokenizer_routes(engine, bodies, encoder),
         *operator_routes(engine, metrics),
         *page_routes(),
@@ -142,6 +148,7 @@ def build_http_app(
     return HttpApp(
         routes,
         keys=keys or ApiKeys(),
+        admin_keys=admin_keys or ApiKeys(),
         hosts=AllowedHosts(allowed_hosts),
         cors_origins=cors_origins,
         sends_request_id=sends_request_id,

@@ -24,14 +24,21 @@ class AccessGuard:
     """Answers 401 to a request without a valid key, and, where no keys are configured, 403 to one for an unknown host.
 
     Sets `request.state.is_trusted`: the request has a key or names an allowed host. `request.state.owner`: the key's owner.
+    `request.state.is_admin`: it has an admin key, which is an API key too.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, hosts: AllowedHosts, on_refused: Callable[[Scope, LlamaError], None]
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        admin_keys: ApiKeys,
+        hosts: AllowedHosts,
+        on_refused: Callable[[Scope, LlamaError], None],
     ) -> None:
         """`on_refused` is called for every request that is answered 401 or 403."""
         self._app = app
         self._keys = keys
+        self._admin_keys = admin_keys
         self._hosts = hosts
         self._on_refused = on_refused
 
@@ -43,8 +50,11 @@ class AccessGuard:
         if scope["type"] == "lifespan":
             return self._app
         state = scope.setdefault("state", {})
+        key = key_of(scope["headers"])
+        admin = self._admin_keys.owner_of(key)
+        state["is_admin"] = admin is not None
         if self._keys.are_required:
-            owner = self._keys.owner_of(key_of(scope["headers"]))
+            owner = self._keys.owner_of(key) or admin
             is_trusted = owner is not None
             if is_trusted:
                 state["owner"] = owner

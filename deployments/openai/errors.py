@@ -63,6 +63,10 @@ class HostNotAllowed(InvalidRequest):
     code = "host_not_allowed"
 
 
+class AdminKeyRequired(InvalidRequest):
+    code = "admin_key_required"
+
+
 class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
@@ -94,6 +98,7 @@ STATUS: dict[type[LlamaError], int] = {
     UnsupportedMediaType: 415,
     Unauthorized: 401,
     HostNotAllowed: 403,
+    AdminKeyRequired: 403,
     ModelNotFound: 404,
     RouteNotFound: 404,
     IdempotencyKeyReused: 422,

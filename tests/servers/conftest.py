@@ -18,6 +18,7 @@ from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
 from tests.support.traced_server import Traced, traced_server
 
 ENDING = ("test_end_to_end.py", "test_upgrade.py")  # their last tests end `plain` and `demo`, and `traced`
+ADMIN_KEY = "kq7-admin"  # of `plain` and of the fronts
 API_KEYS = ("kq7-one", "kq7-two")
 RESUME_WINDOW_S = 5.0
 CPUS_PER_RANK = 0.5  # of `traced`, so that two cores have room for another replica
@@ -77,13 +78,14 @@ def poet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory, poet: Path) -> Iterator[Server]:
-    """The golden model with a manifest and an adapter, started by plain `serve run`, behind Serve's own proxy."""
+    """The golden model with a manifest, an adapter and an admin key, started by plain `serve run`, behind Serve's own proxy."""
     manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
     files = sorted((GOLDEN / "mp1").iterdir())
     manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
     args = GOLDEN_ARGS | {"sha256_manifest": str(manifest), "spare_ranks": False}
-    args["lora_adapters"] = {"golden-poet": str(poet)}
-    with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
+    args |= {"lora_adapters": {"golden-poet": str(poet)}, "lora_root": str(poet.parent)}
+    env = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "LLAMA_ADMIN_KEYS": ADMIN_KEY}
+    with served(command=SERVE_RUN, args=args, env=env) as server:
         server.wait_ready()
         yield server
 

@@ -16,6 +16,7 @@ import pytest
 from llama_core import Llama
 from tests.conftest import GOLDEN
 from tests.programs import structured_output
+from tests.servers.conftest import ADMIN_KEY
 from tests.support import http
 from tests.support.programs import output_of
 from tests.support.server import WITH_TOKEN, Server, address_of, openai_client
@@ -230,3 +231,20 @@ async def test_streams_go_on_beside_schemas_that_are_too_large(demo: Server) -> 
                 break
         checks_are_done = True
         assert await asyncio.gather(*streams) == ["data: [DONE]"] * 3
+
+
+async def test_an_adapter_is_loaded_and_unloaded_while_the_server_runs(plain: Server, poet: Path) -> None:
+    async with httpx.AsyncClient(base_url=plain.url, timeout=120) as client:
+
+        async def ask(model: str) -> httpx.Response:
+            body = {"model": model, "prompt": "Once upon a time", "max_tokens": 100, "temperature": 0}
+            return await client.post("/v1/completions", json=body)
+
+        load = {"lora_name": "golden-bard", "lora_path": poet.name}
+        assert (await client.post("/v1/load_lora_adapter", json=load)).status_code == 403
+        key = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        (await client.post("/v1/load_lora_adapter", json=load, headers=key)).raise_for_status()
+        answers = [(await ask(model)).raise_for_status().json() for model in ("golden-bard", "golden-poet")]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        (await client.post("/v1/unload_lora_adapter", json=load, headers=key)).raise_for_status()
+        assert (await ask("golden-bard")).status_code == 404

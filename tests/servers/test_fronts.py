@@ -16,7 +16,10 @@ import httpx
 import openai
 import pytest
 
+from deployments.args import resolve
 from tests.conftest import GOLDEN
+from tests.servers.conftest import ADMIN_KEY
+from tests.support import adapters
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import WITH_TOKEN, Server, address_of, openai_client, served
 from tests.support.waiting import until_true, wait_until
@@ -27,7 +30,7 @@ SMALL = {"model_parallel_size": 1, "max_seq_len": 1024, "cpus_per_rank": 0.3, "s
 DEMO = SMALL | {"model_id": "llama-demo", "ckpt_dir": "demo"}
 GOLDEN_MODEL = SMALL | {"model_id": "golden", "ckpt_dir": str(GOLDEN / "mp1"), "dtype": "float32"}
 LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:")
-PROMPT = {"prompt": "Once upon a time", "temperature": 0}
+LONG = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
 # Calls the application's handle as another Ray application does.
 CALLS = """
 import json, sys
@@ -55,9 +58,14 @@ def engine(args: dict[str, Any], num_replicas: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fronts() -> Iterator[Server]:
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("adapters")
+    adapters.write(root / "poet", resolve("demo"), adapters.SHAPES["all"])
     ingress = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_ingress", "args": {}}
-    with served(applications=[ingress, engine(DEMO, 2), engine(GOLDEN_MODEL, 1)]) as server:
+    demo = DEMO | {"lora_root": str(root)}
+    with served(
+        applications=[ingress, engine(demo, 2), engine(GOLDEN_MODEL, 1)], env={"LLAMA_ADMIN_KEYS": ADMIN_KEY}
+    ) as server:
         server.wait_ready()
         wait_until("three engines", lambda: len(server.get("/props")[1].get("engines", ())) == 3)
         yield server
@@ -121,25 +129,36 @@ def test_every_port_of_a_small_cluster_is_on_loopback(fronts: Server) -> None:
     assert not others
 
 
+async def text_of(client: httpx.AsyncClient, model: str) -> str:
+    answer = (await client.post("/v1/completions", json=LONG | {"model": model})).raise_for_status().json()
+    return str(answer["choices"][0]["text"])
+
+
+async def begin_streams(client: httpx.AsyncClient, model: str) -> list[asyncio.Task[str]]:
+    """Four, which have begun. Their texts."""
+
+    async def stream(heard: asyncio.Event) -> str:
+        text = ""
+        async with client.stream("POST", "/v1/completions", json=LONG | {"model": model, "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+                    heard.set()
+        return text
+
+    heard = [asyncio.Event() for _ in range(4)]
+    streams = [asyncio.create_task(stream(event)) for event in heard]
+    await asyncio.gather(*(event.wait() for event in heard))
+    return streams
+
+
 async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_its_successor(fronts: Server) -> None:
     async with httpx.AsyncClient(base_url=fronts.url, timeout=120) as client:
-        body = PROMPT | {"model": "llama-demo", "max_tokens": 900, "ignore_eos": True}
-        whole = (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
-
-        async def stream(heard: asyncio.Event) -> str:
-            text = ""
-            async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        text += json.loads(line[6:])["choices"][0]["text"]
-                        heard.set()
-            return text
+        whole = await text_of(client, "llama-demo")
 
         proxies = haproxy_processes(fronts)
         before = {each["id"] for each in fronts.get("/props")[1]["engines"]}
-        heard = [asyncio.Event() for _ in range(4)]
-        streams = [asyncio.create_task(stream(event)) for event in heard]
-        await asyncio.gather(*(event.wait() for event in heard))
+        streams = await begin_streams(client, "llama-demo")
         for pid in engine_processes(fronts, "llama-demo"):  # none is left to continue: the front holds the streams
             os.kill(pid, signal.SIGKILL)
         assert await asyncio.gather(*streams) == [whole] * 4
@@ -155,3 +174,27 @@ async def test_streams_survive_the_death_of_their_engine_and_the_metrics_name_it
         metrics = (await client.get("/metrics")).text
         assert all(f'engine="{name}"' in metrics for name in names())
         assert not any(f'engine="{name}"' in metrics for name in before - names())
+
+
+async def test_a_loaded_adapter_survives_its_engines_and_its_streams_survive_its_unloading(fronts: Server) -> None:
+    async with httpx.AsyncClient(base_url=fronts.url, timeout=120) as client:
+
+        async def change(call: str) -> None:
+            body = {"lora_name": "demo-poet", "lora_path": "poet", "base_model_name": "llama-demo"}
+            key = {"Authorization": f"Bearer {ADMIN_KEY}"}
+            (await client.post(f"/v1/{call}_lora_adapter", json=body, headers=key)).raise_for_status()
+
+        await change("load")
+        models = {each["id"]: each["parent"] for each in (await client.get("/v1/models")).json()["data"]}
+        assert models == {"llama-demo": None, "golden": None, "demo-poet": "llama-demo"}
+        whole = await text_of(client, "demo-poet")
+        assert whole != await text_of(client, "llama-demo")
+        streams = await begin_streams(client, "demo-poet")
+        for pid in engine_processes(fronts, "llama-demo"):
+            os.kill(pid, signal.SIGKILL)
+        assert await asyncio.gather(*streams) == [whole] * 4
+        streams = await begin_streams(client, "demo-poet")
+        await change("unload")
+        refused = await client.post("/v1/completions", json=LONG | {"model": "demo-poet"})
+        assert refused.status_code == 404
+        assert await asyncio.gather(*streams) == [whole] * 4

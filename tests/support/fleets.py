@@ -12,15 +12,24 @@ from deployments.fleet import model_files
 from deployments.fleet.fleet import Fleet
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
+from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.fake_ranks import arbitrary
 
 NODE = "this node"
 
 
-class FakeEngineProcess:
+def seeded() -> FakeGroup:
+    """Whose tokens depend on the seed and on the adapter."""
+    group = FakeGroup(num_blocks=400, step_s=0.003)
+    group.ranks.model = arbitrary
+    return group
+
+
+class FakeEngineProcess(AdapterCalls):
     """What the process of `LlamaEngine` has."""
 
     def __init__(self, make: Callable[[], FakeGroup], **args: Any) -> None:
@@ -31,11 +40,16 @@ class FakeEngineProcess:
             lambda: self.groups,
             on_failure=lambda error: None if self.server is None else self.server.beat(),
         )
+        self.adapters = LoadedAdapters(
+            self.service, lambda: None if self.server is None else self.server.tell_adapters()
+        )
         self.server: FrontServer | None = None
         self.invitation: Invitation | None = None
         self._args = EngineArgs(**given)
 
     async def start(self, node: str = NODE) -> Invitation:
+        if self._args.lora_root:
+            await self.adapters.sync()
         await self.service.start()
         files = model_files.pack(self._args, self.service.num_rows, self.service.vocab_size)
         self.server = FrontServer(self.service, files)

@@ -18,8 +18,8 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import adapters
 from tests.support.fake_rank_group import FakeGroup, until
-from tests.support.fake_ranks import arbitrary, expected_output
-from tests.support.fleets import FleetOfEngines
+from tests.support.fake_ranks import expected_output
+from tests.support.fleets import FleetOfEngines, seeded
 from tests.support.recovering_service import read, steady
 
 
@@ -79,13 +79,6 @@ def test_engines_are_as_many_as_their_sequences_need(loads: list[int], number: i
         config=SimpleNamespace(target_ongoing_requests=16),
     )
     assert by_sequences(context) == (number, {})
-
-
-def seeded() -> FakeGroup:
-    """Whose tokens depend on the seed and on the adapter."""
-    group = FakeGroup(num_blocks=400, step_s=0.003)
-    group.ranks.model = arbitrary
-    return group
 
 
 async def test_adapters_of_engines_are_models_and_their_streams_move_with_them(tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""Adapters that are loaded into all engines, and unloaded, while they serve."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet import loaded_adapters
+from deployments.fleet.directory import ENGINE
+from deployments.fleet.loaded_adapters import AdapterLoader, Entry
+from deployments.openai.plan import engine_of
+from llama_core.errors import InvalidParameter, NotReady
+from llama_core.scheduling.request import Request
+from llama_core.scheduling.sampling_params import SamplingParams
+from tests.conftest import GOLDEN
+from tests.support import adapters
+from tests.support.fake_rank_group import until
+from tests.support.fake_ranks import expected_output
+from tests.support.fleets import FleetOfEngines, seeded
+from tests.support.recovering_service import read
+
+MODEL = str(GOLDEN / "mp1")
+LONG = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for seed, name in enumerate(("poet", "clerk")):
+        adapters.write(tmp_path / "root" / name, GOLDEN / "mp1", adapters.SHAPES["all"], seed)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> FleetOfEngines:
+    """Whose store is a dictionary, and whose calls reach the engines of this process."""
+    entries: dict[str, Entry] = {}
+    fleet = FleetOfEngines(seeded)
+
+    def store(model: str, name: str, entry: Entry | None) -> None:
+        entries.pop(name, None)
+        if entry is not None:
+            entries[name] = entry
+
+    async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
+        return [await getattr(engine, method)(*args) for engine in fleet.engines]
+
+    monkeypatch.setattr(loaded_adapters, "stored", lambda model: dict(entries) if model == "demo" else {})
+    monkeypatch.setattr(loaded_adapters, "store", store)
+    monkeypatch.setattr(loaded_adapters, "call_all", call_all)
+    return fleet
+
+
+async def begin(fleet: FleetOfEngines, model: str) -> SequenceStream:
+    """A stream that has some tokens."""
+    streams = await engine_of(fleet.fleet, model).submit(Request([[1, 5]], [LONG]))
+    (stream,) = cast(list[SequenceStream], streams)
+    await until(lambda: stream.sequence.length > 6)
+    return stream
+
+
+async def test_a_loaded_adapter_reaches_every_engine_and_its_streams_move_with_it(
+    fleet: FleetOfEngines, root: Path
+) -> None:
+    async with fleet:
+        first = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        await AdapterLoader(fleet.fleet, ENGINE).load("poet", "poet", None, replaces=False)
+        assert all(set(engine.service.adapters) == {"poet"} for engine in fleet.engines)
+        streams = [await begin(fleet, "poet"), await begin(fleet, "poet")]
+        first.die()
+        third = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        assert set(third.service.adapters) == {"poet"}
+        tokens = [await read(stream) for stream in streams]
+        assert tokens == [expected_output(stream.sequence) for stream in streams]
+
+
+async def test_an_unloaded_adapter_has_no_name_and_its_streams_go_on(fleet: FleetOfEngines, root: Path) -> None:
+    async with fleet:
+        first = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        await loader.load("poet", "poet", "demo", replaces=False)
+        streams = [await begin(fleet, "poet"), await begin(fleet, "poet")]
+        assert await loader.unload("poet", None)
+        assert set(fleet.fleet.models) == {"demo"}
+        first.die()  # the other engine continues what this one computed
+        tokens = [await read(stream) for stream in streams]
+        assert tokens == [expected_output(stream.sequence) for stream in streams]
+        assert not await loader.unload("poet", None)
+
+
+async def test_a_loaded_adapter_is_replaced_in_place_alone(fleet: FleetOfEngines, root: Path) -> None:
+    async with fleet:
+        engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        await loader.load("poet", "poet", None, replaces=False)
+        before = engine.service.adapters["poet"]
+        with pytest.raises(InvalidParameter, match="a model of this name is served"):
+            await loader.load("poet", "clerk", None, replaces=False)
+        with pytest.raises(InvalidParameter, match="a model of this name is served"):
+            await loader.load("demo", "clerk", None, replaces=True)
+        await loader.load("poet", "clerk", None, replaces=True)
+        assert engine.service.adapters["poet"] != before
+
+
+@pytest.mark.parametrize("folder", ["../outside", "/", "link", "missing", "po\0et"])
+async def test_a_folder_outside_of_lora_root_or_without_an_adapter_is_refused(
+    fleet: FleetOfEngines, root: Path, folder: str
+) -> None:
+    adapters.write(root.parent / "outside", GOLDEN / "mp1", adapters.SHAPES["all"])
+    (root / "link").symlink_to(root.parent / "outside")
+    async with fleet:
+        engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        with pytest.raises(InvalidParameter) as caught:
+            await AdapterLoader(fleet.fleet, ENGINE).load("poet", folder, None, replaces=False)
+        assert str(root.parent) not in caught.value.message or folder == "missing"
+        assert not engine.service.adapters
+
+
+async def test_other_files_on_a_node_another_base_and_no_engine_are_refused(
+    fleet: FleetOfEngines, root: Path, tmp_path: Path
+) -> None:
+    adapters.write(tmp_path / "other" / "poet", GOLDEN / "mp1", adapters.SHAPES["all"], seed=7)
+    async with fleet:
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        with pytest.raises(InvalidParameter, match="base_model_name: must be one of 'demo'"):
+            await loader.load("poet", "poet", "another", replaces=False)
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(tmp_path / "other"))
+        with pytest.raises(InvalidParameter, match="different files"):
+            await loader.load("poet", "poet", None, replaces=False)
+        fleet.engines.clear()
+        with pytest.raises(NotReady):
+            await loader.load("poet", "poet", None, replaces=False)
+
+
+async def test_adapters_of_the_arguments_stay(fleet: FleetOfEngines, root: Path) -> None:
+    async with fleet:
+        given = {"poet": str(root / "poet")}
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root), lora_adapters=given)
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        with pytest.raises(InvalidParameter, match="is in lora_adapters and stays"):
+            await loader.load("poet", "clerk", None, replaces=True)
+        assert not await loader.unload("poet", None)
+
+
+async def test_an_adapter_whose_files_have_changed_is_left_out_where_an_engine_starts(
+    fleet: FleetOfEngines, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fleet:
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        for name in ("poet", "clerk"):
+            await loader.load(name, name, None, replaces=False)
+        config = root / "poet" / "adapter_config.json"
+        config.write_text(config.read_text().replace('"lora_alpha": 16', '"lora_alpha": 8'))
+        with caplog.at_level(logging.ERROR):
+            second = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        assert set(second.service.adapters) == {"clerk"}
+        assert ["its files have changed" in record.message for record in caplog.records] == [True]
+        await asyncio.gather(*(engine.sync_adapters() for engine in fleet.engines))
+        assert len(caplog.records) == 1, "said once"
