@@ -21,8 +21,8 @@ from llama_core.config import (
     EngineConfig,
     PrefixCacheScope,
 )
-from llama_core.errors import ConfigError
-from llama_core.files.adapter import Adapter, open_adapter
+from llama_core.errors import ConfigError, LlamaError
+from llama_core.files.adapter import CONFIG, WEIGHTS, Adapter, open_adapter
 from llama_core.files.manifest import Manifest
 from llama_core.log_lines import LogFormat
 from llama_core.model_config import ModelConfig
@@ -227,7 +227,9 @@ class EngineArgs(Args):
         dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], BeforeValidator(_folders)
     ] = Field({}, description="Folders of LoRA adapters in PEFT's files, on every node, by the names of their models.")
     lora_root: str | None = Field(
-        None, min_length=1, description="Folder, on every node, below which adapters may be loaded while it serves."
+        None,
+        min_length=1,
+        description="Folder, on every node, below which adapters may be loaded while the engine serves.",
     )
     max_loras: Count = Field(8, description="Adapters that run at once, where there may be any.")
     max_lora_rank: Count = Field(16, description="Largest rank of an adapter; ranks hold memory for max_loras of it.")
@@ -282,6 +284,8 @@ class EngineArgs(Args):
 
     def open_adapters(self, model: ModelConfig) -> dict[str, Adapter]:
         """By name. Raises ConfigError or CheckpointError that names the file at fault."""
+        if self.lora_root is not None and not resolve(self.lora_root).is_dir():
+            raise ConfigError(f"lora_root: {self.lora_root} is not a directory", param="lora_root")
         if self.model_id in self.lora_adapters:
             raise ConfigError(f"lora_adapters: {self.model_id!r} is the base's model_id", param="lora_adapters")
         return {name: open_adapter(resolve(at), model, self.max_lora_rank) for name, at in self.lora_adapters.items()}
@@ -295,9 +299,12 @@ class EngineArgs(Args):
             at = (root / folder).resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a circle of links; a zero byte
             raise ConfigError(f"lora_path: {error}") from None
-        if not at.is_relative_to(root):
-            raise ConfigError("lora_path: must be below lora_root")
-        return open_adapter(at, model, self.max_lora_rank)
+        if not all(file.resolve().is_relative_to(root) for file in (at, at / CONFIG, at / WEIGHTS)):
+            raise ConfigError("lora_path: the folder and its files must be below lora_root")
+        try:
+            return open_adapter(at, model, self.max_lora_rank)
+        except LlamaError as error:
+            raise type(error)(error.message.replace(f"{root}/", ""), param=error.param) from None
 
     def engine_config(
         self,
@@ -342,7 +349,7 @@ def _digests_from_environment(variable: str) -> tuple[str, ...] | None:
     if (keys := os.environ.get(variable)) is None:
         return None
     if not (digests := digests_of(keys)):
-        raise ValueError(f"{variable} is set, but has no key in it: unset it to serve without keys")
+        raise ValueError(f"{variable} is set, but has no key in it: unset it")
     return digests
 
 

@@ -89,7 +89,7 @@ class LlamaService:
         self._own_adapters = args.open_adapters(self._model)
         self._adapters: Mapping[str, Adapter] = {}
         self._models: Mapping[str, Engine] = {}
-        self._adapter_folders: dict[str, str] = {}  # by digest, of all that were ever loaded
+        self.adapter_folders: dict[str, str] = {}  # by digest, of all that requests may have: also without a name
         self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure
@@ -132,7 +132,7 @@ class LlamaService:
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
-        scheduler.adapter_places.folders |= self._adapter_folders
+        scheduler.adapter_places.folders |= self.adapter_folders
         self._loop = EngineLoop(
             scheduler,
             self.tokenizer,
@@ -174,9 +174,9 @@ class LlamaService:
         self._adapters = {**loaded, **self._own_adapters}
         named = {name: cast(Engine, AdapterModel(self, name, each.digest)) for name, each in self._adapters.items()}
         self._models = {self.model_id: self, **named}
-        self._adapter_folders |= {each.digest: each.folder for each in self._adapters.values()}
+        self.adapter_folders |= {each.digest: each.folder for each in self._adapters.values()}
         if self._loop is not None:
-            self._loop.scheduler.adapter_places.folders |= self._adapter_folders
+            self._loop.scheduler.adapter_places.folders |= self.adapter_folders
 
     async def drain(self) -> None:
         """Take no new request, and wait up to `drain_timeout_s` for the live ones to end. Those that have not are aborted."""
@@ -221,11 +221,6 @@ class LlamaService:
     def adapters(self) -> dict[str, str]:
         """Digests of LoRA adapters by name."""
         return {name: adapter.digest for name, adapter in self._adapters.items()}
-
-    @property
-    def adapter_digests(self) -> list[str]:
-        """Of all adapters that requests may have, those too that have no name any more."""
-        return list(self._adapter_folders)
 
     @property
     def models(self) -> Mapping[str, Engine]:

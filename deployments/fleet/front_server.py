@@ -304,7 +304,7 @@ class FrontServer:
             service.describe(),
             service.sampling_defaults,
             service.adapters,
-            service.adapter_digests,
+            list(service.adapter_folders),
         )
 
     def tell_adapters(self) -> None:

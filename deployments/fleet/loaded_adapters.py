@@ -6,7 +6,9 @@ adapter survives engines, fronts and, where the head's state is in Redis, the he
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,7 +25,8 @@ from llama_core.files.adapter import Adapter
 
 log = logging.getLogger(__name__)
 
-SYNC_S: Final = 2.0
+SYNC_S: Final = 5.0
+RETRY_S: Final = 60.0  # before an adapter that could not be opened is opened again
 KNOWN_WITHIN_S: Final = 10.0  # a front hears of an engine's adapters by their connection
 _NAMESPACE: Final = b"llama-ray-adapters"
 
@@ -44,12 +47,14 @@ def stored(model: str) -> dict[str, Entry]:
     return found
 
 
-def store(model: str, name: str, entry: Entry | None) -> None:
-    """entry: None to remove it. Blocks."""
+def store(model: str, name: str, entry: Entry | None, *, replaces: bool = True) -> bool:
+    """entry: None to remove it. False if there is one that may not be replaced. Blocks."""
     if entry is None:
         internal_kv._internal_kv_del(_key(model, name), namespace=_NAMESPACE)
-    else:
-        internal_kv._internal_kv_put(_key(model, name), msgspec.json.encode(entry), namespace=_NAMESPACE)
+        return True
+    value = msgspec.json.encode(entry)
+    exists = internal_kv._internal_kv_put(_key(model, name), value, overwrite=replaces, namespace=_NAMESPACE)
+    return replaces or not exists
 
 
 def _key(model: str, name: str) -> bytes:
@@ -61,8 +66,8 @@ class LoadedAdapters:
 
     def __init__(self, service: LlamaService, on_change: Callable[[], None] = lambda: None) -> None:
         self._service, self._on_change = service, on_change
-        self._loaded: dict[str, Adapter] = {}
-        self._refused: set[Entry] = set()  # for which the log has the reason
+        self._loaded: dict[str, tuple[Entry, Adapter]] = {}
+        self._refused: dict[Entry, float] = {}  # until when, by time.monotonic()
         self._syncing = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None  # until the process ends
 
@@ -73,7 +78,7 @@ class LoadedAdapters:
         try:
             if name in self._service.args.lora_adapters:
                 raise InvalidParameter(f"lora_name: {name!r} is in lora_adapters and stays", param="lora_name")
-            return (await asyncio.to_thread(self._service.open_adapter, folder)).digest
+            return (await in_passing_thread(self._service.open_adapter, folder)).digest
         except LlamaError as error:
             return fault_of(InvalidParameter(error.message, param=error.param or "lora_path"))
 
@@ -82,15 +87,15 @@ class LoadedAdapters:
         async with self._syncing:
             loaded = {}
             for name, entry in (await in_passing_thread(stored, self._service.model_id)).items():
-                adapter = self._loaded.get(name)
-                if adapter is None or adapter.digest != entry.digest:
+                before, adapter = self._loaded.get(name, (None, None))
+                if before != entry:
                     adapter = await self._opened(name, entry)
                 if adapter is not None:
-                    loaded[name] = adapter
+                    loaded[name] = entry, adapter
             if loaded != self._loaded:
                 log.info("loaded adapters: %s", ", ".join(map(repr, loaded)) or "none")
                 self._loaded = loaded
-                self._service.load_adapters(loaded)
+                self._service.load_adapters({name: adapter for name, (_, adapter) in loaded.items()})
                 self._on_change()
 
     async def start(self) -> None:
@@ -107,16 +112,17 @@ class LoadedAdapters:
                 log.debug("the loaded adapters are unknown: %s", type(error).__name__)
 
     async def _opened(self, name: str, entry: Entry) -> Adapter | None:
+        if time.monotonic() < self._refused.get(entry, 0.0):
+            return None
         try:
-            adapter = await asyncio.to_thread(self._service.open_adapter, entry.folder)
+            adapter = await in_passing_thread(self._service.open_adapter, entry.folder)
             if adapter.digest == entry.digest:
                 return adapter
             reason = "its files have changed since it was loaded"
         except LlamaError as error:
             reason = error.message
-        if entry not in self._refused:
-            self._refused.add(entry)
-            log.error("the adapter %r is left out: %s", name, reason)
+        self._refused[entry] = time.monotonic() + RETRY_S
+        log.error("the adapter %r is left out: %s", name, reason)
         return None
 
 
@@ -141,7 +147,7 @@ class AdapterLoader:
 
     async def load(self, name: str, folder: str, base: str | None, *, replaces: bool) -> None:
         """Returns when this process serves the adapter. replaces: another one of the same name may be loaded. Raises
-        InvalidParameter or NotReady."""
+        InvalidParameter, or NotReady where the engines follow later."""
         known, model = self._engine.models.get(name), self._base(base)
         if known is not None and not (replaces and isinstance(known, AdapterModel) and known.parent == model):
             raise InvalidParameter("lora_name: a model of this name is served", param="lora_name")
@@ -155,28 +161,27 @@ class AdapterLoader:
         if len(digests) > 1:
             raise InvalidParameter("lora_path: the nodes of the engines have different files there", param="lora_path")
         entry = Entry(folder, digests.pop())
-        await self._tell(model, name, entry)
+        if not await in_passing_thread(partial(store, model, name, entry, replaces=replaces)):
+            raise InvalidParameter("lora_name: an adapter of this name is loaded", param="lora_name")
         if not await self._is_shown(lambda: self._digest(name) == entry.digest):
-            raise NotReady("no engine has the adapter yet")
+            raise NotReady("the adapter is stored, and not every engine serves it yet")
 
     async def unload(self, name: str, base: str | None) -> bool:
         """New requests do not find the adapter; streams that use it go on. False if it has not been loaded. Raises
-        InvalidParameter."""
+        InvalidParameter, or NotReady as `load`."""
         known = self._engine.models.get(name)
         model = known.parent if isinstance(known, AdapterModel) and base is None else self._base(base)
         entry = (await in_passing_thread(stored, model)).get(name)
         if entry is None:
             return False
-        await self._tell(model, name, None)
-        await self._is_shown(lambda: self._digest(name) != entry.digest)
+        await in_passing_thread(store, model, name, None)
+        if not await self._is_shown(lambda: self._digest(name) != entry.digest):
+            raise NotReady("the adapter is no longer stored, and an engine serves it still")
         return True
 
-    async def _tell(self, model: str, name: str, entry: Entry | None) -> None:
-        await in_passing_thread(store, model, name, entry)
-        await call_all(self._deployment, "sync_adapters")
-
     async def _is_shown(self, condition: Callable[[], bool]) -> bool:
-        """Whether the connections of a front have told it the change in time."""
+        """Have all engines look into the store. Whether this process knows of the change in time."""
+        await call_all(self._deployment, "sync_adapters")
         try:
             async with asyncio.timeout(KNOWN_WITHIN_S):
                 while not condition():  # noqa: ASYNC110
@@ -191,6 +196,8 @@ class AdapterLoader:
 
     def _base(self, base: str | None) -> str:
         """Raises InvalidParameter."""
+        if not self._engine.models:
+            raise NotReady("no engine is connected")
         bases = [name for name, engine in self._engine.models.items() if not isinstance(engine, AdapterModel)]
         if base is None and len(bases) == 1:
             return bases[0]

@@ -68,6 +68,7 @@ class RemoteEngine:
         self._hold_timeout_s = hold_timeout_s
         self._on_step, self._on_end, self._on_lost = on_step, on_end, on_lost
         self._text: ModelText | None = None
+        self._adapters: dict[str, str] = {}  # digests by name: requests wait for engines that start again
         self._state: EngineState | None = None  # of the engine that was heard last
         self._defaults = SamplingDefaults()
         self._live: dict[Seq, RoutedStream] = {}
@@ -295,9 +296,9 @@ class RemoteEngine:
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        welcomes = [link.welcome for link in self.links if link.welcome is not None]
-        adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
-        named = {name: cast(Engine, AdapterModel(self, name, digest)) for name, digest in adapters.items()}
+        if welcomes := [link.welcome for link in self.links if link.welcome is not None]:
+            self._adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
+        named = {name: cast(Engine, AdapterModel(self, name, digest)) for name, digest in self._adapters.items()}
         return {self.model_id: self, **named}
 
     @property

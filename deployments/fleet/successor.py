@@ -30,6 +30,7 @@ _SAME: Final = (
     "batch_invariant",
     "lora_adapters",
     "lora_root",
+    "max_lora_rank",
 )
 
 

@@ -13,10 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.api_keys import ApiKeys
 from deployments.http.hosts import AllowedHosts
 from deployments.http.routing import route_path
-from deployments.openai.errors import HostNotAllowed, Unauthorized, error_response
+from deployments.openai.errors import AdminKeyRequired, HostNotAllowed, Unauthorized, error_response
 from llama_core.errors import LlamaError
 
 PROBE_PATHS = frozenset({"/health", "/ping", "/ready"})  # load balancers and Kubernetes send no key, and any Host
+ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})  # 404 without admin keys
 PAGE_PATHS = frozenset({"/", "/docs"})  # makes browsers ask for a password, which they send with the page's requests
 
 
@@ -24,7 +25,7 @@ class AccessGuard:
     """Answers 401 to a request without a valid key, and, where no keys are configured, 403 to one for an unknown host.
 
     Sets `request.state.is_trusted`: the request has a key or names an allowed host. `request.state.owner`: the key's owner.
-    `request.state.is_admin`: it has an admin key, which is an API key too.
+    An admin key is an API key too, and the only one that `ADMIN_PATHS` accept.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class AccessGuard:
         self._app = app
         self._keys = keys
         self._admin_keys = admin_keys
+        self._admin_paths = ADMIN_PATHS if admin_keys.are_required else frozenset()
         self._hosts = hosts
         self._on_refused = on_refused
 
@@ -52,7 +54,6 @@ class AccessGuard:
         state = scope.setdefault("state", {})
         key = key_of(scope["headers"])
         admin = self._admin_keys.owner_of(key)
-        state["is_admin"] = admin is not None
         if self._keys.are_required:
             owner = self._keys.owner_of(key) or admin
             is_trusted = owner is not None
@@ -61,15 +62,19 @@ class AccessGuard:
         else:
             is_trusted = self._hosts.allow(scope["headers"])
         state["is_trusted"] = is_trusted
-        if is_trusted or (scope["type"] == "http" and route_path(scope) in PROBE_PATHS):
+        path = route_path(scope) if scope["type"] == "http" else ""
+        is_admitted = is_trusted and (admin is not None or path not in self._admin_paths)
+        if is_admitted or path in PROBE_PATHS:
             return self._app
         if scope["type"] == "websocket":
             return _close_websocket
-        error, headers = self._refusal(scope)
+        error, headers = self._refusal(scope, is_trusted)
         self._on_refused(scope, error)
         return error_response(error, scope, headers)
 
-    def _refusal(self, scope: Scope) -> tuple[LlamaError, dict[str, str]]:
+    def _refusal(self, scope: Scope, is_trusted: bool) -> tuple[LlamaError, dict[str, str]]:
+        if is_trusted:
+            return AdminKeyRequired("An admin key is required, one of the server's LLAMA_ADMIN_KEYS."), {}
         if self._keys.are_required:
             is_page = route_path(scope) in PAGE_PATHS
             challenge = 'Basic realm="API key as password"' if is_page else "Bearer"

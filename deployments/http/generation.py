@@ -160,7 +160,7 @@ class _GenerationRequest:
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
                 self._body = kept.body
-                self._engine = engine_of(endpoint.engine, getattr(self._body, "model", None))
+                self._engine = kept.engine  # whose adapter may have been unloaded since
                 return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))

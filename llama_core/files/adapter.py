@@ -22,6 +22,8 @@ from llama_core.model_weights import WeightSpec, weight_specs
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_LORA_RANK: Final = 128
 MAX_SCALE: Final = 1e6
+_MAX_CONFIG_BYTES: Final = 1_000_000
+_MAX_QUANTIFIERS: Final = 3  # of a key in a pattern: a match of many takes exponential time
 _PREFIX: Final = "base_model.model."
 _DTYPES: Final = ("F32", "BF16", "F16")
 # Fields of PEFT's LoraConfig that change the computation, with what they must be where they are given.
@@ -72,10 +74,13 @@ def open_adapter(folder: str | Path, model: ModelConfig, max_rank: int) -> Adapt
     """
     directory = Path(folder)
     config, weights = directory / CONFIG, directory / WEIGHTS
-    given = Fields(read_object(config), str(config))
-    _check_supported(given)
     if not weights.exists() and (directory / "adapter_model.bin").exists():
         raise ConfigError(f"{weights}: no such file; adapter_model.bin is not read: save_pretrained writes safetensors")
+    for file in (config, weights):
+        if not file.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{file}: no such file")
+    given = Fields(read_object(config, _MAX_CONFIG_BYTES), str(config))
+    _check_supported(given)
     pairs = _pairs(given, {each.name: each for each in read_header(weights)}, weight_specs(model), weights, max_rank)
     digest = CheckpointDigest(tuple((file.name, sha256_of(file)) for file in (config, weights)))
     return Adapter(str(directory), digest.value, pairs)
@@ -142,6 +147,10 @@ def _of_module(given: Fields, field: str, module: str) -> Any:
     pattern = given.given.get(field, {})
     if not isinstance(pattern, dict) or any(not _is_positive(each) for each in pattern.values()):
         raise given.wrong(field, "an object of positive numbers")
+    if any(len(re.findall(r"[*+?{]", key)) > _MAX_QUANTIFIERS or re.search(r"\)[*+{]", key) for key in pattern):
+        raise ConfigError(
+            f"{given.source}: field {field!r}: a key repeats a group, or has more than {_MAX_QUANTIFIERS} quantifiers"
+        )
     try:
         return next((each for key, each in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), None)
     except (re.error, OverflowError, RecursionError) as error:

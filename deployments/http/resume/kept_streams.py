@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deployments.engine.interface import TokenStream
+from deployments.engine.interface import Engine, TokenStream
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
 from deployments.observe.metrics import Metrics
@@ -56,6 +56,7 @@ class KeptStream:
 
     key: StreamKey
     digest: bytes
+    engine: Engine
     plan: Plan
     body: Body | None = None
     num_body_bytes: int = 0

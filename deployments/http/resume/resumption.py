@@ -70,7 +70,7 @@ class Resumption:
         if stream is None:
             if self._last_event:
                 self._streams.metrics.resumed_streams.add(source="computed")
-            stream = KeptStream(self._key, self._digest, plan, self._body, self._num_body_bytes)
+            stream = KeptStream(self._key, self._digest, engine, plan, self._body, self._num_body_bytes)
             self._streams.begin(stream, self.reader)
         else:
             self._streams.take(stream, self.reader)

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
+from shutil import copytree
 from typing import Any, cast
 
 import pytest
@@ -39,10 +41,13 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> FleetOfEngines:
     entries: dict[str, Entry] = {}
     fleet = FleetOfEngines(seeded)
 
-    def store(model: str, name: str, entry: Entry | None) -> None:
-        entries.pop(name, None)
-        if entry is not None:
+    def store(model: str, name: str, entry: Entry | None, *, replaces: bool = True) -> bool:
+        if entry is None:
+            del entries[name]
+        elif replaces or name not in entries:
             entries[name] = entry
+            return True
+        return False
 
     async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
         return [await getattr(engine, method)(*args) for engine in fleet.engines]
@@ -65,14 +70,18 @@ async def test_a_loaded_adapter_reaches_every_engine_and_its_streams_move_with_i
     fleet: FleetOfEngines, root: Path
 ) -> None:
     async with fleet:
-        first = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         await AdapterLoader(fleet.fleet, ENGINE).load("poet", "poet", None, replaces=False)
         assert all(set(engine.service.adapters) == {"poet"} for engine in fleet.engines)
         streams = [await begin(fleet, "poet"), await begin(fleet, "poet")]
-        first.die()
+        for engine in fleet.engines:
+            engine.die()
+        await until(lambda: not fleet.fleet.describe().engines)
+        late = asyncio.create_task(begin(fleet, "poet"))  # waits for an engine
         third = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         assert set(third.service.adapters) == {"poet"}
+        streams.append(await late)
         tokens = [await read(stream) for stream in streams]
         assert tokens == [expected_output(stream.sequence) for stream in streams]
 
@@ -106,17 +115,42 @@ async def test_a_loaded_adapter_is_replaced_in_place_alone(fleet: FleetOfEngines
         assert engine.service.adapters["poet"] != before
 
 
-@pytest.mark.parametrize("folder", ["../outside", "/", "link", "missing", "po\0et"])
+async def test_of_two_loads_of_one_name_at_once_one_is_refused(fleet: FleetOfEngines, root: Path) -> None:
+    async with fleet:
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        both = [loader.load("poet", folder, None, replaces=False) for folder in ("poet", "clerk")]
+        results = await asyncio.gather(*both, return_exceptions=True)
+        assert {type(result) for result in results} == {InvalidParameter, type(None)}
+        assert set(fleet.fleet.models) == {"demo", "poet"}
+
+
+async def test_the_same_content_in_another_folder_is_read_there(fleet: FleetOfEngines, root: Path) -> None:
+    copytree(root / "poet", root / "copy")
+    async with fleet:
+        engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        await loader.load("poet", "poet", None, replaces=False)
+        await loader.load("poet", "copy", None, replaces=True)
+        assert list(engine.service.adapter_folders.values()) == [str(root / "copy")]
+
+
+@pytest.mark.parametrize("folder", ["../outside", "/", "link", "linked files", "pipe", "missing", "po\0et"])
 async def test_a_folder_outside_of_lora_root_or_without_an_adapter_is_refused(
     fleet: FleetOfEngines, root: Path, folder: str
 ) -> None:
     adapters.write(root.parent / "outside", GOLDEN / "mp1", adapters.SHAPES["all"])
     (root / "link").symlink_to(root.parent / "outside")
+    for name in ("linked files", "pipe"):
+        (root / name).mkdir()
+    for file in (root.parent / "outside").iterdir():
+        (root / "linked files" / file.name).symlink_to(file)
+    os.mkfifo(root / "pipe" / "adapter_config.json")
     async with fleet:
         engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         with pytest.raises(InvalidParameter) as caught:
             await AdapterLoader(fleet.fleet, ENGINE).load("poet", folder, None, replaces=False)
-        assert str(root.parent) not in caught.value.message or folder == "missing"
+        assert str(root.parent) not in caught.value.message
         assert not engine.service.adapters
 
 

@@ -63,6 +63,8 @@ def test_the_factor_is_that_of_peft(tmp_path: Path, fields: dict[str, Any], scal
         ({"r": 3}, r"lora_A.weight has shape \[2, .*expected \[3, "),
         ({"lora_alpha": None}, "'lora_alpha' is missing"),
         ({"rank_pattern": {"(": 2}}, "'rank_pattern': not a regular expression"),
+        ({"rank_pattern": {"(([a-z_]|[a-z_.0-9])+)+X": 2}}, "repeats a group"),
+        ({"alpha_pattern": {".*.*.*.*X": 2}}, "more than 3 quantifiers"),
         ({"alpha_pattern": {"q_proj": "2"}}, "'alpha_pattern' must be an object of positive numbers"),
         ({"layers_to_transform": [1]}, "'layers_to_transform' leaves out"),
     ],
@@ -100,6 +102,11 @@ def test_a_higher_rank_than_allowed_is_refused_with_the_remedy(tmp_path: Path) -
 
 def test_damaged_and_absent_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter_config\.json: no such file"):
+        open_adapter(tmp_path, MODEL, 16)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(" " * 2_000_000)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json: has more than 1000000 bytes"):
         open_adapter(tmp_path, MODEL, 16)
     weights = write(tmp_path) / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from deployments.engine.interface import Engine
 from deployments.http.choices import Choices
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
@@ -48,7 +49,7 @@ class Store:
     def begin(self, name: str, owner: str = "", num_bytes: int = 1900) -> tuple[KeptStream, Reader]:
         """A new stream that is being read."""
         plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
-        stream, reader = KeptStream(StreamKey(owner, "/v1/completions", name), b"", plan), Reader()
+        stream, reader = KeptStream(StreamKey(owner, "/v1/completions", name), b"", cast(Engine, None), plan), Reader()
         self.kept.begin(stream, reader)
         stream.choices = cast(Choices, FakeChoices(num_bytes))
         return stream, reader

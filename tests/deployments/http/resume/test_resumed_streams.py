@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
+from deployments.engine.interface import Engine
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume.kept_streams import KeepLimits
@@ -122,6 +123,22 @@ async def test_tool_calls_of_every_api_are_cut_between_any_two_events(path: str)
     elif path == "/v1/responses":
         body = {"input": "Hello", "stream": True, "tools": [{"type": "function", "name": tool.name, "parameters": {}}]}
     assert await equals_uncut_at_every_event(engine, body, path) > 10
+
+
+async def test_a_kept_stream_is_resumed_after_its_adapter_is_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: dict[str, Engine] = {}
+    monkeypatch.setattr(LoopEngine, "models", models)
+    async with LoopEngine().running() as engine:
+        models |= {"base": engine, "adapter": engine}
+        app, body = app_of(engine), BODY | {"model": "adapter"}
+        uncut = await call(app, body, "").end()
+        events = await cut(app, body, "a", 5)
+        del models["adapter"]
+        rest = await call(app, body, "a", id_of(events[-1])).end()
+        assert joined(events + rest) == joined(uncut)
+        new = call(app, body, "b")
+        await new.end()
+        assert new.status == 404
 
 
 async def test_a_disconnect_frees_every_block_and_resuming_computes_the_tokens_again() -> None:
