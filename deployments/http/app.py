@@ -15,10 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
 from deployments.http.adapter_routes import Loader, adapter_routes
-from deployments.http.auth import AccessGuard
+from deployments.http.auth import AccessGuard, AllowedHosts
 from deployments.http.generation import GenerationEndpoint
 from deployments.http.generation_kinds import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationKind
-from deployments.http.hosts import AllowedHosts
 from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.routes import MESSAGES, count_tokens_route
 from deployments.http.openapi import openapi_document
@@ -100,7 +99,7 @@ def build_http_app(
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
     loader: of adapters, for requests with one of `admin_keys`.
-    allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
+    allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none.
     cors_origins: origins of web pages that may call the server; none by default.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
     log_prompts: in the request log.

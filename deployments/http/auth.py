@@ -6,12 +6,14 @@ The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or a
 
 import base64
 import binascii
+import ipaddress
+import re
 from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
-from deployments.http.hosts import AllowedHosts
 from deployments.http.routing import route_path
 from deployments.openai.errors import AdminKeyRequired, HostNotAllowed, Unauthorized, error_response
 from llama_core.errors import LlamaError
@@ -19,6 +21,33 @@ from llama_core.errors import LlamaError
 PROBE_PATHS = frozenset({"/health", "/ping", "/ready"})  # load balancers and Kubernetes send no key, and any Host
 ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})  # 404 without admin keys
 PAGE_PATHS = frozenset({"/", "/docs"})  # makes browsers ask for a password, which they send with the page's requests
+LOCAL_NAMES = frozenset({"localhost"})
+_HOST = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<name>[^][:]+))(?::[0-9]*)?")  # all of it: a browser resolves all of it
+
+
+class AllowedHosts:
+    """IP addresses, `localhost`, and the given names, each with any port: what a Host header may have without API keys.
+
+    Without the check, a web page could reach a server on loopback by DNS rebinding: the attacker makes the page's own name
+    resolve to 127.0.0.1, and the browser takes the server for the page's origin. The attack needs a name: addresses are safe.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = LOCAL_NAMES | {name.strip().lower().rstrip(".") for name in names}
+        self._allows = lru_cache(maxsize=256)(self._is_allowed)  # a client repeats its Host with every request
+
+    def allow(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether every Host header is allowed. Browsers always send one, so a request without it is allowed."""
+        return all(self._allows(value) for name, value in headers if name == b"host")
+
+    def _is_allowed(self, host: bytes) -> bool:
+        match = _HOST.fullmatch(host.decode("latin-1").strip().lower())
+        if match is None:
+            return False
+        if match["ipv6"] is not None:
+            return _is_address(match["ipv6"])
+        name = match["name"].rstrip(".")
+        return name in self._names or _is_address(name)
 
 
 class AccessGuard:
@@ -100,3 +129,11 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         except binascii.Error:
             return b""
     return found.get(b"x-api-key", b"")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
