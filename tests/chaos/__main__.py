@@ -24,10 +24,11 @@ from typing import Any
 
 import httpx
 
+from tests.chaos.asks import KINDS as REQUESTS
+from tests.chaos.asks import asks
 from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
-from tests.chaos.load import KINDS as REQUESTS
-from tests.chaos.load import Streams, asks
+from tests.chaos.load import Streams
 from tests.support.rank_faults import Kind, Phase
 from tests.support.server import Server, served
 

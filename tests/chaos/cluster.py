@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -19,14 +20,22 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from deployments.args import resolve
+from tests.chaos.asks import KINDS as REQUESTS_OF_ONE_ENGINE
+from tests.chaos.asks import asks
 from tests.chaos.from_outside import spread
-from tests.chaos.load import KINDS as REQUESTS_OF_ONE_ENGINE
-from tests.chaos.load import Streams, asks
+from tests.chaos.load import Streams
 from tests.chaos.nodes import MODEL, Nodes
+from tests.support import adapters
 from tests.support.main_thread import MainThread
 from tests.support.ray_nodes import few_processes
+from tests.support.waiting import until_true
 
-REQUESTS: Final = (*REQUESTS_OF_ONE_ENGINE, "four choices")
+REQUESTS: Final = (*REQUESTS_OF_ONE_ENGINE, "four choices", "adapter")
+SHORT: Final = ("stop", "whole", "tool call", "cut")  # kinds of requests that cannot be read slowly
+ADAPTERS: Final = ("all", "stabilized", "patterns")
+MAX_LORAS: Final = 2  # of an engine: an adapter replaces another one, or waits
+SLOW_SHARE: Final = 0.1  # of --num-streams, where some clients are slow
 SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
 KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front", "front_down")
 
@@ -41,24 +50,63 @@ class Fault:
     is_alone: bool
 
 
-async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namespace) -> tuple[list[Fault], Streams]:
-    """The faults, and the streams beside which they happened."""
-    requests = asks(options.streams, MODEL, options.max_tokens, kinds=options.requests)
-    streams = Streams(nodes.url, requests, options.streams, return_="front" in options.kinds)
-    await streams.learn()
-    streams.start()
-    faults: list[Fault] = []
+@dataclass
+class Course:
+    """What happened. memory: of each front's process, resident MB every 10 s."""
+
+    faults: list[Fault]
+    streams: Streams
+    slow: Streams
+    memory: dict[int, list[int]]
+
+    async def reach(self, share: float, num_streams: int) -> None:
+        """Wait until this share of the streams has been answered."""
+        num_slow = SLOW_SHARE * num_streams if self.slow.num_clients else 0.0
+        fast, slow = share * (num_streams - num_slow), share * num_slow
+
+        def is_reached() -> bool:
+            return self.streams.num_answers >= fast and self.slow.num_answers >= slow
+
+        await until_true(f"{share:.0%} of the streams are answered", is_reached, 3600.0)
+
+
+async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namespace) -> Course:
+    returns, kinds = "front" in options.kinds, options.requests
+    requests = asks(options.streams, MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
+    streams = Streams(nodes.url, requests, options.streams, return_=returns)
+    kinds = [kind for kind in kinds if kind not in SHORT]
+    requests = asks(min(options.slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, ADAPTERS)
+    slow = Streams(nodes.url, requests, options.slow, return_=returns, lasts_s=options.slow_s)
+    course = Course([], streams, slow, {})
+    for each in (streams, slow):
+        await each.learn(MODEL)
+        each.start()
+    watching = asyncio.create_task(_watch_memory(nodes, course.memory))
+    faults = course.faults
     is_settled, draw = True, nodes.draw
     rounds = [draw.sample(options.kinds, len(options.kinds)) for _ in range(options.faults)]
     for kind in list(chain(*rounds))[: options.faults]:
         await asyncio.sleep(draw.uniform(0.5, options.pause))
+        await course.reach((len(faults) + 0.5) / options.faults, options.num_streams)
         settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
         began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
         faults.append(Fault(kind, began, time.time(), is_settled and settles))
         is_settled = settles
-        print(f"{len(faults)} {kind}: {time.time() - began:.1f} s", file=sys.stderr, flush=True)
-    await streams.stop()
-    return faults, streams
+        failed = sum(len(each.lost) + len(each.differing) for each in (streams, slow))
+        answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {failed} failed"
+        print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
+    await course.reach(1.0, options.num_streams)
+    await asyncio.gather(streams.stop(), slow.stop())
+    watching.cancel()
+    await asyncio.wait([watching])
+    return course
+
+
+async def _watch_memory(nodes: Nodes, memory: dict[int, list[int]]) -> None:
+    while True:
+        for pid, mb in (await asyncio.to_thread(nodes.memory_of_fronts)).items():
+            memory.setdefault(pid, []).append(mb)
+        await asyncio.sleep(10.0)
 
 
 def pauses(fault: Fault, streams: Streams, until: float) -> list[float]:
@@ -87,25 +135,42 @@ def summary(faults: Sequence[Fault], streams: Streams) -> dict[str, Any]:
     }
 
 
-def report(faults: list[Fault], streams: Streams) -> dict[str, Any]:
+def report(course: Course) -> dict[str, Any]:
+    faults, streams, slow = course.faults, course.streams, course.slow
     kinds = Counter(fault.kind for fault in faults)
+    lost, differing = streams.lost + slow.lost, streams.differing + slow.differing
     return {
         "faults": len(faults),
         "kinds": dict(kinds),
-        "answers": streams.num_answers,
+        "answers": streams.num_answers + slow.num_answers,
         "endings": streams.endings(),
-        "lost": len(streams.lost),
-        "differing": len(streams.differing),
-        "doubled": streams.num_doubled,
-        "examples": (streams.lost + streams.differing)[:10],
+        "lost": len(lost),
+        "differing": len(differing),
+        "doubled": streams.num_doubled + slow.num_doubled,
+        "examples": (lost + differing)[:10],
+        "slow answers": {"least": round(min(slow.lasted, default=0.0), 1), "seconds": spread(slow.lasted)},
+        "fronts MB": {
+            pid: {
+                "first": mb[0],
+                "median": round(statistics.median(mb)),
+                "last": mb[-1],
+                "max": max(mb),
+                "count": len(mb),
+            }
+            for pid, mb in course.memory.items()
+        },
         "single faults": summary([fault for fault in faults if fault.kind in SINGLE], streams),
     } | {kind: summary([fault for fault in faults if fault.kind == kind], streams) for kind in kinds}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    engine = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # a node has one CPU
+    engine: dict[str, Any] = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # a node has one CPU
     main_thread = MainThread()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
+        folders = {each: str(Path(name, "adapters", each)) for each in ADAPTERS if "adapter" in options.requests}
+        for each, folder in folders.items():
+            adapters.write(Path(folder), resolve("demo"), adapters.SHAPES[each])
+        engine |= {"max_seq_len": options.max_seq_len, "lora_adapters": folders, "max_loras": MAX_LORAS}
         nodes = Nodes(
             Path(name), options.engines, random.Random(options.seed), max_batch_size=options.max_batch_size, **engine
         )
@@ -113,7 +178,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             with ThreadPoolExecutor(1) as pool:
                 striking = pool.submit(asyncio.run, strike(nodes, main_thread, options))
                 main_thread.serve_until(striking)
-            return report(*striking.result())
+            return report(striking.result())
         finally:
             if options.log:
                 options.log.write_text(nodes.logs())
@@ -128,6 +193,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2, help="of an engine")
     parser.add_argument("--max-batch-size", type=int, default=128, help="of an engine; by default one has room for all")
     parser.add_argument("--max-tokens", type=int, default=1000)
+    parser.add_argument("--max-seq-len", type=int, default=2048)
+    parser.add_argument("--num-streams", type=int, default=0, help="answers at least, with the faults spread over them")
+    parser.add_argument(
+        "--slow", type=int, default=0, help="further clients, which read slowly a tenth of --num-streams"
+    )
+    parser.add_argument("--slow-s", type=float, default=125.0, help="seconds that each of their streams lasts")
+    parser.add_argument("--slow-tokens", type=int, default=1000, help="--max-tokens of theirs")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
     parser.add_argument(
         "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"

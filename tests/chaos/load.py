@@ -3,42 +3,19 @@
 import asyncio
 import json
 import random
+import socket
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
-TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
-KINDS = (
-    *("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties", "cut"),
-    "tool call",
-)
-# An answer that no limit of tokens in these tests completes: it must be followed for as long as the stream lives.
-LONG_LIST = {
-    "type": "array",
-    "minItems": 500,
-    "items": {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 9}, "n": {"type": "integer"}},
-        "required": ["name", "n"],
-    },
-}
-# A short one, because its schema is part of the prompt.
-NUMBERS = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 1}}}
-TOOL = {"type": "function", "function": {"name": "play", "parameters": NUMBERS | {"required": ["n"]}}}
+from tests.chaos.asks import Ask
 
-
-@dataclass(frozen=True)
-class Ask:
-    """One request; `path` and `body` as sent."""
-
-    kind: str
-    path: str
-    body: dict[str, Any]
+LONGEST_WAIT_S = 5.0  # the server ends a client that reads nothing for 30 s
+SLOW_CLIENTS_BUFFER = 64 * 2**10  # bytes that the kernel receives for a slow client
 
 
 @dataclass
@@ -58,50 +35,21 @@ class Heard:
         return (self.texts, self.logprobs, self.finish_reasons, self.num_tokens, self.done, self.error)
 
 
-def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Ask]:
-    """Requests of the kinds in turn, with different prompts."""
-    draw = random.Random(seed)
-    result = []
-    for i in range(count):
-        kind = kinds[i % len(kinds)]
-        prompt = " ".join(draw.choices(TALE.split(), k=draw.randint(4, 40)))
-        body: dict[str, Any] = {"model": model, "max_tokens": draw.randint(max_tokens // 2, max_tokens), "stream": True}
-        body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
-        path = "/v1/completions"
-        if kind in ("seeded", "two choices", "four choices", "cut"):
-            body |= {"temperature": 0.9, "top_p": 0.95, "seed": draw.randrange(2**31)}
-        if kind == "logprobs":
-            body |= {"logprobs": 2}
-        if kind == "stop":
-            body |= {"stop": [" and ", "dog"]}
-        if kind in ("two choices", "cut"):
-            body |= {"n": 2}
-        if kind == "four choices":
-            body |= {"n": 4}
-        if kind in ("schema", "tool call"):
-            del body["ignore_eos"]  # an answer with a grammar ends where the grammar does
-            body |= {"temperature": 1.0, "seed": draw.randrange(2**31)}
-        if kind == "schema":
-            body |= {"structured_outputs": {"json": LONG_LIST}}
-        if kind == "tool call":
-            prompt = " ".join(prompt.split()[:6])  # the tool's description is longer
-            body |= {"tools": [TOOL], "tool_choice": "required", "max_tokens": min(body["max_tokens"], 100)}
-        if kind == "penalties":
-            body |= {"temperature": 0.8, "seed": draw.randrange(2**31), "repetition_penalty": 1.3, "min_p": 0.02}
-            body |= {"presence_penalty": 0.5, "frequency_penalty": 0.3, "logit_bias": {"300": -5}, "bad_words": ["dog"]}
-        if kind == "whole":
-            body |= {"stream": False}
-            del body["stream_options"]
-        if kind in ("chat", "tool call"):
-            path = "/v1/chat/completions"
-            body |= {"messages": [{"role": "user", "content": prompt}]}
-        else:
-            body |= {"prompt": prompt}
-        result.append(Ask(kind, path, body))
-    return result
+class Pace:
+    """Of a client that reads an answer of `num_chars` over `lasts_s` seconds."""
+
+    def __init__(self, num_chars: int, lasts_s: float) -> None:
+        self._began, self._s_per_char = time.monotonic(), lasts_s / num_chars
+
+    async def wait(self, heard: Heard) -> None:
+        """Until the time of what has been read."""
+        due = self._began + self._s_per_char * sum(map(len, heard.texts.values()))
+        await asyncio.sleep(min(due - time.monotonic(), LONGEST_WAIT_S))
 
 
-async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, *, returns: bool = False) -> Heard:
+async def hear(
+    client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, *, returns: bool = False, pace: Pace | None = None
+) -> Heard:
     """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive.
 
     returns: after a broken connection, and where no replica has answered, ask again, for the rest.
@@ -109,7 +57,7 @@ async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, 
     heard = heard or Heard()
     cuts = Cuts(breaks=ask.kind == "cut") if returns or ask.kind == "cut" else None
     try:
-        while not await _hear_connection(client, ask, heard, cuts, returns=returns):  # noqa: ASYNC110
+        while not await _hear_connection(client, ask, heard, cuts, pace, returns=returns):  # noqa: ASYNC110
             await asyncio.sleep(0.1 * returns)
     except (httpx.HTTPError, ValueError) as error:
         heard.error = f"{type(error).__name__}: {error}"
@@ -140,12 +88,12 @@ class Cuts:
 
 
 async def _hear_connection(
-    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, *, returns: bool
+    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, pace: Pace | None, *, returns: bool
 ) -> bool:
     """Ask once. Returns False if the client is to ask again."""
     try:
         if ask.body["stream"]:
-            is_over = await _hear_stream(client, ask, heard, cuts)
+            is_over = await _hear_stream(client, ask, heard, cuts, pace)
         else:
             is_over = await _hear_whole(client, ask, heard)
     except httpx.TransportError:
@@ -167,7 +115,7 @@ async def _hear_whole(client: httpx.AsyncClient, ask: Ask, heard: Heard) -> bool
     return True
 
 
-async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None) -> bool:
+async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, pace: Pace | None) -> bool:
     """Read the events of one connection. Returns False if the client cut it."""
     headers = {} if cuts is None else cuts.begin()
     async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
@@ -192,6 +140,8 @@ async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: 
                 heard.error = event["error"]["message"]
                 continue
             _take(heard, event)
+            if pace is not None:
+                await pace.wait(heard)
     return True
 
 
@@ -216,12 +166,18 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
 class Streams:
     """Clients that each send one request after the other until `stop`. Answers that differ from `expected` are kept."""
 
-    def __init__(self, url: str, requests: list[Ask], num_clients: int, *, return_: bool = False) -> None:
-        """return_: the clients come back after a broken connection."""
+    def __init__(
+        self, url: str, requests: list[Ask], num_clients: int, *, return_: bool = False, lasts_s: float = 0.0
+    ) -> None:
+        """return_: the clients come back after a broken connection. lasts_s: they read each answer so slowly."""
         limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
-        self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0), limits=limits, trust_env=False)
+        buffer = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_CLIENTS_BUFFER)] if lasts_s else None
+        transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=buffer)
+        self._client = httpx.AsyncClient(
+            base_url=url, timeout=httpx.Timeout(120.0), transport=transport, trust_env=False
+        )
         self._requests = requests
-        self._num_clients, self._return = num_clients, return_
+        self.num_clients, self._return, self._lasts_s = num_clients, return_, lasts_s
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self.expected: list[Heard] = []
@@ -229,13 +185,17 @@ class Streams:
         self.lost: list[str] = []
         self.differing: list[str] = []
         self.num_doubled = 0  # of those that differ, answers with more tokens than expected
+        self.lasted: list[float] = []  # seconds, of each answer
         self.times: deque[list[float]] = deque(maxlen=20_000)  # of the latest answered stream of each client
 
-    async def learn(self) -> None:
-        """Record the answer to each request before any fault."""
+    async def learn(self, base: str = "") -> None:
+        """Record the answer to each request before any fault. base: the model that adapters change."""
         self.expected = await asyncio.gather(*(hear(self._client, ask) for ask in self._requests))
         for ask, heard in zip(self._requests, self.expected, strict=True):
             assert heard.error is None and heard.done, f"{ask.kind}: {heard.error}"
+            if ask.kind == "adapter":
+                of_base = await hear(self._client, replace(ask, body=ask.body | {"model": base}))
+                assert of_base.done and of_base.texts != heard.texts, f"{ask.body['model']} changes nothing"
 
     def endings(self) -> dict[str, int]:
         """How many of the undisturbed answers of each kind ended for which reason."""
@@ -243,12 +203,14 @@ class Streams:
         return Counter(f"{ask.kind}: {reason}" for ask, heard in pairs for reason in heard.finish_reasons.values())
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self._num_clients)]
+        self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self.num_clients)]
 
-    async def stop(self, within_s: float = 120.0) -> None:
+    async def stop(self) -> None:
         """Wait for the live answers. Those that do not end are lost."""
         self._stopping = True
-        ended, left = await asyncio.wait(self._tasks, timeout=within_s)
+        if not self._tasks:
+            return
+        ended, left = await asyncio.wait(self._tasks, timeout=120.0 + self._lasts_s)
         for task in left:
             task.cancel()
         await asyncio.gather(*ended)
@@ -258,12 +220,15 @@ class Streams:
     async def _ask_on(self, number: int) -> None:
         while not self._stopping:
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
+            began = time.monotonic()
+            pace = Pace(sum(map(len, expected.texts.values())), self._lasts_s) if self._lasts_s else None
             try:
-                heard = await hear(self._client, ask, returns=self._return)
+                heard = await hear(self._client, ask, returns=self._return, pace=pace)
             except asyncio.CancelledError:
                 self.lost.append(f"{ask.kind}: does not end")
                 raise
             self.num_answers += 1
+            self.lasted.append(time.monotonic() - began)
             if ask.kind != "cut":  # such a client pauses by itself
                 self.times.append(heard.times)
             if heard.error is not None or not heard.done:
@@ -272,5 +237,5 @@ class Streams:
             elif heard.content != expected.content:
                 self.num_doubled += heard.num_tokens > expected.num_tokens
                 self.differing.append(f"{ask.kind}: {heard.content!r:.400} instead of {expected.content!r:.400}")
-            number += self._num_clients + 1
+            number += self.num_clients + 1
             await asyncio.sleep(0)

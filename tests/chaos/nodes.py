@@ -25,7 +25,8 @@ from tests.support.waiting import wait_until
 
 NUM_FRONTS: Final = 2
 MODEL: Final = "llama-demo"
-SETTLED_WITHIN_S: Final = 120.0
+SETTLED_WITHIN_S: Final = 420.0  # a front that leaves keeps its place until its streams have ended
+DRAIN_TIMEOUT_S: Final = 300.0  # of a front: longer than the slowest stream
 # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
 HEALTH_CHECKS: Final = {
     "health_check_period_ms": 1000,
@@ -72,6 +73,14 @@ class Nodes:
         files = sorted(self._directory.glob("**/logs/serve/*.log"))
         return "\n".join(f"==== {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
+    def memory_of_fronts(self) -> dict[int, int]:
+        """Resident MB by process, of fronts that leave too."""
+        found = {}
+        for pid in self._processes("ray::ServeReplica:llama:LlamaIngress"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[pid] = psutil.Process(pid).memory_info().rss // 2**20
+        return found
+
     def change(self, num_engines: int, num_fronts: int = NUM_FRONTS, **engine_args: Any) -> None:
         """Deploy, and wait until it has happened. engine_args: arguments that change, for new engines."""
         others: frozenset[str] = self.settle() if engine_args else frozenset()
@@ -83,7 +92,7 @@ class Nodes:
         # All nodes have one address, so HAProxy runs on the head only.
         config: dict[str, Any] = {"proxy_location": "HeadOnly", "http_options": http, "applications": []}
         for name, route, build, args, deployment in (
-            ("llama", "/", "build_ingress", {}, front),
+            ("llama", "/", "build_ingress", {"drain_timeout_s": DRAIN_TIMEOUT_S}, front),
             ("demo", None, "build_engine", self._engine_args, engine),
         ):
             place = {"name": name, "route_prefix": route, "import_path": f"deployments.app:{build}"}
@@ -207,7 +216,9 @@ class Nodes:
         return [pid for pid in process_tag.tagged_processes(self._tag) if name in _command(pid)]
 
     def _replica(self, application: str, deployment: str) -> int:
-        return self.draw.choice(_replicas(application, deployment))
+        # A controller that has just started again finds the replicas one after the other.
+        found = wait_until("Serve knows a replica", lambda: _replicas(application, deployment), SETTLED_WITHIN_S)
+        return self.draw.choice(found)
 
 
 def cut_connections(pid: int, port: int) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from tests.chaos.load import Ask, Heard, hear
+from tests.chaos.asks import Ask
+from tests.chaos.load import Heard, hear
 from tests.servers.test_broken_connections import REQUESTS, Client, client_of, comparable
 from tests.support.joined_events import id_of
 from tests.support.server import Server

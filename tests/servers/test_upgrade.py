@@ -15,7 +15,8 @@ import httpx
 import pytest
 import torch
 
-from tests.chaos.load import Ask, hear
+from tests.chaos.asks import Ask
+from tests.chaos.load import hear
 from tests.servers.conftest import CPUS_PER_RANK, SHARED_MEMORY_BEFORE, Malicious
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import REPOSITORY, environment
