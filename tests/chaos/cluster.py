@@ -5,16 +5,16 @@ python -m tests.chaos.cluster --faults 500 --streams 50 --json report.json
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ REQUESTS: Final = (*REQUESTS_OF_ONE_ENGINE, "four choices", "adapter")
 SHORT: Final = ("stop", "whole", "tool call", "cut")  # kinds of requests that cannot be read slowly
 ADAPTERS: Final = ("all", "stabilized", "patterns")
 MAX_LORAS: Final = 2  # of an engine: an adapter replaces another one, or waits
-SLOW_SHARE: Final = 0.1  # of --num-streams, where some clients are slow
+SLOW_STREAMS: Final = 0.1  # share of --num-streams, at least, where clients are slow
 SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
 KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front", "front_down")
 
@@ -52,42 +52,50 @@ class Fault:
 
 @dataclass
 class Course:
-    """What happened. memory: of each front's process, resident MB every 10 s."""
+    """What happened. memory: of the processes of fronts and engines, resident MB every 30 s."""
 
-    faults: list[Fault]
     streams: Streams
     slow: Streams
-    memory: dict[int, list[int]]
+    faults: list[Fault] = field(default_factory=list)
+    memory: dict[str, list[int]] = field(default_factory=dict)
 
-    async def reach(self, share: float, num_streams: int) -> None:
-        """Wait until this share of the streams has been answered."""
-        num_slow = SLOW_SHARE * num_streams if self.slow.num_clients else 0.0
-        fast, slow = share * (num_streams - num_slow), share * num_slow
+    async def answered(self, count: float) -> None:
+        """Wait for so many answers."""
+        num_slow = SLOW_STREAMS * count if self.slow.num_clients else 0.0
 
         def is_reached() -> bool:
-            return self.streams.num_answers >= fast and self.slow.num_answers >= slow
+            return self.streams.num_answers + self.slow.num_answers >= count and self.slow.num_answers >= num_slow
 
-        await until_true(f"{share:.0%} of the streams are answered", is_reached, 3600.0)
+        await until_true(f"{count:g} streams are answered", is_reached, 3600.0)
+
+    async def watch_memory(self, nodes: Nodes) -> None:
+        while True:
+            for process, mb in (await asyncio.to_thread(nodes.memory)).items():
+                self.memory.setdefault(process, []).append(mb)
+            await asyncio.sleep(30.0)
 
 
 async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namespace) -> Course:
     returns, kinds = "front" in options.kinds, options.requests
-    requests = asks(options.streams, MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
-    streams = Streams(nodes.url, requests, options.streams, return_=returns)
+    num_slow = round(options.slow * options.streams)
+    num_fast = options.streams - num_slow
+    requests = asks(num_fast, MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
+    streams = Streams(nodes.url, requests, num_fast, return_=returns)
     kinds = [kind for kind in kinds if kind not in SHORT]
-    requests = asks(min(options.slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, ADAPTERS)
-    slow = Streams(nodes.url, requests, options.slow, return_=returns, lasts_s=options.slow_s)
-    course = Course([], streams, slow, {})
+    requests = asks(min(num_slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, ADAPTERS)
+    slow = Streams(nodes.url, requests, num_slow, return_=returns, lasts_s=options.slow_s)
+    course = Course(streams, slow)
     for each in (streams, slow):
         await each.learn(MODEL)
+    for each in (streams, slow):
         each.start()
-    watching = asyncio.create_task(_watch_memory(nodes, course.memory))
+    watching = asyncio.create_task(course.watch_memory(nodes))
     faults = course.faults
     is_settled, draw = True, nodes.draw
     rounds = [draw.sample(options.kinds, len(options.kinds)) for _ in range(options.faults)]
     for kind in list(chain(*rounds))[: options.faults]:
         await asyncio.sleep(draw.uniform(0.5, options.pause))
-        await course.reach((len(faults) + 0.5) / options.faults, options.num_streams)
+        await course.answered((len(faults) + 0.5) / options.faults * options.num_streams)
         settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
         began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
         faults.append(Fault(kind, began, time.time(), is_settled and settles))
@@ -95,18 +103,12 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
         failed = sum(len(each.lost) + len(each.differing) for each in (streams, slow))
         answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {failed} failed"
         print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
-    await course.reach(1.0, options.num_streams)
+    await course.answered(options.num_streams)
     await asyncio.gather(streams.stop(), slow.stop())
     watching.cancel()
-    await asyncio.wait([watching])
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
     return course
-
-
-async def _watch_memory(nodes: Nodes, memory: dict[int, list[int]]) -> None:
-    while True:
-        for pid, mb in (await asyncio.to_thread(nodes.memory_of_fronts)).items():
-            memory.setdefault(pid, []).append(mb)
-        await asyncio.sleep(10.0)
 
 
 def pauses(fault: Fault, streams: Streams, until: float) -> list[float]:
@@ -149,28 +151,23 @@ def report(course: Course) -> dict[str, Any]:
         "doubled": streams.num_doubled + slow.num_doubled,
         "examples": (lost + differing)[:10],
         "slow answers": {"least": round(min(slow.lasted, default=0.0), 1), "seconds": spread(slow.lasted)},
-        "fronts MB": {
-            pid: {
-                "first": mb[0],
-                "median": round(statistics.median(mb)),
-                "last": mb[-1],
-                "max": max(mb),
-                "count": len(mb),
-            }
-            for pid, mb in course.memory.items()
-        },
+        "MB every 30 s": {process: " ".join(map(str, each)) for process, each in course.memory.items()},
         "single faults": summary([fault for fault in faults if fault.kind in SINGLE], streams),
     } | {kind: summary([fault for fault in faults if fault.kind == kind], streams) for kind in kinds}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    engine: dict[str, Any] = {"model_parallel_size": options.ranks, "cpus_per_rank": 1 / options.ranks}  # a node has one CPU
+    engine: dict[str, Any] = {
+        "model_parallel_size": options.ranks,
+        "cpus_per_rank": 1 / options.ranks,
+    }  # a node has one CPU
     main_thread = MainThread()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
         folders = {each: str(Path(name, "adapters", each)) for each in ADAPTERS if "adapter" in options.requests}
         for each, folder in folders.items():
             adapters.write(Path(folder), resolve("demo"), adapters.SHAPES[each])
-        engine |= {"max_seq_len": options.max_seq_len, "lora_adapters": folders, "max_loras": MAX_LORAS}
+        longest = 1048 + max(options.max_tokens, options.slow_tokens)
+        engine |= {"max_seq_len": longest, "lora_adapters": folders, "max_loras": MAX_LORAS}
         nodes = Nodes(
             Path(name), options.engines, random.Random(options.seed), max_batch_size=options.max_batch_size, **engine
         )
@@ -193,13 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2, help="of an engine")
     parser.add_argument("--max-batch-size", type=int, default=128, help="of an engine; by default one has room for all")
     parser.add_argument("--max-tokens", type=int, default=1000)
-    parser.add_argument("--max-seq-len", type=int, default=2048)
-    parser.add_argument("--num-streams", type=int, default=0, help="answers at least, with the faults spread over them")
-    parser.add_argument(
-        "--slow", type=int, default=0, help="further clients, which read slowly a tenth of --num-streams"
-    )
-    parser.add_argument("--slow-s", type=float, default=125.0, help="seconds that each of their streams lasts")
-    parser.add_argument("--slow-tokens", type=int, default=1000, help="--max-tokens of theirs")
+    parser.add_argument("--num-streams", type=int, default=0, help="answers, over which the faults are spread evenly")
+    parser.add_argument("--slow", type=float, default=0.0, help="share of the clients that read slowly")
+    parser.add_argument("--slow-s", type=float, default=125.0, help="seconds of a slow client's stream")
+    parser.add_argument("--slow-tokens", type=int, default=1000, help="--max-tokens of slow clients")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
     parser.add_argument(
         "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"

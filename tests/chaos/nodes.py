@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +42,7 @@ class Nodes:
 
     def __init__(self, directory: Path, num_engines: int, draw: random.Random, **engine_args: Any) -> None:
         self.num_engines, self.draw, self._directory = num_engines, draw, directory
-        self._engine_args: dict[str, Any] = {"model_id": MODEL, "ckpt_dir": "demo", "max_seq_len": 2048}
+        self._engine_args: dict[str, Any] = {"model_id": MODEL, "ckpt_dir": "demo"}
         self._engine_args |= {"max_queue": 1000, "spare_ranks": False} | engine_args
         self._tag, self._port = uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -73,12 +74,13 @@ class Nodes:
         files = sorted(self._directory.glob("**/logs/serve/*.log"))
         return "\n".join(f"==== {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
-    def memory_of_fronts(self) -> dict[int, int]:
-        """Resident MB by process, of fronts that leave too."""
+    def memory(self) -> dict[str, int]:
+        """Resident MB of fronts and engines, also of those that leave."""
         found = {}
-        for pid in self._processes("ray::ServeReplica:llama:LlamaIngress"):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found[pid] = psutil.Process(pid).memory_info().rss // 2**20
+        for deployment in ("LlamaIngress", "LlamaEngine"):
+            for pid in self._processes(f":{deployment}"):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found[f"{deployment} {pid}"] = psutil.Process(pid).memory_info().rss // 2**20
         return found
 
     def change(self, num_engines: int, num_fronts: int = NUM_FRONTS, **engine_args: Any) -> None:
@@ -146,11 +148,11 @@ class Nodes:
         self._engine_nodes.append(self._cluster.add_node(num_cpus=1))
 
     def rank(self) -> None:
-        self._kill(self.draw.choice(self._processes("ray::RankWorker")))
+        self._kill(self._one("a rank runs", lambda: self._processes("ray::RankWorker")))
 
     def cut(self) -> None:
         """The connections of one engine with some fronts are cut."""
-        engine = self.draw.choice(_broadcast("LlamaEngine", "demo", "invitation"))
+        engine = self._one("an engine answers", lambda: _broadcast("LlamaEngine", "demo", "invitation"))
         pids = _replicas("llama", "LlamaIngress")
         fronts = self.draw.sample(pids, self.draw.randint(1, len(pids)))
         self._strikes()
@@ -216,9 +218,11 @@ class Nodes:
         return [pid for pid in process_tag.tagged_processes(self._tag) if name in _command(pid)]
 
     def _replica(self, application: str, deployment: str) -> int:
-        # A controller that has just started again finds the replicas one after the other.
-        found = wait_until("Serve knows a replica", lambda: _replicas(application, deployment), SETTLED_WITHIN_S)
-        return self.draw.choice(found)
+        return int(self._one("a replica runs", lambda: _replicas(application, deployment)))
+
+    def _one(self, what: str, found: Callable[[], list[Any]]) -> Any:
+        """One of those found. After another fault there may be none for a while."""
+        return self.draw.choice(wait_until(what, found, SETTLED_WITHIN_S))
 
 
 def cut_connections(pid: int, port: int) -> None:

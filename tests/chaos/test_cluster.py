@@ -11,10 +11,12 @@ from tests.support.programs import REPOSITORY, environment
 
 pytestmark = pytest.mark.timeout(600)
 KINDS = ("engine", "cut", "rank", "down", "front", "controller")
+REQUESTS = ("adapter", "schema", "adapter", "two choices", "adapter", "tool call", "chat", "logprobs")
 
 
 def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) -> None:
-    flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--streams", "8", "--max-tokens", "300", "--pause", "1"]
+    flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--requests", *REQUESTS, "--max-tokens", "300"]
+    flags += ["--streams", "10", "--slow", "0.2", "--slow-s", "15", "--num-streams", "50", "--pause", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.cluster", *flags, "--json", str(tmp_path / "report.json")],
         cwd=REPOSITORY,
@@ -27,4 +29,5 @@ def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["lost"] == seen["differing"] == 0
-    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 8
+    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 50 and seen["endings"]["adapter: length"] == 3
+    assert seen["slow answers"]["least"] >= 15.0 and len(seen["MB every 30 s"]) >= 4
