@@ -79,7 +79,7 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     returns, kinds = "front" in options.kinds, options.requests
     num_slow = round(options.slow * options.streams)
     num_fast = options.streams - num_slow
-    requests = asks(num_fast, MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
+    requests = asks(max(num_fast, 3 * len(kinds)), MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
     streams = Streams(nodes.url, requests, num_fast, return_=returns)
     kinds = [kind for kind in kinds if kind not in SHORT]
     requests = asks(min(num_slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, ADAPTERS)

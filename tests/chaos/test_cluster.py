@@ -29,5 +29,5 @@ def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["lost"] == seen["differing"] == 0
-    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 50 and seen["endings"]["adapter: length"] == 3
+    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 50 and seen["endings"]["adapter: length"] >= 3
     assert seen["slow answers"]["least"] >= 15.0 and len(seen["MB every 30 s"]) >= 4
