@@ -29,35 +29,25 @@ class Heard:
     done: bool = False
     error: str | None = None
     times: list[float] = field(default_factory=list)  # of time.time()
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def content(self) -> tuple[object, ...]:
         return (self.texts, self.logprobs, self.finish_reasons, self.num_tokens, self.done, self.error)
 
 
-class Pace:
-    """Of a client that reads an answer of `num_chars` over `lasts_s` seconds."""
-
-    def __init__(self, num_chars: int, lasts_s: float) -> None:
-        self._began, self._s_per_char = time.monotonic(), lasts_s / num_chars
-
-    async def wait(self, heard: Heard) -> None:
-        """Until the time of what has been read."""
-        due = self._began + self._s_per_char * sum(map(len, heard.texts.values()))
-        await asyncio.sleep(min(due - time.monotonic(), LONGEST_WAIT_S))
-
-
 async def hear(
-    client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, *, returns: bool = False, pace: Pace | None = None
+    client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None, *, returns: bool = False, s_per_char: float = 0.0
 ) -> Heard:
     """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive.
 
-    returns: after a broken connection, and where no replica has answered, ask again, for the rest.
+    returns: after a broken connection, and where no replica has answered, ask again, for the rest. s_per_char: of a slow
+    reader.
     """
     heard = heard or Heard()
     cuts = Cuts(breaks=ask.kind == "cut") if returns or ask.kind == "cut" else None
     try:
-        while not await _hear_connection(client, ask, heard, cuts, pace, returns=returns):  # noqa: ASYNC110
+        while not await _hear_connection(client, ask, heard, cuts, s_per_char, returns=returns):  # noqa: ASYNC110
             await asyncio.sleep(0.1 * returns)
     except (httpx.HTTPError, ValueError) as error:
         heard.error = f"{type(error).__name__}: {error}"
@@ -88,12 +78,12 @@ class Cuts:
 
 
 async def _hear_connection(
-    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, pace: Pace | None, *, returns: bool
+    client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, s_per_char: float, *, returns: bool
 ) -> bool:
     """Ask once. Returns False if the client is to ask again."""
     try:
         if ask.body["stream"]:
-            is_over = await _hear_stream(client, ask, heard, cuts, pace)
+            is_over = await _hear_stream(client, ask, heard, cuts, s_per_char)
         else:
             is_over = await _hear_whole(client, ask, heard)
     except httpx.TransportError:
@@ -115,7 +105,7 @@ async def _hear_whole(client: httpx.AsyncClient, ask: Ask, heard: Heard) -> bool
     return True
 
 
-async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, pace: Pace | None) -> bool:
+async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, s_per_char: float) -> bool:
     """Read the events of one connection. Returns False if the client cut it."""
     headers = {} if cuts is None else cuts.begin()
     async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
@@ -140,8 +130,9 @@ async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: 
                 heard.error = event["error"]["message"]
                 continue
             _take(heard, event)
-            if pace is not None:
-                await pace.wait(heard)
+            if s_per_char:
+                due = heard.began + s_per_char * sum(map(len, heard.texts.values()))
+                await asyncio.sleep(min(due - time.monotonic(), LONGEST_WAIT_S))
     return True
 
 
@@ -222,15 +213,14 @@ class Streams:
         await asyncio.sleep(self._lasts_s * number / self.num_clients)  # slow clients' streams do not end together
         while not self._stopping:
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
-            began = time.monotonic()
-            pace = Pace(sum(map(len, expected.texts.values())), self._lasts_s) if self._lasts_s else None
+            s_per_char = self._lasts_s / max(1, sum(map(len, expected.texts.values())))
             try:
-                heard = await hear(self._client, ask, returns=self._return, pace=pace)
+                heard = await hear(self._client, ask, returns=self._return, s_per_char=s_per_char)
             except asyncio.CancelledError:
                 self.lost.append(f"{ask.kind}: does not end")
                 raise
             self.num_answers += 1
-            self.lasted.append(time.monotonic() - began)
+            self.lasted.append(time.monotonic() - heard.began)
             if ask.kind != "cut":  # such a client pauses by itself
                 self.times.append(heard.times)
             if heard.error is not None or not heard.done:
