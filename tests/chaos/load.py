@@ -14,7 +14,7 @@ import httpx
 
 from tests.chaos.asks import Ask
 
-LONGEST_WAIT_S = 5.0  # the server ends a client that reads nothing for 30 s
+LONGEST_WAIT_S = 10.0  # the server ends a client that reads nothing for 30 s
 SLOW_CLIENTS_BUFFER = 64 * 2**10  # bytes that the kernel receives for a slow client
 
 
@@ -193,6 +193,11 @@ class Streams:
         """How many of the undisturbed answers of each kind ended for which reason."""
         pairs = zip(self._requests, self.expected, strict=True)
         return Counter(f"{ask.kind}: {reason}" for ask, heard in pairs for reason in heard.finish_reasons.values())
+
+    @property
+    def num_slow(self) -> int:
+        """Answers that lasted as long as they should. The server joins events of a slow reader, which may read them sooner."""
+        return sum(seconds >= 0.99 * self._lasts_s for seconds in self.lasted)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self.num_clients)]

@@ -30,4 +30,4 @@ def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) 
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["lost"] == seen["differing"] == 0
     assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 50 and seen["endings"]["adapter: length"] >= 3
-    assert seen["slow answers"]["least"] >= 15.0 and len(seen["MB every 30 s"]) >= 4
+    assert seen["slow answers"]["as slow as asked"] >= 5 and len(seen["MB every 30 s"]) >= 4
