@@ -16,7 +16,7 @@ REQUESTS = ("adapter", "schema", "adapter", "two choices", "adapter", "tool call
 
 def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) -> None:
     flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--requests", *REQUESTS, "--max-tokens", "300"]
-    flags += ["--streams", "10", "--slow", "0.2", "--slow-s", "15", "--num-streams", "50", "--pause", "1"]
+    flags += ["--streams", "10", "--slow", "0.2", "--slow-s", "10", "--num-streams", "40", "--pause", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.cluster", *flags, "--json", str(tmp_path / "report.json")],
         cwd=REPOSITORY,
@@ -29,5 +29,5 @@ def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["lost"] == seen["differing"] == 0
-    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 50 and seen["endings"]["adapter: length"] >= 3
-    assert seen["slow answers"]["as slow as asked"] >= 5 and len(seen["MB every 30 s"]) >= 4
+    assert set(seen["kinds"]) == set(KINDS) and seen["answers"] >= 40 and seen["endings"]["adapter: length"] >= 3
+    assert seen["slow answers"]["as slow as asked"] >= 4 and len(seen["MB every 30 s"]) >= 4
