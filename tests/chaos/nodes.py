@@ -154,7 +154,7 @@ class Nodes:
         """The connections of one engine with some fronts are cut."""
         engine = self._one("an engine answers", lambda: _broadcast("LlamaEngine", "demo", "invitation"))
         pids = _replicas("llama", "LlamaIngress")
-        fronts = self.draw.sample(pids, self.draw.randint(1, len(pids)))
+        fronts = self.draw.sample(pids, self.draw.randint(min(1, len(pids)), len(pids)))
         self._strikes()
         for pid in fronts:
             cut_connections(pid, engine.port)
