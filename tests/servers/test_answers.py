@@ -236,9 +236,9 @@ async def test_streams_go_on_beside_schemas_that_are_too_large(demo: Server) -> 
 async def test_an_adapter_is_loaded_and_unloaded_while_the_server_runs(plain: Server, poet: Path) -> None:
     async with httpx.AsyncClient(base_url=plain.url, timeout=120) as client:
 
-        async def ask(model: str) -> httpx.Response:
+        async def ask(model: str, **options: Any) -> httpx.Response:
             body = {"model": model, "prompt": "Once upon a time", "max_tokens": 100, "temperature": 0}
-            return await client.post("/v1/completions", json=body)
+            return await client.post("/v1/completions", json=body | options)
 
         load = {"lora_name": "golden-bard", "lora_path": poet.name}
         assert (await client.post("/v1/load_lora_adapter", json=load)).status_code == 403
@@ -246,5 +246,7 @@ async def test_an_adapter_is_loaded_and_unloaded_while_the_server_runs(plain: Se
         (await client.post("/v1/load_lora_adapter", json=load, headers=key)).raise_for_status()
         answers = [(await ask(model)).raise_for_status().json() for model in ("golden-bard", "golden-poet")]
         assert answers[0]["choices"] == answers[1]["choices"]
+        one_of_two = await ask("golden-bard", structured_outputs={"choice": ["north", "south"]})
+        assert one_of_two.json()["choices"][0]["text"] in ("north", "south")
         (await client.post("/v1/unload_lora_adapter", json=load, headers=key)).raise_for_status()
         assert (await ask("golden-bard")).status_code == 404
