@@ -19,6 +19,7 @@ from llama_core.backends import parallel as groups
 from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
 from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig
+from llama_core.files.adapter import Adapter
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -135,22 +136,30 @@ class Run:
         return sum(step.num_samples for step in decodes) / (decodes[-1].end_s - begin)
 
 
-def run(llama: "Llama", requests: Iterable[Request], temperature: float = 0.0) -> Run:
-    """Generate for all requests as one batch, exactly as many tokens as each asks for."""
-    return run_on(llama.runner, llama._num_blocks, requests, temperature)
+def run(llama: "Llama", requests: Iterable[Request], temperature: float = 0.0, adapters: Sequence[Adapter] = ()) -> Run:
+    """Generate for all requests as one batch, exactly as many tokens as each asks for. adapters: of the requests, in turn."""
+    return run_on(llama.runner, llama._num_blocks, requests, temperature, adapters)
 
 
-def run_on(runner: ModelRunner, num_blocks: int, requests: Iterable[Request], temperature: float = 0.0) -> Run:
+def run_on(
+    runner: ModelRunner,
+    num_blocks: int,
+    requests: Iterable[Request],
+    temperature: float = 0.0,
+    adapters: Sequence[Adapter] = (),
+) -> Run:
     """Like `run`, on a runner with a cache of `num_blocks` blocks. A request's seed is its index."""
     sequences = []
     for i, request in enumerate(requests):
         params = SamplingParams(
             temperature=temperature, top_p=0.9, seed=i, max_tokens=request.num_output, ignore_eos=True
         )
-        sequences.append(LlamaSequence(request.prompt, params, len(request.prompt) + request.num_output))
+        adapter = adapters[i % len(adapters)].digest if adapters else ""
+        length = len(request.prompt) + request.num_output
+        sequences.append(LlamaSequence(request.prompt, params, length, adapter=adapter))
     with watched(runner) as steps:
         begin = time.perf_counter()
-        run_batch(runner, num_blocks, frozenset(), sequences)
+        run_batch(runner, num_blocks, frozenset(), sequences, adapters)
         end = time.perf_counter()
     for seq in sequences:
         if seq.error is not None:

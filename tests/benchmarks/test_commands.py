@@ -76,6 +76,11 @@ def test_a_prefix_that_prompts_share_is_computed_once(capsys: pytest.CaptureFixt
     assert case["computed_tokens"] == 64 + 4 * 16 + decodes
 
 
+def test_adapters(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(capsys, "adapters", *TINY, "--adapters", "2", "--rows", "3", "--rounds", "2")
+    assert result["step_ms"].keys() == {"adapters", "none", "no places"}
+
+
 def test_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
     steps = result_of(capsys, "scheduler", "--rows", "2", "--waiting", "3", "--steps", "40")["steps"]
     assert [case["prefix_caching"] for case in steps] == [True, False]
