@@ -293,18 +293,19 @@ class EngineArgs(Args):
     def open_loaded_adapter(self, folder: str, model: ModelConfig) -> Adapter:
         """folder: absolute, or of `lora_root`, below which it must be. Raises as `open_adapters`."""
         if self.lora_root is None:
-            raise ConfigError("lora_root: is not set, so no adapter can be loaded while the engine serves")
+            raise ConfigError(
+                "lora_root: is not set in the engine's arguments: set it to load adapters while it serves"
+            )
+        root = resolve(self.lora_root).resolve()
         try:
-            root = resolve(self.lora_root).resolve()
             at = (root / folder).resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a circle of links; a zero byte
-            raise ConfigError(f"lora_path: {error}") from None
-        if not all(file.resolve().is_relative_to(root) for file in (at, at / CONFIG, at / WEIGHTS)):
-            raise ConfigError("lora_path: the folder and its files must be below lora_root")
-        try:
+            if not all(file.resolve().is_relative_to(root) for file in (at, at / CONFIG, at / WEIGHTS)):
+                raise ConfigError("lora_path: the folder and its files must be below lora_root")
             return open_adapter(at, model, self.max_lora_rank)
-        except LlamaError as error:
+        except LlamaError as error:  # first: ConfigError is a ValueError
             raise type(error)(error.message.replace(f"{root}/", ""), param=error.param) from None
+        except (OSError, RuntimeError, ValueError) as error:  # no permission; a circle of links; a zero byte
+            raise ConfigError(f"lora_path: cannot be read: {type(error).__name__}") from None
 
     def engine_config(
         self,

@@ -1,4 +1,4 @@
-"""What LoRA adapters cost: a decode step, one without an adapter in it, and the first token of an adapter that ranks load.
+"""What LoRA adapters cost: steps with them, steps without them on a model that has places, and the load of one.
 
     python -m benchmarks adapters --ckpt DIRECTORY --dtype bfloat16 --adapters 8 --rows 32
 
@@ -49,7 +49,7 @@ def step_ms(llama: "Llama", options: argparse.Namespace, adapters: Sequence[Adap
 
 
 def first_token_ms(llama: "Llama", options: argparse.Namespace, adapters: Sequence[Adapter]) -> float:
-    """Of one request alone. Its adapter is loaded: each run begins without any."""
+    """Of one request alone, whose adapter the ranks load meanwhile: a run begins with none loaded."""
     (request,) = uniform_batch(1, options.first_prompt, 1, vocabulary(llama))
     done = run(llama, [request], adapters=adapters)
     return (done.steps[-1].end_s - done.begin_s) * 1e3

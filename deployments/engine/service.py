@@ -89,7 +89,7 @@ class LlamaService:
         self._own_adapters = args.open_adapters(self._model)
         self._adapters: Mapping[str, Adapter] = {}
         self._models: Mapping[str, Engine] = {}
-        self.adapter_folders: dict[str, str] = {}  # by digest, of all that requests may have: also without a name
+        self.adapter_folders: dict[str, str] = {}  # by digest; also of unloaded adapters, whose streams go on
         self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure

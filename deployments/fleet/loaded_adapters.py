@@ -8,10 +8,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from cluster.driver.ray_calls import in_passing_thread
@@ -25,9 +25,11 @@ from llama_core.files.adapter import Adapter
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SYNC_S: Final = 5.0
 RETRY_S: Final = 60.0  # before an adapter that could not be opened is opened again
-KNOWN_WITHIN_S: Final = 10.0  # a front hears of an engine's adapters by their connection
+KNOWN_WITHIN_S: Final = 10.0  # an engine's Welcome with the change arrives after its call has returned
 _NAMESPACE: Final = b"llama-ray-adapters"
 
 
@@ -47,11 +49,13 @@ def stored(model: str) -> dict[str, Entry]:
     return found
 
 
-def store(model: str, name: str, entry: Entry | None, *, replaces: bool = True) -> bool:
-    """entry: None to remove it. False if there is one that may not be replaced. Blocks."""
-    if entry is None:
-        internal_kv._internal_kv_del(_key(model, name), namespace=_NAMESPACE)
-        return True
+def remove(model: str, name: str) -> None:
+    """Blocks."""
+    internal_kv._internal_kv_del(_key(model, name), namespace=_NAMESPACE)
+
+
+def put(model: str, name: str, entry: Entry, replaces: bool) -> bool:
+    """False if another entry exists and is not to be replaced. Blocks."""
     value = msgspec.json.encode(entry)
     exists = internal_kv._internal_kv_put(_key(model, name), value, overwrite=replaces, namespace=_NAMESPACE)
     return replaces or not exists
@@ -59,6 +63,14 @@ def store(model: str, name: str, entry: Entry | None, *, replaces: bool = True) 
 
 def _key(model: str, name: str) -> bytes:
     return f"{model}\0{name}".encode()
+
+
+async def _in_store(function: Callable[..., T], *arguments: object) -> T:
+    """Raises NotReady while the head is away."""
+    try:
+        return await in_passing_thread(function, *arguments)
+    except RayError:
+        raise NotReady("Ray's control service does not answer") from None
 
 
 class LoadedAdapters:
@@ -78,7 +90,9 @@ class LoadedAdapters:
         try:
             if name in self._service.args.lora_adapters:
                 raise InvalidParameter(f"lora_name: {name!r} is in lora_adapters and stays", param="lora_name")
-            return (await in_passing_thread(self._service.open_adapter, folder)).digest
+            adapter = await in_passing_thread(self._service.open_adapter, folder)
+            self._refused.clear()  # the cause may be gone
+            return adapter.digest
         except LlamaError as error:
             return fault_of(InvalidParameter(error.message, param=error.param or "lora_path"))
 
@@ -147,7 +161,7 @@ class AdapterLoader:
 
     async def load(self, name: str, folder: str, base: str | None, *, replaces: bool) -> None:
         """Returns when this process serves the adapter. replaces: another one of the same name may be loaded. Raises
-        InvalidParameter, or NotReady where the engines follow later."""
+        InvalidParameter, or NotReady if no engine answers or this process does not serve it within `KNOWN_WITHIN_S`."""
         known, model = self._engine.models.get(name), self._base(base)
         if known is not None and not (replaces and isinstance(known, AdapterModel) and known.parent == model):
             raise InvalidParameter("lora_name: a model of this name is served", param="lora_name")
@@ -157,26 +171,30 @@ class AdapterLoader:
                 raise error_of(answer)
             digests |= {answer} - {None}
         if not digests:
-            raise NotReady("no engine answers")
+            raise NotReady("no engine has checked the adapter in time: try again")
         if len(digests) > 1:
             raise InvalidParameter("lora_path: the nodes of the engines have different files there", param="lora_path")
         entry = Entry(folder, digests.pop())
-        if not await in_passing_thread(partial(store, model, name, entry, replaces=replaces)):
+        if not await _in_store(put, model, name, entry, replaces):
             raise InvalidParameter("lora_name: an adapter of this name is loaded", param="lora_name")
         if not await self._is_shown(lambda: self._digest(name) == entry.digest):
-            raise NotReady("the adapter is stored, and not every engine serves it yet")
+            raise NotReady(
+                "the adapter is stored, but not served here yet: GET /v1/models will list it; do not load it again"
+            )
 
     async def unload(self, name: str, base: str | None) -> bool:
         """New requests do not find the adapter; streams that use it go on. False if it has not been loaded. Raises
         InvalidParameter, or NotReady as `load`."""
         known = self._engine.models.get(name)
         model = known.parent if isinstance(known, AdapterModel) and base is None else self._base(base)
-        entry = (await in_passing_thread(stored, model)).get(name)
+        entry = (await _in_store(stored, model)).get(name)
         if entry is None:
             return False
-        await in_passing_thread(store, model, name, None)
+        await _in_store(remove, model, name)
         if not await self._is_shown(lambda: self._digest(name) != entry.digest):
-            raise NotReady("the adapter is no longer stored, and an engine serves it still")
+            raise NotReady(
+                "the adapter is no longer stored, but still served here: GET /v1/models will drop it within seconds"
+            )
         return True
 
     async def _is_shown(self, condition: Callable[[], bool]) -> bool:
@@ -195,7 +213,7 @@ class AdapterLoader:
         return known.adapter if isinstance(known, AdapterModel) else ""
 
     def _base(self, base: str | None) -> str:
-        """Raises InvalidParameter."""
+        """Raises InvalidParameter or NotReady."""
         if not self._engine.models:
             raise NotReady("no engine is connected")
         bases = [name for name, engine in self._engine.models.items() if not isinstance(engine, AdapterModel)]

@@ -68,7 +68,7 @@ class RemoteEngine:
         self._hold_timeout_s = hold_timeout_s
         self._on_step, self._on_end, self._on_lost = on_step, on_end, on_lost
         self._text: ModelText | None = None
-        self._adapters: dict[str, str] = {}  # digests by name: requests wait for engines that start again
+        self._adapters: dict[str, str] = {}  # digests by name; kept without engines: requests for them wait
         self._state: EngineState | None = None  # of the engine that was heard last
         self._defaults = SamplingDefaults()
         self._live: dict[Seq, RoutedStream] = {}

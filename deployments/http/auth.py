@@ -1,4 +1,5 @@
 """Decides which requests are answered: those with a configured API key, or, without any keys, those to an allowed host.
+Only admin keys load adapters.
 
 The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`. The probes /health, /ping and
 /ready are always answered, but give a cause only to requests that are admitted.
@@ -54,7 +55,7 @@ class AccessGuard:
     """Answers 401 to a request without a valid key, and, where no keys are configured, 403 to one for an unknown host.
 
     Sets `request.state.is_trusted`: the request has a key or names an allowed host. `request.state.owner`: the key's owner.
-    An admin key is an API key too, and the only one that `ADMIN_PATHS` accept.
+    An admin key is accepted wherever an API key is; `ADMIN_PATHS` accept no other.
     """
 
     def __init__(

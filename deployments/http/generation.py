@@ -165,11 +165,10 @@ class _GenerationRequest:
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
         plan = await endpoint.kind.plan(body, engine, endpoint.encoder.of(self._owner_of(body), engine))
-        if not endpoint.kind.reads_body:
-            self._body = body = type(body).model_construct(model=getattr(body, "model", None))
+        self._body = body if endpoint.kind.reads_body else None
         if self._owner:
             plan = replace(plan, request=replace(plan.request, owner=self._owner))
-        return plan if self._resumption is None else self._resumption.repeatable(plan, body)
+        return plan if self._resumption is None else self._resumption.repeatable(plan, self._body)
 
     def _owner_of(self, body: Any) -> str:
         """As of the plan, which does not exist yet."""

@@ -27,7 +27,7 @@ _ANY_KEY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}, {}]
 _ERRORS = {
     400: "The request is not valid",
     401: "A valid API key is required",
-    403: "The Host header has a name that is not allowed, or the key is not an admin's",
+    403: "The Host header has a name that is not allowed, or the key is not an admin key",
     404: "There is no such model",
     408: "The body did not arrive in time",
     409: "Another connection has taken over the stream of this Idempotency-Key",

@@ -23,7 +23,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_LORA_RANK: Final = 128
 MAX_SCALE: Final = 1e6
 _MAX_CONFIG_BYTES: Final = 1_000_000
-_MAX_QUANTIFIERS: Final = 3  # of a key in a pattern: a match of many takes exponential time
+_MAX_QUANTIFIERS: Final = 3  # of one key: a match takes time that grows with the name's length to this power
 _PREFIX: Final = "base_model.model."
 _DTYPES: Final = ("F32", "BF16", "F16")
 # Fields of PEFT's LoraConfig that change the computation, with what they must be where they are given.

@@ -19,11 +19,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def read_object(path: Path, most_bytes: int = _MAX_BYTES) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     """The JSON object that the file holds. Raises ConfigError that names the file."""
     try:
-        if path.stat().st_size > most_bytes:
-            raise ConfigError(f"{path}: has more than {most_bytes} bytes")
+        if path.stat().st_size > max_bytes:
+            raise ConfigError(f"{path}: has more than {max_bytes} bytes")
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None

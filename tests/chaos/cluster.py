@@ -80,10 +80,10 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     num_slow = round(options.slow * options.streams)
     num_fast = options.streams - num_slow
     requests = asks(max(num_fast, 3 * len(kinds)), MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
-    streams = Streams(nodes.url, requests, num_fast, return_=returns)
+    streams = Streams(nodes.url, requests, num_fast, returns=returns)
     kinds = [kind for kind in kinds if kind not in SHORT]
     requests = asks(min(num_slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, ADAPTERS)
-    slow = Streams(nodes.url, requests, num_slow, return_=returns, lasts_s=options.slow_s)
+    slow = Streams(nodes.url, requests, num_slow, returns=returns, lasts_s=options.slow_s)
     course = Course(streams, slow)
     for each in (streams, slow):
         await each.learn(MODEL)
@@ -159,8 +159,8 @@ def report(course: Course) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     engine: dict[str, Any] = {
         "model_parallel_size": options.ranks,
-        "cpus_per_rank": 1 / options.ranks,
-    }  # a node has one CPU
+        "cpus_per_rank": 1 / options.ranks,  # a node has one CPU
+    }
     main_thread = MainThread()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
         folders = {each: str(Path(name, "adapters", each)) for each in ADAPTERS if "adapter" in options.requests}

@@ -158,9 +158,9 @@ class Streams:
     """Clients that each send one request after the other until `stop`. Answers that differ from `expected` are kept."""
 
     def __init__(
-        self, url: str, requests: list[Ask], num_clients: int, *, return_: bool = False, lasts_s: float = 0.0
+        self, url: str, requests: list[Ask], num_clients: int, *, returns: bool = False, lasts_s: float = 0.0
     ) -> None:
-        """return_: the clients come back after a broken connection. lasts_s: they read each answer so slowly."""
+        """returns: the clients come back after a broken connection. lasts_s: they read each answer so slowly."""
         limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
         buffer = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_CLIENTS_BUFFER)] if lasts_s else None
         transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=buffer)
@@ -168,7 +168,7 @@ class Streams:
             base_url=url, timeout=httpx.Timeout(120.0), transport=transport, trust_env=False
         )
         self._requests = requests
-        self.num_clients, self._return, self._lasts_s = num_clients, return_, lasts_s
+        self.num_clients, self._returns, self._lasts_s = num_clients, returns, lasts_s
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self.expected: list[Heard] = []
@@ -220,7 +220,7 @@ class Streams:
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
             s_per_char = self._lasts_s / max(1, sum(map(len, expected.texts.values())))
             try:
-                heard = await hear(self._client, ask, returns=self._return, s_per_char=s_per_char)
+                heard = await hear(self._client, ask, returns=self._returns, s_per_char=s_per_char)
             except asyncio.CancelledError:
                 self.lost.append(f"{ask.kind}: does not end")
                 raise

@@ -52,7 +52,7 @@ class Resumption:
             )
         return stream
 
-    def repeatable(self, plan: Plan, body: Body) -> Plan:
+    def repeatable(self, plan: Plan, body: Body | None) -> Plan:
         """The plan with an id, and a seed if the client gives none, that are the same wherever the request is sent again."""
         self._body, request = body, plan.request
         if not plan.is_seeded:

@@ -41,19 +41,15 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> FleetOfEngines:
     entries: dict[str, Entry] = {}
     fleet = FleetOfEngines(seeded)
 
-    def store(model: str, name: str, entry: Entry | None, *, replaces: bool = True) -> bool:
-        if entry is None:
-            del entries[name]
-        elif replaces or name not in entries:
-            entries[name] = entry
-            return True
-        return False
+    def put(model: str, name: str, entry: Entry, replaces: bool) -> bool:
+        return (entries.update({name: entry}) or True) if replaces else entries.setdefault(name, entry) is entry
 
     async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
         return [await getattr(engine, method)(*args) for engine in fleet.engines]
 
     monkeypatch.setattr(loaded_adapters, "stored", lambda model: dict(entries) if model == "demo" else {})
-    monkeypatch.setattr(loaded_adapters, "store", store)
+    monkeypatch.setattr(loaded_adapters, "put", put)
+    monkeypatch.setattr(loaded_adapters, "remove", lambda model, name: entries.pop(name))
     monkeypatch.setattr(loaded_adapters, "call_all", call_all)
     return fleet
 
@@ -135,16 +131,19 @@ async def test_the_same_content_in_another_folder_is_read_there(fleet: FleetOfEn
         assert list(engine.service.adapter_folders.values()) == [str(root / "copy")]
 
 
-@pytest.mark.parametrize("folder", ["../outside", "/", "link", "linked files", "pipe", "missing", "po\0et"])
+@pytest.mark.parametrize(
+    "folder", ["../outside", "/", "link", "linked files", "pipe", "circle", "missing", "po\0et", "y" * 300]
+)
 async def test_a_folder_outside_of_lora_root_or_without_an_adapter_is_refused(
     fleet: FleetOfEngines, root: Path, folder: str
 ) -> None:
     adapters.write(root.parent / "outside", GOLDEN / "mp1", adapters.SHAPES["all"])
     (root / "link").symlink_to(root.parent / "outside")
-    for name in ("linked files", "pipe"):
+    for name in ("linked files", "pipe", "circle"):
         (root / name).mkdir()
     for file in (root.parent / "outside").iterdir():
         (root / "linked files" / file.name).symlink_to(file)
+    (root / "circle" / "adapter_config.json").symlink_to("adapter_config.json")
     os.mkfifo(root / "pipe" / "adapter_config.json")
     async with fleet:
         engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
