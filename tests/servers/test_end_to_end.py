@@ -131,6 +131,7 @@ def test_a_header_that_is_not_utf8_is_no_server_error(demo: Server, name: bytes)
         assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.full  # beside other programs the other rank waits for a core as long as the slow one
 def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: Server) -> None:
     before = demo.get("/props")[1]
     slow = before["ranks"][1]["pid"]
