@@ -1,5 +1,6 @@
 """The arguments of the server: set in serve_config.yaml, as key=value, or as LLAMA_<NAME> in the environment."""
 
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -91,6 +92,8 @@ def _folders(value: object) -> object:
         name.strip(): at.strip() for name, _, at in (each.partition("=") for each in value.split(",")) if name.strip()
     }
 
+
+log = logging.getLogger(__name__)
 
 Digests = tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...]
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
@@ -288,7 +291,7 @@ class EngineArgs(Args):
             raise ConfigError(f"lora_root: {self.lora_root} is not a directory", param="lora_root")
         if self.model_id in self.lora_adapters:
             raise ConfigError(f"lora_adapters: {self.model_id!r} is the base's model_id", param="lora_adapters")
-        return {name: open_adapter(resolve(at), model, self.max_lora_rank) for name, at in self.lora_adapters.items()}
+        return {name: self._open_adapter(resolve(at), model) for name, at in self.lora_adapters.items()}
 
     def open_loaded_adapter(self, folder: str, model: ModelConfig) -> Adapter:
         """folder: absolute, or of `lora_root`, below which it must be. Raises as `open_adapters`."""
@@ -301,11 +304,19 @@ class EngineArgs(Args):
             at = (root / folder).resolve()
             if not all(file.resolve().is_relative_to(root) for file in (at, at / CONFIG, at / WEIGHTS)):
                 raise ConfigError("lora_path: the folder and its files must be below lora_root")
-            return open_adapter(at, model, self.max_lora_rank)
+            return self._open_adapter(at, model)
         except LlamaError as error:  # first: ConfigError is a ValueError
             raise type(error)(error.message.replace(f"{root}/", ""), param=error.param) from None
         except (OSError, RuntimeError, ValueError) as error:  # no permission; a circle of links; a zero byte
             raise ConfigError(f"lora_path: cannot be read: {type(error).__name__}") from None
+
+    def _open_adapter(self, folder: Path, model: ModelConfig) -> Adapter:
+        adapter = open_adapter(folder, model, self.max_lora_rank)
+        # One model has many names and paths, so another one is no proof of another base.
+        name, own = Path(adapter.base).name, (self.model_id, Path(self.ckpt_dir).stem, Path(self.ckpt_dir).name)
+        if name and name.lower() not in map(str.lower, own):
+            log.warning("%s: the adapter's base is named %r; check that it is %r", folder, name[:200], self.model_id)
+        return adapter
 
     def engine_config(
         self,

@@ -60,11 +60,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """digest: of both files' contents, by which everything names the adapter. pairs: by the weight's name in `weight_specs`."""
+    """digest: of both files' contents, by which everything names the adapter. pairs: by the weight's name in `weight_specs`.
+    base: the name or path of the model that it was trained on; "" if it is not given."""
 
     folder: str
     digest: str
     pairs: Mapping[str, Pair]
+    base: str = ""
 
 
 def open_adapter(folder: str | Path, model: ModelConfig, max_rank: int) -> Adapter:
@@ -83,7 +85,7 @@ def open_adapter(folder: str | Path, model: ModelConfig, max_rank: int) -> Adapt
     _check_supported(given)
     pairs = _pairs(given, {each.name: each for each in read_header(weights)}, weight_specs(model), weights, max_rank)
     digest = CheckpointDigest(tuple((file.name, sha256_of(file)) for file in (config, weights)))
-    return Adapter(str(directory), digest.value, pairs)
+    return Adapter(str(directory), digest.value, pairs, given.text("base_model_name_or_path", ""))
 
 
 def _check_supported(given: Fields) -> None:

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from deployments.args import resolve
+from tests.chaos.asks import TOOL
 from tests.conftest import GOLDEN
 from tests.servers.conftest import ADMIN_KEY
 from tests.support import adapters
@@ -193,6 +194,13 @@ async def test_a_loaded_adapter_survives_its_engines_and_its_streams_survive_its
         for pid in engine_processes(fronts, "llama-demo"):
             os.kill(pid, signal.SIGKILL)
         assert await asyncio.gather(*streams) == [whole] * 4
+        (front,) = (pid for pid, command in fronts.processes().items() if "ServeReplica:llama:LlamaIngress" in command)
+        os.kill(front, signal.SIGKILL)
+        await until_true("another front knows it", lambda: "demo-poet" in str(fronts.get("/v1/models")[1]))
+        chat = {"model": "demo-poet", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}
+        tools = {"tools": [TOOL], "tool_choice": "required", "temperature": 0}
+        called = (await client.post("/v1/chat/completions", json=chat | tools)).raise_for_status().json()
+        assert called["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "play"
         streams = await begin_streams(client, "demo-poet")
         await change("unload")
         refused = await client.post("/v1/completions", json=LONG | {"model": "demo-poet"})

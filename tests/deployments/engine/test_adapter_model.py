@@ -8,9 +8,12 @@ import pytest
 from deployments.args import EngineArgs, ServerArgs
 from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, TokenStream
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.conftest import GOLDEN
+from tests.support import adapters
 from tests.support.hugging_face import CONFIGS, read
 from tests.support.scripted_engine import FakeEngine
 
@@ -39,6 +42,17 @@ def test_adapters_are_named_in_text_as_in_a_mapping() -> None:
     for given in (folders, "poet=/a/b=c, clerk=d"):
         args = ServerArgs.model_validate({"lora_adapters": given})
         assert args.lora_adapters == folders
+
+
+def test_an_adapter_of_a_base_with_another_name_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    for base in ("org/Other-7B", "org/Poet-7B", ""):
+        adapters.write(
+            tmp_path / str(len(base)), GOLDEN / "mp1", given | ({"base_model_name_or_path": base} if base else {})
+        )
+    args = EngineArgs(model_id="poet-7b", lora_adapters={str(n): str(tmp_path / str(n)) for n in (12, 11, 0)})
+    args.open_adapters(open_checkpoint(GOLDEN / "mp1").model_config(32000))
+    assert ["'Other-7B'" in record.message for record in caplog.records] == [True]
 
 
 def test_an_adapter_cannot_have_the_name_of_its_base(tmp_path: Path) -> None:
