@@ -1,13 +1,15 @@
 """HAProxy as `llama-ray up` configures it, beside other servers on the machine."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 import httpx
@@ -26,13 +28,20 @@ from tests.support.scripted_engine import eventually
 LONGEST_REQUEST_S = 86_400
 
 
-def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) -> None:
+def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve's proxies listen with SO_REUSEPORT: on one port, two clusters would get each other's requests."""
+    drawn = chain([20_001, 20_002, 20_002, 20_003, 20_001, 20_004, 20_003], count(20_005))
+    monkeypatch.setattr(random, "randrange", lambda *_: next(drawn))
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    a, b = haproxy.settings(tmp_path / "a"), haproxy.settings(tmp_path / "b")
+    a = haproxy.settings(tmp_path / "a")
     own = [name for name in a if name.endswith("_PORT") or a[name].startswith(str(tmp_path))]
     assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 8
+    with ExitStack() as running:
+        for name in own:
+            if name.endswith("_PORT"):
+                running.enter_context(socket.create_server(("127.0.0.1", int(a[name])), reuse_port=True))
+        b = haproxy.settings(tmp_path / "b")
     values = [settings[name] for settings in (a, b) for name in own]
     assert len(set(values)) == len(values)
 
