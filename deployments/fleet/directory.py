@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cache
+from itertools import chain, repeat
 from typing import Any, Final
 
 from ray import serve
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FRONT: Final = "LlamaIngress"
 ENGINE: Final = "LlamaEngine"
-SEARCH_S: Final = 2.0
+MAX_SEARCH_S: Final = 10  # between searches; at first they are more frequent, because invitations may miss a new front
 CALL_TIMEOUT_S: Final = 10.0
 
 
@@ -30,13 +31,13 @@ async def invite(invitation: Invitation) -> None:
 
 async def search(meet: Callable[[Invitation], Awaitable[None]]) -> None:
     """Meet every engine that runs, now and from now on."""
-    while True:
+    for pause_s in chain(range(1, MAX_SEARCH_S), repeat(MAX_SEARCH_S)):
         invitations = await call_all(ENGINE, "invitation")
         found = [meet(each) for each in invitations if isinstance(each, Invitation)]
         for result in await asyncio.gather(*found, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("an engine could not be met: %s", type(result).__name__)
-        await asyncio.sleep(SEARCH_S)
+        await asyncio.sleep(pause_s)
 
 
 async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
