@@ -1,45 +1,52 @@
-"""Which prefixes of prompts an engine has computed, as far as one front knows: those of the prompts that it has sent there.
+"""Which prefixes of prompts an engine's cache holds: those that the engine tells, and those of prompts that are on their way.
 
-The engine may have dropped them, and may have those of other fronts: a wrong guess costs time, never a token.
+A wrong guess costs time, never a token.
 """
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-CHUNK: Final = 64  # tokens: a prefix is known in multiples of them
-MAX_PREFIXES: Final = 2**14  # of one engine: those of a million tokens
+from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
+
+KEY_BYTES: Final = 8  # of a hash: a collision costs a detour
+MAX_PREFIXES: Final = 2**16  # of one engine: those of a million tokens
 
 
 class KnownPrefixes:
     """Of one engine, the least recently used first."""
 
     def __init__(self) -> None:
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
 
-    def num_known(self, digests: Sequence[bytes]) -> int:
-        """Tokens of a prompt that the engine has computed. digests: of `prefixes`."""
-        unknown = (index for index, digest in enumerate(digests) if digest not in self._digests)
-        return CHUNK * next(unknown, len(digests))
+    def num_known(self, keys: Sequence[bytes]) -> int:
+        """Blocks of a prompt that the engine has computed. keys: of `prefixes`."""
+        unknown = (index for index, key in enumerate(keys) if key not in self._keys)
+        return next(unknown, len(keys))
 
-    def add(self, digests: Sequence[bytes]) -> None:
-        """The engine computes this prompt."""
-        for digest in reversed(digests):  # the beginning of a prompt is dropped last
-            self._digests[digest] = None
-            self._digests.move_to_end(digest)
-        while len(self._digests) > MAX_PREFIXES:
-            self._digests.popitem(last=False)
+    def add(self, keys: Sequence[bytes]) -> None:
+        for key in reversed(keys):  # the beginning of a prompt is dropped last
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > MAX_PREFIXES:
+            self._keys.popitem(last=False)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._keys.pop(key, None)
+
+    def clear(self) -> None:
+        self._keys.clear()
 
 
-def prefixes(cache_scope: str, prompt: Sequence[int]) -> list[bytes]:
-    """A digest of each prefix of 64, 128, ... tokens. Only requests of one `cache_scope` share prefixes."""
+def key_of(prefix: PrefixHash) -> bytes:
+    return prefix[:KEY_BYTES]
 
-    def each() -> Iterator[bytes]:
-        digest = blake2b(cache_scope.encode(), digest_size=16)
-        for begin in range(0, len(prompt) - CHUNK + 1, CHUNK):
-            digest.update(array("q", prompt[begin : begin + CHUNK]).tobytes())
-            yield digest.digest()
 
-    return list(each())
+def prefixes(cache_scope: str, adapter: str, prompt: Sequence[int], block_size: int) -> list[bytes]:
+    """Keys of the prompt's prefixes of one block, two blocks, ... as engines compute them."""
+    prefix, keys = root_hash(cache_scope, adapter), []
+    for begin in range(0, len(prompt) - block_size + 1, block_size):
+        prefix = prefix_hash(prefix, prompt[begin : begin + block_size])
+        keys.append(key_of(prefix))
+    return keys

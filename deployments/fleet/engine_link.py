@@ -137,12 +137,13 @@ class EngineLink(asyncio.Protocol):
     def is_ready(self) -> bool:
         return self.takes_requests and self.state is not None and self.state.phase == "ready"
 
-    def cost(self, prompt_len: int, digests: Sequence[bytes]) -> float:
-        """Of a prompt: sequences that run or wait there, for each slot, and steps for its unknown tokens. digests: of its
+    def cost(self, prompt_len: int, keys: Sequence[bytes]) -> float:
+        """Of a prompt: sequences that run or wait there, for each slot, and steps for its unknown tokens. keys: of its
         prefixes."""
         assert self.state is not None
         load = (self.running + self.waiting + len(self._accepting)) / self.state.max_batch_size
-        return load + (prompt_len - self.prefixes.num_known(digests)) / self.state.max_step_tokens
+        num_known = self.prefixes.num_known(keys) * self.state.block_size
+        return load + (prompt_len - num_known) / self.state.max_step_tokens
 
     async def submit(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
         """Queue all choices of a new request. False if the engine does not answer. Raises its refusal, or InvalidParameter for
@@ -242,6 +243,10 @@ class EngineLink(asyncio.Protocol):
         elif isinstance(message, messages.Beat):
             self.state = message.state
             self.running, self.waiting = message.state.requests_running, message.state.requests_waiting
+            if message.is_whole:
+                self.prefixes.clear()
+            self.prefixes.add(message.cached)
+            self.prefixes.remove(message.evicted)
             if self._owner is not None:
                 self._owner.on_state(self)
         else:

@@ -8,7 +8,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 from cluster.wire.messages import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Deframer, WireError, frame
@@ -18,10 +18,12 @@ from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.service import LlamaService
 from deployments.engine.timeline import Timeline
 from deployments.fleet import messages
+from deployments.fleet.affinity import key_of
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import BEAT_S, PROTOCOL, Detail, fault_of
 from deployments.fleet.model_files import ModelFiles
 from llama_core.errors import InvalidRequest, LlamaError
+from llama_core.scheduling.prefix_cache import PrefixHash
 from llama_core.scheduling.request import Sequence, TokenLogprob, check_prompt
 
 log = logging.getLogger(__name__)
@@ -173,6 +175,7 @@ class FrontConnection(asyncio.Protocol):
         self._deframer.max_frame_bytes = MAX_FRAME_BYTES
         self.server.connections.add(self)
         self.send(self.server.welcome(hello.has_files))
+        self.send(self.server.whole_beat())
 
     def _take(self, message: messages.FromFront) -> None:
         if isinstance(message, messages.Cancel):
@@ -314,10 +317,23 @@ class FrontServer:
             connection.send(message)
 
     def beat(self) -> None:
-        """Tell every front the state of this engine."""
-        message = messages.Beat(self._service.describe(), self._service.sampling_defaults)
+        """Tell every front the state of this engine, and how its prefix cache has changed."""
+        index = self.engine_loop.scheduler.pool.prefixes
+        changes, index.changes = index.changes, {}
+        message = self.whole_beat() if changes is None else self._beat(changes)
         for connection in list(self.connections):
             connection.send(message)
+
+    def whole_beat(self) -> messages.Beat:
+        """With all that the prefix cache holds."""
+        hashes = self.engine_loop.scheduler.pool.prefixes.hashes
+        return self._beat(dict.fromkeys(hashes, True), is_whole=True)
+
+    def _beat(self, changes: Mapping[PrefixHash, bool], *, is_whole: bool = False) -> messages.Beat:
+        cached = [key_of(prefix) for prefix, is_cached in changes.items() if is_cached]
+        evicted = [key_of(prefix) for prefix, is_cached in changes.items() if not is_cached]
+        service = self._service
+        return messages.Beat(service.describe(), service.sampling_defaults, cached, evicted, is_whole)
 
     async def hand_over(self, has_successor: bool, timeout_s: float) -> None:
         """Fronts take their streams to other engines, or, where a successor is to come, hold them. Returns when none is left

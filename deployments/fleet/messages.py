@@ -130,8 +130,14 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """cached, evicted: keys of the prefixes that the engine's cache has gained and lost since the last one. is_whole: `cached` are
+    all that it holds."""
+
     state: EngineState
     defaults: SamplingDefaults
+    cached: list[bytes] = []
+    evicted: list[bytes] = []
+    is_whole: bool = False
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):

@@ -167,8 +167,13 @@ class RemoteEngine:
         fit = [link for link in self.links if link.is_ready and stream.numerics in ("", link.numerics)]
         fit = [link for link in fit if link.text is not None and link.text.tokenizer is stream.tokenizer]
         fit = [link for link in fit if link.has_adapter(seq.adapter)]
-        digests = prefixes(seq.adapter + seq.cache_scope, seq.prompt) if len(fit) > 1 else []
-        return min(fit, key=lambda link: link.cost(seq.prompt_len, digests), default=None)
+        keys = self._keys(seq.cache_scope, seq.adapter, seq.prompt) if len(fit) > 1 else []
+        return min(fit, key=lambda link: link.cost(seq.prompt_len, keys), default=None)
+
+    def _keys(self, cache_scope: str, adapter: str, prompt: Sequence[int]) -> list[bytes]:
+        """Of the prompt's prefixes."""
+        assert self._state is not None
+        return prefixes(cache_scope, adapter, prompt, self._state.block_size)
 
     async def _tick_always(self) -> None:
         while True:
@@ -408,11 +413,11 @@ class RemoteEngine:
         usable = [link for link in self.links if link.takes_requests and link.text is self._text]
         usable = [link for link in usable if link.has_adapter(request.adapter)]
         prompt = request.prompts[0]
-        digests = prefixes(request.adapter + request.cache_scope, prompt) if len(usable) > 1 else []
-        for link in sorted(usable, key=lambda link: (not link.is_ready, link.cost(len(prompt), digests))):
+        keys = self._keys(request.cache_scope, request.adapter, prompt) if len(usable) > 1 else []
+        for link in sorted(usable, key=lambda link: (not link.is_ready, link.cost(len(prompt), keys))):
             try:
                 if await link.submit(lives, request, request_id):
-                    link.prefixes.add(digests)
+                    link.prefixes.add(keys)
                     return True
             except QueueFull as error:
                 refusal = error

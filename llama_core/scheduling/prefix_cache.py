@@ -35,14 +35,23 @@ def root_hash(cache_scope: str, adapter: str = "") -> PrefixHash:
 
 
 class PrefixIndex:
-    """Which block is registered under which hash: at most one block a hash and one hash a block. Knows nothing of sequences."""
+    """Which block is registered under which hash: at most one block a hash and one hash a block. Knows nothing of sequences.
+
+    changes: whether each of these hashes is registered now; for a caller that takes them, and sets {} in their place. None where
+    the caller is to look at all `hashes`: at first, and after `clear`.
+    """
 
     def __init__(self, num_blocks: int) -> None:
+        self.changes: dict[PrefixHash, bool] | None = None
         self._block_of: dict[PrefixHash, BlockId] = {}
         self._hash_of: list[PrefixHash | None] = [None] * num_blocks
 
     def __contains__(self, block: BlockId) -> bool:
         return self._hash_of[block] is not None
+
+    @property
+    def hashes(self) -> Iterable[PrefixHash]:
+        return self._block_of.keys()
 
     def lookup(self, hashes: Iterable[PrefixHash]) -> list[BlockId]:
         """The blocks of the longest registered prefix of `hashes`. Allocates nothing: pass them to `try_allocate`."""
@@ -69,12 +78,16 @@ class PrefixIndex:
         assert self._hash_of[block] is None
         if self._block_of.setdefault(prefix, block) == block:
             self._hash_of[block] = prefix
+            if self.changes is not None:
+                self.changes[prefix] = True
 
     def evict(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
             if (prefix := self._hash_of[block]) is not None:
                 del self._block_of[prefix]
                 self._hash_of[block] = None
+                if self.changes is not None:
+                    self.changes[prefix] = False
 
     def evict_prefixes(self, hashes: Iterable[PrefixHash]) -> None:
         self.evict([block for prefix in hashes if (block := self._block_of.get(prefix)) is not None])
@@ -82,6 +95,7 @@ class PrefixIndex:
     def clear(self) -> None:
         self._block_of.clear()
         self._hash_of = [None] * len(self._hash_of)
+        self.changes = None
 
 
 class PrefixCache:
