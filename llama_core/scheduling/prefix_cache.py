@@ -37,8 +37,8 @@ def root_hash(cache_scope: str, adapter: str = "") -> PrefixHash:
 class PrefixIndex:
     """Which block is registered under which hash: at most one block a hash and one hash a block. Knows nothing of sequences.
 
-    changes: whether each of these hashes is registered now; for a caller that takes them, and sets {} in their place. None where
-    the caller is to look at all `hashes`: at first, and after `clear`.
+    changes: whether each of these hashes is registered now. A caller takes them and sets {} in their place. None: it is to look
+    at all `hashes`, at first and after `clear`.
     """
 
     def __init__(self, num_blocks: int) -> None:
