@@ -164,7 +164,7 @@ def report(
     pauses, pauses_since_last = [], []
     ends = sorted(fault.at for fault in faults if fault.kind != "slow")
     for at, following_s in zip_longest(seen, seen[1:], fillvalue=math.inf):
-        for times in streams.times:
+        for _, times in streams.times:
             index = bisect_right(times, at)
             if 0 < index < len(times) and times[index] < following_s:
                 # Half of the faults strike before the server has recovered from the one before.

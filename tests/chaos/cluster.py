@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,10 +112,10 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     return course
 
 
-def pauses(fault: Fault, streams: Streams, until: float) -> list[float]:
-    """The longest time between two events of each stream that lived between the fault and `until`."""
+def pauses(fault: Fault, streams: Streams, until: float) -> list[tuple[float, str]]:
+    """The longest time between two events of each stream that lived between the fault and `until`, and its request's kind."""
     found = []
-    for times in streams.times:
+    for kind, times in streams.times:
         if times and times[0] < until and fault.began < times[-1]:
             around = [
                 after - before
@@ -122,18 +123,23 @@ def pauses(fault: Fault, streams: Streams, until: float) -> list[float]:
                 # A pause that began earlier is another fault's.
                 if fault.began < after and fault.began - 0.5 < before < fault.settled
             ]
-            found += [max(around)] if around else []
+            found += [(max(around), kind)] if around else []
     return found
 
 
 def summary(faults: Sequence[Fault], streams: Streams) -> dict[str, Any]:
     """Of faults that were alone, in seconds."""
     alone = [fault for fault in faults if fault.is_alone]
-    longest = [max(pauses(fault, streams, fault.settled), default=0.0) for fault in alone]
+    longest = [(*max(pauses(fault, streams, fault.settled), default=(0.0, "")), fault) for fault in alone]
+    longest.sort(key=itemgetter(0), reverse=True)
     return {
         "settled": spread([fault.settled - fault.began for fault in alone]),
-        "pauses of streams live at the fault": spread([s for f in alone for s in pauses(f, streams, f.began)]),
-        "longest pause of a fault": spread(longest),
+        "pauses of streams live at the fault": spread([s for f in alone for s, _ in pauses(f, streams, f.began)]),
+        "longest pause of a fault": spread([seconds for seconds, _, _ in longest]),
+        "longest of all": [
+            f"{seconds:.2f} s: {kind}, {fault.kind} at {time.strftime('%H:%M:%S', time.localtime(fault.began))}"
+            for seconds, kind, fault in longest[:5]
+        ],
     }
 
 

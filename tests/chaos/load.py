@@ -177,7 +177,7 @@ class Streams:
         self.differing: list[str] = []
         self.num_doubled = 0  # of those that differ, answers with more tokens than expected
         self.lasted: list[float] = []  # seconds, of each answer
-        self.times: deque[list[float]] = deque(maxlen=20_000)  # of the latest answered stream of each client
+        self.times: deque[tuple[str, list[float]]] = deque(maxlen=20_000)  # of the latest answers, with their kinds
 
     async def learn(self, base: str = "") -> None:
         """Record the answer to each request before any fault. base: the model that adapters change."""
@@ -227,7 +227,7 @@ class Streams:
             self.num_answers += 1
             self.lasted.append(time.monotonic() - heard.began)
             if ask.kind != "cut":  # such a client pauses by itself
-                self.times.append(heard.times)
+                self.times.append((ask.kind, heard.times))
             if heard.error is not None or not heard.done:
                 self.lost.append(f"{ask.kind}: {heard.error or 'ended without an error'}")
                 await asyncio.sleep(0.2)
