@@ -17,7 +17,7 @@ from cluster.wire.tls import tls_context
 from deployments.engine.interface import EngineState
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import messages
-from deployments.fleet.affinity import KnownPrefixes
+from deployments.fleet.affinity import KnownPrefixes, PromptPrefixes
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import PROTOCOL, error_of
 from llama_core.errors import InvalidParameter, LlamaError
@@ -40,6 +40,7 @@ class RoutedStream:
     """
 
     stream: SequenceStream
+    prefixes: PromptPrefixes
     link: "EngineLink | None" = None
     number: int = 0
     num_failures: int = 0
@@ -137,13 +138,18 @@ class EngineLink(asyncio.Protocol):
     def is_ready(self) -> bool:
         return self.takes_requests and self.state is not None and self.state.phase == "ready"
 
-    def cost(self, prompt_len: int, keys: Sequence[bytes]) -> float:
-        """Of a prompt: sequences that run or wait there, for each slot, and steps for its unknown tokens. keys: of its
-        prefixes."""
+    def cost(self, prefixes: PromptPrefixes) -> float:
+        """Of a prompt: sequences that run or wait there, for each slot, and steps for its unknown tokens."""
         assert self.state is not None
         load = (self.running + self.waiting + len(self._accepting)) / self.state.max_batch_size
-        num_known = self.prefixes.num_known(keys) * self.state.block_size
-        return load + (prompt_len - num_known) / self.state.max_step_tokens
+        size = self.state.block_size
+        num_known = size * self.prefixes.num_known(prefixes.hashes(size))
+        return load + (len(prefixes.prompt) - num_known) / self.state.max_step_tokens
+
+    def expect(self, prefixes: PromptPrefixes) -> None:
+        """The engine is sent this prompt."""
+        assert self.state is not None
+        self.prefixes.expect(prefixes.hashes(self.state.block_size))
 
     async def submit(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
         """Queue all choices of a new request. False if the engine does not answer. Raises its refusal, or InvalidParameter for
@@ -243,10 +249,7 @@ class EngineLink(asyncio.Protocol):
         elif isinstance(message, messages.Beat):
             self.state = message.state
             self.running, self.waiting = message.state.requests_running, message.state.requests_waiting
-            if message.is_whole:
-                self.prefixes.clear()
-            self.prefixes.add(message.cached)
-            self.prefixes.remove(message.evicted)
+            self.prefixes.learn(message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:
                 self._owner.on_state(self)
         else:

@@ -97,7 +97,7 @@ class Fleet:
         model = self._models.get(invitation.model)
         if model is None:
             model = self._models[invitation.model] = RemoteEngine(
-                invitation.model, self._callers, self._hold_timeout_s, self._on_step, self._on_end, self._meet_again
+                invitation.model, self._callers, self._hold_timeout_s, self._on_step, self._on_end, self._on_lost
             )
         log.info("connected with engine %s of %s", invitation.engine, invitation.model)
         model.add(link, text)
@@ -122,14 +122,21 @@ class Fleet:
                 self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
         return self._texts[welcome.files_digest]
 
-    def _meet_again(self, link: EngineLink) -> None:
-        """The connection may have ended without its engine."""
+    def _on_lost(self, link: EngineLink) -> None:
         if link.is_leaving:
             del self._met[link.invitation.engine]
         else:
-            meeting = asyncio.get_running_loop().create_task(self.meet(link.invitation))
+            meeting = asyncio.get_running_loop().create_task(self._meet_again(link.invitation))
             self._meetings.add(meeting)
             meeting.add_done_callback(self._meetings.discard)
+
+    async def _meet_again(self, invitation: Invitation) -> None:
+        """A connection may have ended without its engine."""
+        for pause_s in (0, 1, 2, 4):
+            await asyncio.sleep(pause_s)
+            await self.meet(invitation)
+            if invitation.engine in self._met:
+                return
 
     @property
     def _served(self) -> list[RemoteEngine]:
@@ -220,5 +227,7 @@ class Fleet:
         await asyncio.gather(*(model.drain(self._drain_timeout_s) for model in self._models.values()))
 
     async def stop(self) -> None:
+        for meeting in self._meetings:
+            meeting.cancel()
         for model in self._models.values():
             await model.stop()

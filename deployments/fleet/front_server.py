@@ -18,7 +18,7 @@ from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.service import LlamaService
 from deployments.engine.timeline import Timeline
 from deployments.fleet import messages
-from deployments.fleet.affinity import key_of
+from deployments.fleet.affinity import shortened
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import BEAT_S, PROTOCOL, Detail, fault_of
 from deployments.fleet.model_files import ModelFiles
@@ -318,8 +318,7 @@ class FrontServer:
 
     def beat(self) -> None:
         """Tell every front the state of this engine, and how its prefix cache has changed."""
-        index = self.engine_loop.scheduler.pool.prefixes
-        changes, index.changes = index.changes, {}
+        changes = self.engine_loop.scheduler.pool.prefixes.take_changes()
         message = self.whole_beat() if changes is None else self._beat(changes)
         for connection in list(self.connections):
             connection.send(message)
@@ -330,8 +329,8 @@ class FrontServer:
         return self._beat(dict.fromkeys(hashes, True), is_whole=True)
 
     def _beat(self, changes: Mapping[PrefixHash, bool], *, is_whole: bool = False) -> messages.Beat:
-        cached = [key_of(prefix) for prefix, is_cached in changes.items() if is_cached]
-        evicted = [key_of(prefix) for prefix, is_cached in changes.items() if not is_cached]
+        cached = [shortened(prefix) for prefix, is_cached in changes.items() if is_cached]
+        evicted = [shortened(prefix) for prefix, is_cached in changes.items() if not is_cached]
         service = self._service
         return messages.Beat(service.describe(), service.sampling_defaults, cached, evicted, is_whole)
 

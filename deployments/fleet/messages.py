@@ -130,8 +130,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """cached, evicted: keys of the prefixes that the engine's cache has gained and lost since the last one. is_whole: it holds
-    `cached` and no other."""
+    """cached, evicted: shortened hashes of the prefixes that the engine's cache has gained and lost since the last one.
+    is_whole: it holds `cached` and no other."""
 
     state: EngineState
     defaults: SamplingDefaults

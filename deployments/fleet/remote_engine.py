@@ -19,7 +19,7 @@ from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.fleet import messages
-from deployments.fleet.affinity import prefixes
+from deployments.fleet.affinity import PromptPrefixes
 from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, RoutedStream
 from llama_core.errors import (
     CheckpointChanged,
@@ -167,13 +167,7 @@ class RemoteEngine:
         fit = [link for link in self.links if link.is_ready and stream.numerics in ("", link.numerics)]
         fit = [link for link in fit if link.text is not None and link.text.tokenizer is stream.tokenizer]
         fit = [link for link in fit if link.has_adapter(seq.adapter)]
-        keys = self._keys(seq.cache_scope, seq.adapter, seq.prompt) if len(fit) > 1 else []
-        return min(fit, key=lambda link: link.cost(seq.prompt_len, keys), default=None)
-
-    def _keys(self, cache_scope: str, adapter: str, prompt: Sequence[int]) -> list[bytes]:
-        """Of the prompt's prefixes."""
-        assert self._state is not None
-        return prefixes(cache_scope, adapter, prompt, self._state.block_size)
+        return next(iter(_by_cost(fit, live)), None)
 
     async def _tick_always(self) -> None:
         while True:
@@ -392,8 +386,12 @@ class RemoteEngine:
         tokenizer = self.tokenizer
         sequences = sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
         request = replace(request, prompts=[seq.prompt for seq in sequences[:: request.n]])  # of plain ints
+        prefixes = [PromptPrefixes(request.cache_scope, request.adapter, prompt) for prompt in request.prompts]
         lives = [
-            RoutedStream(SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed)) for seq in sequences
+            RoutedStream(
+                SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed), prefixes[i // request.n]
+            )
+            for i, seq in enumerate(sequences)
         ]
         for live in lives:
             self._live[live.stream.sequence] = live
@@ -412,12 +410,11 @@ class RemoteEngine:
         refusal: QueueFull | None = None
         usable = [link for link in self.links if link.takes_requests and link.text is self._text]
         usable = [link for link in usable if link.has_adapter(request.adapter)]
-        prompt = request.prompts[0]
-        keys = self._keys(request.cache_scope, request.adapter, prompt) if len(usable) > 1 else []
-        for link in sorted(usable, key=lambda link: (not link.is_ready, link.cost(len(prompt), keys))):
+        for link in _by_cost(usable, lives[0]):
+            if len(usable) > 1:
+                link.expect(lives[0].prefixes)
             try:
                 if await link.submit(lives, request, request_id):
-                    link.prefixes.add(keys)
                     return True
             except QueueFull as error:
                 refusal = error
@@ -435,8 +432,10 @@ class RemoteEngine:
             assert isinstance(stream, SequenceStream), "the streams are this engine's"
             stream.begin_again(is_timed=is_timed)
             if not stream.ended:
-                stream.sequence.request_id = "" if subject is None else subject.request_id
-                self._live[stream.sequence] = live = RoutedStream(stream, is_readmitted=True)
+                seq = stream.sequence
+                seq.request_id = "" if subject is None else subject.request_id
+                prefixes = PromptPrefixes(seq.cache_scope, seq.adapter, seq.prompt)
+                self._live[seq] = live = RoutedStream(stream, prefixes, is_readmitted=True)
                 lives.append(live)
         if lives:
             self._idle.clear()
@@ -479,6 +478,13 @@ class RemoteEngine:
             preemptions=sum(state.preemptions for state in states),
             engines=tuple(map(_summary, self.links)),
         )
+
+
+def _by_cost(links: Sequence[EngineLink], live: RoutedStream) -> Sequence[EngineLink]:
+    """For the stream's prompt, the best one first."""
+    if len(links) < 2:
+        return links
+    return sorted(links, key=lambda link: (not link.is_ready, link.cost(live.prefixes)))
 
 
 def _summary(link: EngineLink) -> EngineSummary:

@@ -35,14 +35,10 @@ def root_hash(cache_scope: str, adapter: str = "") -> PrefixHash:
 
 
 class PrefixIndex:
-    """Which block is registered under which hash: at most one block a hash and one hash a block. Knows nothing of sequences.
-
-    changes: whether each of these hashes is registered now. A caller takes them and sets {} in their place. None: it is to look
-    at all `hashes`, at first and after `clear`.
-    """
+    """Which block is registered under which hash: at most one block a hash and one hash a block. Knows nothing of sequences."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.changes: dict[PrefixHash, bool] | None = None
+        self._changes: dict[PrefixHash, bool] | None = None
         self._block_of: dict[PrefixHash, BlockId] = {}
         self._hash_of: list[PrefixHash | None] = [None] * num_blocks
 
@@ -52,6 +48,12 @@ class PrefixIndex:
     @property
     def hashes(self) -> Iterable[PrefixHash]:
         return self._block_of.keys()
+
+    def take_changes(self) -> dict[PrefixHash, bool] | None:
+        """The hashes that have been registered or evicted since the last call, and whether each is registered now. None at
+        first and after `clear`: all `hashes` may be new."""
+        changes, self._changes = self._changes, {}
+        return changes
 
     def lookup(self, hashes: Iterable[PrefixHash]) -> list[BlockId]:
         """The blocks of the longest registered prefix of `hashes`. Allocates nothing: pass them to `try_allocate`."""
@@ -78,16 +80,16 @@ class PrefixIndex:
         assert self._hash_of[block] is None
         if self._block_of.setdefault(prefix, block) == block:
             self._hash_of[block] = prefix
-            if self.changes is not None:
-                self.changes[prefix] = True
+            if self._changes is not None:
+                self._changes[prefix] = True
 
     def evict(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
             if (prefix := self._hash_of[block]) is not None:
                 del self._block_of[prefix]
                 self._hash_of[block] = None
-                if self.changes is not None:
-                    self.changes[prefix] = False
+                if self._changes is not None:
+                    self._changes[prefix] = False
 
     def evict_prefixes(self, hashes: Iterable[PrefixHash]) -> None:
         self.evict([block for prefix in hashes if (block := self._block_of.get(prefix)) is not None])
@@ -95,7 +97,7 @@ class PrefixIndex:
     def clear(self) -> None:
         self._block_of.clear()
         self._hash_of = [None] * len(self._hash_of)
-        self.changes = None
+        self._changes = None
 
 
 class PrefixCache:

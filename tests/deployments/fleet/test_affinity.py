@@ -1,6 +1,13 @@
 """A front sends a prompt where its prefix was computed, unless that engine has more to do."""
 
-from deployments.fleet.affinity import MAX_PREFIXES, KnownPrefixes, prefixes
+import asyncio
+
+import pytest
+
+from deployments.args import IngressArgs
+from deployments.engine.callers import Callers
+from deployments.fleet import affinity
+from deployments.fleet.affinity import KnownPrefixes, PromptPrefixes
 from deployments.fleet.engine_link import EngineLink
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
@@ -16,8 +23,8 @@ def quick(num_blocks: int = 4000) -> FakeGroup:
     return FakeGroup(num_blocks=num_blocks, step_s=0.001, token=steady)
 
 
-def keys(scope: str = "", adapter: str = "", prompt: list[int] = PREFIX) -> list[bytes]:
-    return prefixes(scope, adapter, prompt, BLOCK)
+def hashes(scope: str = "", adapter: str = "", prompt: list[int] = PREFIX) -> list[bytes]:
+    return PromptPrefixes(scope, adapter, prompt).hashes(BLOCK)
 
 
 def _link(fleet: FleetOfEngines, engine: FakeEngineProcess) -> EngineLink:
@@ -25,72 +32,97 @@ def _link(fleet: FleetOfEngines, engine: FakeEngineProcess) -> EngineLink:
     return link
 
 
+async def _ask(fleet: FleetOfEngines, prompt: list[int], params: SamplingParams = GREEDY, owner: str = "") -> list[int]:
+    (stream,) = await fleet.submit(prompt, params, owner=owner)
+    return await read(stream)
+
+
 def test_a_prefix_is_known_as_far_as_it_is_equal_and_of_one_scope() -> None:
     known = KnownPrefixes()
-    known.add(keys("a"))
+    known.learn(hashes("a"), [], is_whole=True)
     changed = [*PREFIX[: 2 * BLOCK + 5], 7, *PREFIX[2 * BLOCK + 6 :]]
-    assert known.num_known(keys("a")) == 4
-    assert known.num_known(keys("a", prompt=changed)) == 2
-    assert known.num_known(keys("b")) == known.num_known(keys("a", "an adapter")) == 0
-    assert known.num_known(keys("a", prompt=PREFIX[: BLOCK - 1])) == 0
+    assert known.num_known(hashes("a")) == 4
+    assert known.num_known(hashes("a", prompt=changed)) == 2
+    assert known.num_known(hashes("b")) == known.num_known(hashes("a", "an adapter")) == 0
+    assert known.num_known(hashes("a", prompt=PREFIX[: BLOCK - 1])) == 0
 
 
-def test_the_least_recently_used_prefixes_are_dropped_longest_first() -> None:
+def test_a_prompt_whose_first_blocks_are_outside_of_a_sliding_window_is_known() -> None:
     known = KnownPrefixes()
-    known.add(keys())
-    known.add([number.to_bytes(16) for number in range(MAX_PREFIXES - 2)])
-    assert known.num_known(keys()) == 2
+    known.learn(hashes(), [], is_whole=True)
+    known.learn([], hashes()[:2], is_whole=False)
+    assert known.num_known(hashes()) == 4
 
 
-async def test_a_front_knows_what_an_engine_has_computed_for_another_front() -> None:
+def test_a_prompt_that_an_engine_never_computes_is_expected_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "EXPECTED_S", 0.0)
+    known = KnownPrefixes()
+    known.expect(hashes())
+    known.learn([], [], is_whole=False)
+    assert known.num_known(hashes()) == 4
+    known.learn([], [], is_whole=False)
+    assert known.num_known(hashes()) == 0
+
+
+@pytest.mark.parametrize("owner", ["", "a"])
+async def test_a_front_knows_what_an_engine_has_computed_for_another_front(owner: str) -> None:
     async with FleetOfEngines(quick) as fleet, FleetOfEngines(quick) as others:
+        for each in (fleet, others):
+            each.fleet._callers = Callers(IngressArgs(api_key_digests=["0" * 64]))
         await fleet.start()
         engine = await fleet.start()
         assert engine.invitation is not None
         await others.fleet.meet(engine.invitation)
-        (stream,) = await others.submit(PREFIX, SamplingParams(temperature=0.0, max_tokens=2 * BLOCK))
-        prompt = [*PREFIX, *await read(stream)]
-        link = _link(fleet, engine)
-        await until(lambda: link.prefixes.num_known(keys(prompt=prompt)) == (len(prompt) - 1) // BLOCK)
-        (stream,) = await fleet.submit(prompt, GREEDY)
-        await read(stream)
+        answer = await _ask(others, PREFIX, SamplingParams(temperature=0.0, max_tokens=2 * BLOCK), owner)
+        prompt, scope = [*PREFIX, *answer], others.fleet.cache_scope(owner)
+        assert bool(scope) == bool(owner)
+        prefixes = PromptPrefixes(scope, "", prompt).hashes(BLOCK)
+        known = _link(fleet, engine).prefixes
+        await until(lambda: known.num_known(prefixes) == (len(prompt) - 1) // BLOCK)
+        await _ask(fleet, prompt, owner=owner)
         assert engine.service.loop.num_requests == 2
 
 
 async def test_a_front_knows_what_an_engine_had_computed_before_they_met() -> None:
     async with FleetOfEngines(quick) as fleet, FleetOfEngines(quick) as late:
         engine = await fleet.start()
-        (stream,) = await fleet.submit(PREFIX, GREEDY)
-        await read(stream)
+        await _ask(fleet, PREFIX)
         assert engine.invitation is not None
         await late.fleet.meet(engine.invitation)
-        await until(lambda: _link(late, engine).prefixes.num_known(keys()) == 4)
+        await until(lambda: _link(late, engine).prefixes.num_known(hashes()) == 4)
 
 
 async def test_a_front_forgets_what_an_engine_has_evicted_or_lost_with_its_ranks() -> None:
     async with FleetOfEngines(lambda: quick(num_blocks=40)) as fleet:
         engine = await fleet.start()
-        link = _link(fleet, engine)
-
-        async def ask(prompt: list[int]) -> None:
-            (stream,) = await fleet.submit(prompt, GREEDY)
-            await read(stream)
-            await until(lambda: link.prefixes.num_known(keys(prompt=prompt)) == len(prompt) // BLOCK)
-
-        await ask(PREFIX)
-        await ask([2] * 20 * BLOCK)
-        await ask([3] * 20 * BLOCK)
-        await until(lambda: link.prefixes.num_known(keys()) == 0)
+        known = _link(fleet, engine).prefixes
+        long = [3] * 20 * BLOCK
+        await _ask(fleet, PREFIX)
+        await until(lambda: known.num_known(hashes()) == 4)
+        await _ask(fleet, [2] * 20 * BLOCK)
+        await _ask(fleet, long)
+        await until(lambda: known.num_known(hashes(prompt=long)) == 20)
+        assert known.num_known(hashes()) == 0
         engine.groups.made[-1].fail()
-        await until(lambda: link.prefixes.num_known(keys(prompt=[3] * 20 * BLOCK)) == 0)
+        await until(lambda: known.num_known(hashes(prompt=long)) == 0)
+
+
+async def test_equal_prompts_that_arrive_together_go_to_one_engine() -> None:
+    async with FleetOfEngines(quick) as fleet:
+        engines = [await fleet.start(), await fleet.start()]
+        prompt = [1, *range(3, 3 + 20 * BLOCK)]
+        asked = [asyncio.create_task(fleet.submit(prompt, GREEDY)) for _ in range(2)]
+        streams = [stream for each in await asyncio.gather(*asked) for stream in each]
+        assert sorted(engine.service.loop.num_requests for engine in engines) == [0, 2]
+        for stream in streams:
+            await read(stream)
 
 
 async def test_prompts_with_one_prefix_go_to_one_engine_until_it_is_busy() -> None:
     async with FleetOfEngines(quick) as fleet:
         first, second = await fleet.start(), await fleet.start()
         for number in range(6):
-            (stream,) = await fleet.submit([*PREFIX, 5 + number], GREEDY)
-            await read(stream)
+            await _ask(fleet, [*PREFIX, 5 + number])
         busy, idle = sorted((first, second), key=lambda engine: -engine.service.loop.num_requests)
         assert (busy.service.loop.num_requests, idle.service.loop.num_requests) == (6, 0)
         assert busy.service.loop.scheduler.num_prefix_hits >= 5 * 4 * BLOCK
