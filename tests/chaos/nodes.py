@@ -109,10 +109,7 @@ class Nodes:
         num_engines, num_fronts = self._sizes
 
         def found() -> frozenset[str] | None:
-            try:
-                fronts = _broadcast("LlamaIngress", "llama", "describe")
-            except Exception:  # a replica has just died
-                return None
+            fronts = _broadcast("LlamaIngress", "llama", "describe")
             ready = {frozenset(e["id"] for e in front["engines"] if e["phase"] == "ready") for front in fronts}
             engines = ready.pop() if len(fronts) == num_fronts and len(ready) == 1 else frozenset()
             return engines if len(engines) == num_engines and not engines & other_than else None
@@ -244,7 +241,10 @@ def _command(pid: int) -> str:
 
 
 def _broadcast(deployment: str, application: str, method: str) -> list[Any]:
-    return serve.get_deployment_handle(deployment, application).broadcast(method).results(timeout_s=30.0)
+    """The answers of all replicas; none where one has just died."""
+    with contextlib.suppress(Exception):
+        return list(serve.get_deployment_handle(deployment, application).broadcast(method).results(timeout_s=30.0))
+    return []
 
 
 def _replicas(application: str, deployment: str) -> list[int]:
