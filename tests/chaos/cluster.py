@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
+from ray.exceptions import RayError
 
 from deployments.args import resolve
 from tests.chaos.asks import KINDS as REQUESTS_OF_ONE_ENGINE
@@ -93,17 +96,23 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     watching = asyncio.create_task(course.watch_memory(nodes))
     faults = course.faults
     is_settled, draw = True, nodes.draw
-    rounds = [draw.sample(options.kinds, len(options.kinds)) for _ in range(options.faults)]
-    for kind in list(chain(*rounds))[: options.faults]:
+    for kind in chain.from_iterable(draw.sample(options.kinds, len(options.kinds)) for _ in repeat(None)):
         await asyncio.sleep(draw.uniform(0.5, options.pause))
         await course.answered((len(faults) + 0.5) / options.faults * options.num_streams)
         settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
-        began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
+        try:
+            began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
+        except (ProcessLookupError, psutil.NoSuchProcess, RayError) as error:
+            print(f"{kind} has not struck: an earlier fault has ended its target ({error!r:.80})", file=sys.stderr)
+            is_settled = False
+            continue
         faults.append(Fault(kind, began, time.time(), is_settled and settles))
         is_settled = settles
         failed = sum(len(each.lost) + len(each.differing) for each in (streams, slow))
         answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {failed} failed"
         print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
+        if len(faults) == options.faults:
+            break
     await course.answered(options.num_streams)
     await asyncio.gather(streams.stop(), slow.stop())
     watching.cancel()
