@@ -109,6 +109,8 @@ class Nodes:
         num_engines, num_fronts = self._sizes
 
         def found() -> frozenset[str] | None:
+            for node in [node for node in self._engine_nodes if not node.remaining_processes_alive()]:
+                self._replace(node)  # Ray has ended a node that answered too late on a busy machine
             fronts = _broadcast("LlamaIngress", "llama", "describe")
             ready = {frozenset(e["id"] for e in front["engines"] if e["phase"] == "ready") for front in fronts}
             engines = ready.pop() if len(fronts) == num_fronts and len(ready) == 1 else frozenset()
@@ -140,9 +142,7 @@ class Nodes:
         node = self.draw.choice(self._engine_nodes)
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         self._kill(*(process.pid for process in [raylet, *raylet.children(recursive=True)]))
-        self._cluster.remove_node(node, allow_graceful=False)
-        self._engine_nodes.remove(node)
-        self._engine_nodes.append(self._cluster.add_node(num_cpus=1))
+        self._replace(node)
 
     def rank(self) -> None:
         self._kill(self._one("a rank runs", lambda: self._processes("ray::RankWorker")))
@@ -195,6 +195,11 @@ class Nodes:
         """An upgrade to engines that compute other bits: answers may differ."""
         count = 3 - self._engine_args["model_parallel_size"]
         self.change(self.num_engines, model_parallel_size=count, cpus_per_rank=1 / count)
+
+    def _replace(self, node: Any) -> None:
+        self._cluster.remove_node(node, allow_graceful=False)
+        self._engine_nodes.remove(node)
+        self._engine_nodes.append(self._cluster.add_node(num_cpus=1))
 
     def _strikes(self) -> None:
         self._struck_s = self._struck_s or time.time()
