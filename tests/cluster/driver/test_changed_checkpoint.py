@@ -42,7 +42,7 @@ async def test_streams_end_with_checkpoint_changed_when_new_ranks_find_other_wei
         assert service.info is not None
         os.kill(service.info.identities[1].process.pid, signal.SIGKILL)
         with pytest.raises(EngineError) as caught:
-            await asyncio.wait_for(_read(stream), 300)
+            await asyncio.wait_for(_read(stream), 200)
         assert caught.value.code == "checkpoint_changed", caught.value
         assert "consolidated.00.pth" in caught.value.message
         assert not service.live(), "Serve replaces a replica that is not live"
