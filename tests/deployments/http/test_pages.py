@@ -320,8 +320,10 @@ def test_the_status_view_shows_one_of_several_replicas(page: Any, served: Served
     assert len(asked) >= 8  # of each replica, twice
     heights = page.locator(".plot polyline").first.get_attribute("points").split()
     assert {point.partition(",")[2] for point in heights} == {"1"}
-    assert page.locator(".plot output").first.text_content() == "3"
-    assert "model-of-one" in page.text_content("#facts") and "model-of-other" not in page.text_content("#facts")
+    # A busy machine may be silent for 10 s, after which the page shows the other one.
+    shown, hidden = ("one", "other") if page.locator(".plot output").first.text_content() == "3" else ("other", "one")
+    facts = page.text_content("#facts")
+    assert f"model-of-{shown}" in facts and f"model-of-{hidden}" not in facts
 
 
 def test_the_page_shows_that_the_server_loads(browser: Any, served: Served) -> None:
