@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 )
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     report = tmp_path_factory.mktemp("chaos") / "report.json"
-    flags = ["--faults", "4", "--streams", "8", "--pause", "1.5", "--step-timeout", "6"]
+    flags = ["--faults", "4", "--streams", "8", "--pause", "1.5", "--step-timeout", "15"]  # a busy machine answers late
     flags += ["--requests", "seeded", "two choices", "logprobs", "cut", "schema", "tool call", "penalties"]
     flags += ["--standby" if request.param else "--no-standby", "--no-timed", "--two-ctrl-c", "--json", str(report)]
     done = subprocess.run(
