@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise, repeat
+from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +96,7 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     watching = asyncio.create_task(course.watch_memory(nodes))
     faults = course.faults
     is_settled, draw = True, nodes.draw
-    for kind in chain.from_iterable(draw.sample(options.kinds, len(options.kinds)) for _ in repeat(None)):
+    for kind in chain.from_iterable(draw.sample(options.kinds, len(options.kinds)) for _ in range(2 * options.faults)):
         await asyncio.sleep(draw.uniform(0.5, options.pause))
         await course.answered((len(faults) + 0.5) / options.faults * options.num_streams)
         settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
@@ -113,6 +113,8 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
         print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
         if len(faults) == options.faults:
             break
+    else:
+        raise AssertionError(f"only {len(faults)} faults have struck")
     await course.answered(options.num_streams)
     await asyncio.gather(streams.stop(), slow.stop())
     watching.cancel()

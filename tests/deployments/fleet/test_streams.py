@@ -2,11 +2,13 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import remote_engine
+from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.front_server import FrontStream
 from deployments.fleet.messages import Step
 from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
@@ -218,6 +220,25 @@ async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_o
         for data in delayed:
             take(data)
         assert await read(stream) == expected()
+
+
+async def test_a_front_tries_again_to_meet_an_engine_whose_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FleetOfEngines(slow) as fleet:
+        engine = await fleet.start()
+        (link,) = fleet.fleet._models["demo"].links
+        refusals = iter([OSError(), OSError()])
+        connect = EngineLink.connect
+
+        async def refused_at_first(self: EngineLink, *args: Any) -> Any:
+            if (error := next(refusals, None)) is not None:
+                raise error
+            return await connect(self, *args)
+
+        monkeypatch.setattr(EngineLink, "connect", refused_at_first)
+        link.close()
+        await until(lambda: fleet.fleet._models["demo"].links not in ([], [link]))
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        assert await read(stream) == expected() and engine.service.loop.num_requests == 1
 
 
 async def test_a_front_that_ends_does_not_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
