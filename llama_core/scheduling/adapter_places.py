@@ -1,6 +1,6 @@
 """Which LoRA adapter each of the ranks' places holds. Knows nothing of files or tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.step import AdapterLoad
@@ -17,6 +17,11 @@ class AdapterPlaces:
         self.folders: dict[str, str] = {}
         self._num_places = num_places
         self._held: dict[str, int] = {}  # in the order of their last use
+
+    @property
+    def held(self) -> KeysView[str]:
+        """The adapters that have a place."""
+        return self._held.keys()
 
     def forget(self) -> None:
         """The ranks are new, and their places are empty."""

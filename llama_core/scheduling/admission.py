@@ -1,7 +1,9 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
-The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; none overtakes it.
-Its prefix is looked up in the cache at this moment, not before. Knows nothing of steps and their budget.
+The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. None overtakes it,
+unless its adapter lacks a place: then the next ones without an adapter do, and as many with a placed one as there are slots,
+so that it waits no longer than these run. A sequence's prefix is looked up in the cache when it is admitted, not before.
+Knows nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -49,7 +51,9 @@ class Admission:
         self._max_waiting_tokens = max_waiting_tokens
         self._prefix_caching = prefix_caching
         self._window = window
-        self._head_lacks_blocks = False  # no block has been released since the first sequence of the queue was refused
+        self._head_lacks_blocks = False  # no block has been released since the next sequence was refused
+        self._lacks_place: Sequence | None = None  # the first of the queue, if its adapter lacked a place
+        self._num_overtaking = 0  # sequences with adapters that overtook it
         self.use_pool(pool)
 
     def limit(self, max_waiting: int | None, max_waiting_tokens: int | None) -> None:
@@ -107,8 +111,8 @@ class Admission:
         be admitted now."""
         if not self.waiting or not self.free_slots or self._head_lacks_blocks:
             return None
-        seq = self.waiting.first(Counter(other.owner for other in running))
-        if not self._may_run(seq, running):
+        seq = self._next(running, Counter(other.owner for other in running))
+        if seq is None or not self._may_run(seq, running):
             return None
         cached = self.prefixes.lookup(seq)
         num_released = self._window.num_behind(len(cached) * self.pool.block_size)
@@ -120,6 +124,7 @@ class Admission:
             self._head_lacks_blocks = True
             return None
         self.waiting.remove(seq)
+        self._num_overtaking += bool(seq.adapter)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks
         seq.num_registered, seq.num_released = len(cached), num_released
@@ -135,7 +140,9 @@ class Admission:
         if not self.waiting or (self.free_slots and not self._head_lacks_blocks):
             return None
         num_running = Counter(seq.owner for seq in running)
-        first = self.waiting.first(num_running)
+        first = self._next(running, num_running)
+        if first is None:
+            return None
         least = num_running[first.owner] + 2
         if max(num_running.values(), default=0) < least or not self._may_run(first, running):
             return None
@@ -175,10 +182,19 @@ class Admission:
         seq.slot = None
         self._head_lacks_blocks = False
 
+    def _next(self, running: Seq[Sequence], num_running: Counter[str]) -> Sequence | None:
+        """The first sequence of the queue, or one that may overtake it."""
+        first, places = self.waiting.first(num_running), self._adapter_places
+        if places.has_place(first, running):
+            return first
+        if first is not self._lacks_place:
+            self._lacks_place, self._num_overtaking = first, 0
+        adapters = {"", *places.held} if self._num_overtaking < self._num_slots else {""}
+        return next((seq for seq in self.waiting.in_turn(num_running) if seq.adapter in adapters), None)
+
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
         # Of a sequence that was preempted in mid-step, the sampled token has not been read back.
-        may_run = not seq.inflight and self._quarantine.admits(seq, running)
-        return may_run and self._adapter_places.has_place(seq, running)
+        return not seq.inflight and self._quarantine.admits(seq, running)
 
     def _check_fits_idle(self, lengths: Seq[int]) -> None:
         slots, most, most_tokens = self._num_slots, self._max_waiting, self._max_waiting_tokens

@@ -51,10 +51,16 @@ class _PriorityClass:
         return num_tokens
 
     def first(self, num_running: Mapping[str, int]) -> Sequence:
-        counters = self.counters
-        self.floor = max(self.floor, min(counters[owner] for owner in self.by_owner))
-        owner = min(self.by_owner, key=lambda owner: (num_running.get(owner, 0), counters[owner]))
+        self.floor = max(self.floor, min(self.counters[owner] for owner in self.by_owner))
+        owner = min(self.by_owner, key=lambda owner: self._turn(owner, num_running))
         return next(iter(self.by_owner[owner]))
+
+    def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
+        for owner in sorted(self.by_owner, key=lambda owner: self._turn(owner, num_running)):
+            yield from self.by_owner[owner]
+
+    def _turn(self, owner: str, num_running: Mapping[str, int]) -> tuple[int, float]:
+        return num_running.get(owner, 0), self.counters[owner]
 
     def evict_idle(self, *, above_floor: bool) -> None:
         """Drop the counters of owners without waiting requests: those below the floor, or all of them."""
@@ -136,6 +142,12 @@ class WaitingQueue:
         return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first(
             num_running
         )
+
+    def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
+        """The requests from the next one on; an owner's all at once."""
+        yield from self._begun
+        for priority in sorted(self._classes):
+            yield from self._classes[priority].in_turn(num_running)
 
     def count_served(self, seq: Sequence, cost: float) -> None:
         """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""

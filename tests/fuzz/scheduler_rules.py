@@ -50,7 +50,7 @@ class World:
             num_blocks=draw.randint(least, 20),
             slots=slots,
             extra_tokens=extra_tokens,
-            depth=draw.randint(1, 3),
+            depth=draw.randint(1, min(3, slots + extra_tokens)),  # a window's bound has room for one row of a prompt
             max_drafts=draw.choice((0, 4, 8)),
             prefix_caching=draw.random() < 0.75,
             max_waiting=draw.choice((None, None, 2, 8)),
@@ -71,7 +71,6 @@ class Heard:
     tokens: list[int]
     reason: FinishReason | None = None
     is_cut: bool = False  # it ended by a stop string, an abort or an error, with a prefix of the expected tokens
-    is_queued: bool = False  # it has not been admitted yet
 
 
 class Bench:
@@ -148,7 +147,6 @@ class Bench:
             heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
             self.heard[seq] = heard
             self.scheduler.add(seq)
-            heard.is_queued = not seq.finished
             if seq.finished:
                 self._ended(heard)
             added.append(seq)
@@ -306,8 +304,13 @@ class Bench:
             return running[owner], counters[owner]
 
         assert served(seq.owner) == min(served(heard.seq.owner) for heard in mine), "an owner that is served less waits"
-        oldest = min((heard for heard in mine if heard.seq.owner == seq.owner), key=lambda heard: heard.number)
-        assert seq is oldest.seq, "an older sequence of the same owner waits"
+
+        def turn(heard: Heard) -> int:
+            """A sequence that has run comes before those that have not."""
+            return heard.number if heard.seq.num_cached is None else 0
+
+        least = min(turn(heard) for heard in mine if heard.seq.owner == seq.owner)
+        assert turn(self.heard[seq]) == least, "an older sequence of the same owner waits"
 
     def check(self) -> None:
         """The rules that hold after every operation."""

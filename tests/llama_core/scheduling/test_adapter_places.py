@@ -8,18 +8,20 @@ from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import AdapterLoad, StepInput
 from tests.support.fake_ranks import EOS, FakeRanks
 
+SLOTS = 8
+
 
 class Places:
     """A scheduler whose ranks have two places, and the adapters that they would hold."""
 
-    def __init__(self) -> None:
-        self.scheduler = Scheduler(SchedulerConfig(8, 64, frozenset({EOS}), max_loras=2), BlockPool(64, 4))
+    def __init__(self, slots: int = SLOTS) -> None:
+        self.scheduler = Scheduler(SchedulerConfig(slots, 64, frozenset({EOS}), max_loras=2), BlockPool(64, 4))
         self.scheduler.adapter_places.folders |= {name: f"/{name}" for name in "abcd"}
         self.ranks = FakeRanks(4)
         self.loaded: list[AdapterLoad] = []
 
-    def add(self, adapter: str) -> Sequence:
-        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, adapter=adapter)
+    def add(self, adapter: str, owner: str = "", priority: int = 0) -> Sequence:
+        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, owner, priority, adapter=adapter)
         self.scheduler.add(seq)
         return seq
 
@@ -33,17 +35,48 @@ class Places:
 
 def test_a_sequence_waits_until_no_running_one_needs_a_place() -> None:
     places = Places()
-    first, second, third, base = (places.add(adapter) for adapter in ("a", "b", "c", ""))
+    first, second, third = (places.add(adapter) for adapter in ("a", "b", "c"))
     for place, adapter in ((1, "a"), (2, "b")):
         places.step()
         assert places.loaded == [AdapterLoad(place, adapter, f"/{adapter}")], "one a step, for which all streams wait"
-    assert third.slot is None and base.slot is None
+    assert third.slot is None
     places.scheduler.finish(second, FinishReason.ABORT)
     batch = places.step()
     assert places.loaded == [AdapterLoad(2, "c", "/c")]
     assert {init.slot: init.adapter_place for init in batch.admit} == {third.slot: 2}
-    assert {init.slot: init.adapter_place for init in places.step().admit} == {base.slot: 0}
     assert first.slot is not None
+
+
+def test_a_sequence_without_a_place_is_overtaken_by_a_bounded_number() -> None:
+    places = Places()
+    first, second = places.add("a"), places.add("b")
+    places.step()
+    places.step()
+    third = places.add("c")
+    for _ in range(SLOTS):
+        seq = places.add("a")
+        places.step()
+        assert seq.slot is not None and third.slot is None
+        places.scheduler.finish(seq, FinishReason.ABORT)
+    late, base = places.add("b"), places.add("")
+    places.step()
+    assert base.slot is not None and late.slot is None and third.slot is None
+    places.scheduler.finish(first, FinishReason.ABORT)
+    places.step()
+    assert places.loaded == [AdapterLoad(1, "c", "/c")]
+    places.step()
+    assert second.slot is not None and late.slot is not None and third.slot is not None
+
+
+def test_those_that_overtake_keep_the_order_of_priorities_and_owners() -> None:
+    places = Places(slots=4)
+    places.add("a"), places.add("b")
+    places.step()
+    places.step()
+    places.add("c")
+    low, busy, idle = places.add("", priority=2), places.add(""), places.add("", owner="idle")
+    places.step()
+    assert idle.slot is not None and busy.slot is not None and low.slot is None
 
 
 def test_an_adapter_whose_sequence_ended_with_an_error_is_loaded_again() -> None:
