@@ -1,9 +1,9 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. None overtakes it,
-unless its adapter lacks a place: then the next ones without an adapter do, and as many with a placed one as there are slots,
-so that it waits no longer than these run. A sequence's prefix is looked up in the cache when it is admitted, not before.
-Knows nothing of steps and their budget.
+unless its adapter lacks a place: then the next ones without an adapter do, and, while it has no token, as many with a placed
+adapter as there are slots, so that it waits no longer than these run. A sequence's prefix is looked up in the cache when it is
+admitted, not before. Knows nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -189,7 +189,8 @@ class Admission:
             return first
         if first is not self._lacks_place:
             self._lacks_place, self._num_overtaking = first, 0
-        adapters = {"", *places.held} if self._num_overtaking < self._num_slots else {""}
+        has_tokens = first.length > first.prompt_len  # its reader waits for the next one
+        adapters = {""} if has_tokens or self._num_overtaking >= self._num_slots else {"", *places.held}
         return next((seq for seq in self.waiting.in_turn(num_running) if seq.adapter in adapters), None)
 
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:

@@ -68,6 +68,19 @@ def test_a_sequence_without_a_place_is_overtaken_by_a_bounded_number() -> None:
     assert second.slot is not None and late.slot is not None and third.slot is not None
 
 
+def test_no_other_adapter_overtakes_a_sequence_that_has_tokens() -> None:
+    places = Places()
+    places.add("a"), places.add("b")
+    places.step()
+    places.step()
+    moved = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, adapter="c")
+    moved.tokens += [6]
+    places.scheduler.add(moved)
+    late, base = places.add("b"), places.add("")
+    places.step()
+    assert base.slot is not None and late.slot is None and moved.slot is None
+
+
 def test_those_that_overtake_keep_the_order_of_priorities_and_owners() -> None:
     places = Places(slots=4)
     places.add("a"), places.add("b")
