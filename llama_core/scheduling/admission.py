@@ -1,9 +1,10 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. None overtakes it,
-unless its adapter lacks a place: then the next ones without an adapter do, and, while it has no token, as many with a placed
-adapter as there are slots, so that it waits no longer than these run. A sequence's prefix is looked up in the cache when it is
-admitted, not before. Knows nothing of steps and their budget.
+unless no place for its adapter is free. Then it stays first until one is, and those that need no new place overtake it:
+sequences without an adapter, those that have tokens, and, unless it has tokens itself, as many new ones of its priority or a
+lower number as there are slots. A sequence's prefix is looked up in the cache when it is admitted, not before. Knows nothing
+of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -52,8 +53,8 @@ class Admission:
         self._prefix_caching = prefix_caching
         self._window = window
         self._head_lacks_blocks = False  # no block has been released since the next sequence was refused
-        self._lacks_place: Sequence | None = None  # the first of the queue, if its adapter lacked a place
-        self._num_overtaking = 0  # sequences with adapters that overtook it
+        self._lacks_place: Sequence | None = None  # the first of the queue, when no place was free for its adapter
+        self._num_adapted = 0  # sequences with adapters that were admitted since then
         self.use_pool(pool)
 
     def limit(self, max_waiting: int | None, max_waiting_tokens: int | None) -> None:
@@ -124,7 +125,7 @@ class Admission:
             self._head_lacks_blocks = True
             return None
         self.waiting.remove(seq)
-        self._num_overtaking += bool(seq.adapter)
+        self._num_adapted += bool(seq.adapter)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks
         seq.num_registered, seq.num_released = len(cached), num_released
@@ -140,11 +141,11 @@ class Admission:
         if not self.waiting or (self.free_slots and not self._head_lacks_blocks):
             return None
         num_running = Counter(seq.owner for seq in running)
-        first = self._next(running, num_running)
-        if first is None:
+        most = max(num_running.values(), default=0)
+        if most < 2 or (first := self._next(running, num_running)) is None:
             return None
         least = num_running[first.owner] + 2
-        if max(num_running.values(), default=0) < least or not self._may_run(first, running):
+        if most < least or not self._may_run(first, running):
             return None
         others = (seq for seq in reversed(running) if seq.priority >= first.priority)
         victim = max(others, key=lambda seq: num_running[seq.owner], default=None)
@@ -183,15 +184,23 @@ class Admission:
         self._head_lacks_blocks = False
 
     def _next(self, running: Seq[Sequence], num_running: Counter[str]) -> Sequence | None:
-        """The first sequence of the queue, or one that may overtake it."""
+        """The first sequence of the queue, or the next one that may overtake it."""
         first, places = self.waiting.first(num_running), self._adapter_places
         if places.has_place(first, running):
             return first
         if first is not self._lacks_place:
-            self._lacks_place, self._num_overtaking = first, 0
-        has_tokens = first.length > first.prompt_len  # its reader waits for the next one
-        adapters = {""} if has_tokens or self._num_overtaking >= self._num_slots else {"", *places.held}
-        return next((seq for seq in self.waiting.in_turn(num_running) if seq.adapter in adapters), None)
+            self.waiting.remove(first)
+            self.waiting.add_first(first)
+            self._lacks_place, self._num_adapted = first, 0
+        takes_new = first.length == first.prompt_len and self._num_adapted < self._num_slots
+
+        def may_overtake(seq: Sequence) -> bool:
+            if not seq.adapter:
+                return True
+            has_tokens = seq.length > seq.prompt_len
+            return seq.adapter in places.held and (has_tokens or (takes_new and seq.priority <= first.priority))
+
+        return next(filter(may_overtake, self.waiting.in_turn(num_running)), None)
 
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
         # Of a sequence that was preempted in mid-step, the sampled token has not been read back.

@@ -1,12 +1,13 @@
 """The requests that wait for a slot, and the order in which they get one.
 
-Requests that former ranks or another engine have begun come first, in their old order. Then the lowest priority number. Within
-a priority, the next request is the oldest one of the owner with the fewest running sequences; of several such owners, of the
-one that has been served least by its virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI
-2024). Each priority has counters of its own: service at one priority does not count at another. The counter of an owner that
-returns after a pause is lifted to the lowest of those that wait, so that a pause gains no service. One owner cannot fill the
-queue where other owners are known: a share of the remaining capacity stays free (the dynamic thresholds of Choudhury and Hahne,
-"Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998).
+Requests that former ranks or another engine have begun come first, in their old order, and one whose adapter waits for a place
+(`Admission`). Then the lowest priority number. Within a priority, the next request is the oldest one of the owner with the
+fewest running sequences; of several such owners, of the one that has been served least by its virtual token counter (Sheng et
+al., "Fairness in Serving Large Language Models", OSDI 2024). Each priority has counters of its own: service at one priority
+does not count at another. The counter of an owner that returns after a pause is lifted to the lowest of those that wait, so
+that a pause gains no service. One owner cannot fill the queue where other owners are known: a share of the remaining capacity
+stays free (the dynamic thresholds of Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
+IEEE/ACM Transactions on Networking, 1998).
 """
 
 from collections import OrderedDict
@@ -51,13 +52,18 @@ class _PriorityClass:
         return num_tokens
 
     def first(self, num_running: Mapping[str, int]) -> Sequence:
-        self.floor = max(self.floor, min(self.counters[owner] for owner in self.by_owner))
+        self._lift_floor()
         owner = min(self.by_owner, key=lambda owner: self._turn(owner, num_running))
         return next(iter(self.by_owner[owner]))
 
     def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
+        if self.by_owner:
+            self._lift_floor()
         for owner in sorted(self.by_owner, key=lambda owner: self._turn(owner, num_running)):
             yield from self.by_owner[owner]
+
+    def _lift_floor(self) -> None:
+        self.floor = max(self.floor, min(self.counters[owner] for owner in self.by_owner))
 
     def _turn(self, owner: str, num_running: Mapping[str, int]) -> tuple[int, float]:
         return num_running.get(owner, 0), self.counters[owner]
@@ -103,7 +109,7 @@ class WaitingQueue:
         self._count_waiting(seq.owner, 1, num_tokens)
 
     def add_first(self, seq: Sequence) -> None:
-        """Add a request that former ranks or another engine have begun before all others."""
+        """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn."""
         self._begun[seq] = None
         self._begun.move_to_end(seq, last=False)
         self._length += 1
@@ -144,7 +150,7 @@ class WaitingQueue:
         )
 
     def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
-        """The requests from the next one on; an owner's all at once."""
+        """The requests as their owners' turns are now: all of an owner, then all of the next one."""
         yield from self._begun
         for priority in sorted(self._classes):
             yield from self._classes[priority].in_turn(num_running)

@@ -1,5 +1,7 @@
 """Which sequences run beside which adapters, where the ranks hold few, and what they are told to load."""
 
+import pytest
+
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -79,6 +81,34 @@ def test_no_other_adapter_overtakes_a_sequence_that_has_tokens() -> None:
     late, base = places.add("b"), places.add("")
     places.step()
     assert base.slot is not None and late.slot is None and moved.slot is None
+
+
+@pytest.mark.parametrize(
+    "steady", [[("", "ann"), ("b", "bob")], [("a", "ann"), ("a", "bob")], [("a", "ann"), ("b", "bob")]]
+)
+def test_no_stream_of_others_starves_a_sequence_that_lacks_a_place(steady: list[tuple[str, str]]) -> None:
+    places = Places(slots=4)
+    places.add("a", "bob"), places.add("b", "bob")
+    places.step()
+    places.step()
+    wanted = [places.add("c", "ann"), places.add("d", "bob")]
+    for _ in range(60):
+        for adapter, owner in steady:
+            places.add(adapter, owner)
+        places.step()
+        oldest = min(places.scheduler.live(), key=lambda seq: (seq.slot is None, -seq.length))
+        places.scheduler.finish(oldest, FinishReason.ABORT)
+    assert all(seq.finished or seq.slot is not None for seq in wanted)
+
+
+def test_no_other_adapter_of_a_later_priority_overtakes() -> None:
+    places = Places()
+    places.add("a"), places.add("b")
+    places.step()
+    places.step()
+    first, late, same = places.add("c", priority=1), places.add("b", priority=2), places.add("b", priority=1)
+    places.step()
+    assert same.slot is not None and late.slot is None and first.slot is None
 
 
 def test_those_that_overtake_keep_the_order_of_priorities_and_owners() -> None:
