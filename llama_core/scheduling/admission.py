@@ -187,6 +187,7 @@ class Admission:
         """The first sequence of the queue, or the next one that may overtake it."""
         first, places = self.waiting.first(num_running), self._adapter_places
         if places.has_place(first, running):
+            self._lacks_place = None
             return first
         if first is not self._lacks_place:
             self.waiting.remove(first)
