@@ -2,9 +2,9 @@
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. None overtakes it,
 unless no place for its adapter is free. Then it stays first until one is, and those that need no new place overtake it:
-sequences without an adapter, those that have tokens, and, unless it has tokens itself, as many new ones of its priority or a
-lower number as there are slots. A sequence's prefix is looked up in the cache when it is admitted, not before. Knows nothing
-of steps and their budget.
+sequences without an adapter, those that have tokens or a lower priority number, and, unless it has tokens itself, as many of
+its own priority as there are slots. A sequence's prefix is looked up in the cache when it is admitted, not before. Knows
+nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -193,13 +193,13 @@ class Admission:
             self.waiting.remove(first)
             self.waiting.add_first(first)
             self._lacks_place, self._num_adapted = first, 0
-        takes_new = first.length == first.prompt_len and self._num_adapted < self._num_slots
+        takes_peers = first.length == first.prompt_len and self._num_adapted < self._num_slots
 
         def may_overtake(seq: Sequence) -> bool:
             if not seq.adapter:
                 return True
-            has_tokens = seq.length > seq.prompt_len
-            return seq.adapter in places.held and (has_tokens or (takes_new and seq.priority <= first.priority))
+            is_before = seq.length > seq.prompt_len or seq.priority < first.priority
+            return seq.adapter in places.held and (is_before or (takes_peers and seq.priority == first.priority))
 
         return next(filter(may_overtake, self.waiting.in_turn(num_running)), None)
 

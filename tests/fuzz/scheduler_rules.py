@@ -50,7 +50,7 @@ class World:
             num_blocks=draw.randint(least, 20),
             slots=slots,
             extra_tokens=extra_tokens,
-            depth=draw.randint(1, min(3, slots + extra_tokens)),  # a window's bound has room for one row of a prompt
+            depth=draw.randint(1, min(3, slots + extra_tokens)),  # a window has room for one row's positions in flight
             max_drafts=draw.choice((0, 4, 8)),
             prefix_caching=draw.random() < 0.75,
             max_waiting=draw.choice((None, None, 2, 8)),

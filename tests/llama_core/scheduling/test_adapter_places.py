@@ -84,7 +84,12 @@ def test_no_other_adapter_overtakes_a_sequence_that_has_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "steady", [[("", "ann"), ("b", "bob")], [("a", "ann"), ("a", "bob")], [("a", "ann"), ("b", "bob")]]
+    "steady",
+    [
+        [("", "ann"), ("a", "bob"), ("b", "bob")],
+        [("a", "ann"), ("b", "ann")],
+        [("a", "ann"), ("b", "bob")],
+    ],
 )
 def test_no_stream_of_others_starves_a_sequence_that_lacks_a_place(steady: list[tuple[str, str]]) -> None:
     places = Places(slots=4)
@@ -101,14 +106,20 @@ def test_no_stream_of_others_starves_a_sequence_that_lacks_a_place(steady: list[
     assert all(seq.finished or seq.slot is not None for seq in wanted)
 
 
-def test_no_other_adapter_of_a_later_priority_overtakes() -> None:
+def test_other_adapters_overtake_by_priority() -> None:
     places = Places()
     places.add("a"), places.add("b")
     places.step()
     places.step()
-    first, late, same = places.add("c", priority=1), places.add("b", priority=2), places.add("b", priority=1)
+    first, late = places.add("c", priority=1), places.add("b", priority=2)
+    for _ in range(SLOTS):
+        peer = places.add("b", priority=1)
+        places.step()
+        assert peer.slot is not None and late.slot is None and first.slot is None
+        places.scheduler.finish(peer, FinishReason.ABORT)
+    early = places.add("b")
     places.step()
-    assert same.slot is not None and late.slot is None and first.slot is None
+    assert early.slot is not None and late.slot is None and first.slot is None
 
 
 def test_those_that_overtake_keep_the_order_of_priorities_and_owners() -> None:
