@@ -24,11 +24,14 @@ class SocketDir:
         remove_stale(parent_dir())
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent_dir()))  # mode 0700
-            self._lock = os.open(self.path, os.O_RDONLY)
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY)
+            except FileNotFoundError:  # another process removed it between creation and lock
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 break
-            os.close(self._lock)  # another process removed it between creation and lock
+            os.close(self._lock)
 
     @property
     def socket_path(self) -> str:

@@ -65,7 +65,8 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """One engine. node: IP address of rank 0's node. requests: taken since its start."""
+    """One engine. node: IP address of rank 0's node. requests: taken since its start. Of a front: the streams that it has
+    there, the requests and streams that the engine has refused, and the time since it was heard."""
 
     id: str
     model: str
@@ -74,6 +75,20 @@ class EngineSummary:
     requests: int
     requests_running: int
     requests_waiting: int
+    streams: int = 0
+    refusals: int = 0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """One stream of a front. engine: the id; "" while it is held. phase: held, waiting (in the engine's queue) or running."""
+
+    request_id: str
+    engine: str
+    phase: str
+    prompt_tokens: int
+    new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,12 @@ class EngineState:
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     engines: tuple[EngineSummary, ...] = ()  # that this process uses
+    # Of a front, since its start: streams that changed engines or had none, held streams that ended so, and silent engines.
+    streams_moved: int = 0
+    streams_held: int = 0
+    hold_timeouts: int = 0
+    engines_suspected: int = 0
+    streams: tuple[StreamState, ...] = ()  # of a front, in GET /props
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class SequenceStream:
     ) -> None:
         """request: that the sequence is a choice of. is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
-        self.numerics = ""  # of the engine that gave the latest token, where engines are other processes
+        # Of the engine that gave the latest token, and of the prompt's tokenizer, where engines are other processes.
+        self.numerics = self.tokenizer_digest = ""
         self.tokenizer, self._request = tokenizer, request
         self._has_stops = bool(request.stop)
         self._on_cancel = on_cancel

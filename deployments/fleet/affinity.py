@@ -5,6 +5,7 @@ A wrong guess costs time, never a token.
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Final
 
 from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
@@ -24,6 +25,11 @@ class PromptPrefixes:
         self.prompt = prompt
         self._root = root_hash(cache_scope, adapter)
         self._hashes: dict[int, list[bytes]] = {}
+
+    @cached_property
+    def name(self) -> bytes:
+        """A hash of the whole prompt."""
+        return shortened(prefix_hash(self._root, self.prompt))
 
     def hashes(self, block_size: int) -> list[bytes]:
         if block_size not in self._hashes:

@@ -4,12 +4,11 @@ Decides nothing: `RemoteEngine` chooses engines, and moves streams from one to a
 """
 
 import asyncio
-import itertools
 import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from cluster.wire.messages import HEADER_BYTES, MAX_FRAME_BYTES, Deframer, WireError, frame
@@ -19,7 +18,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import messages
 from deployments.fleet.affinity import KnownPrefixes, PromptPrefixes
 from deployments.fleet.invitation import Invitation
-from deployments.fleet.messages import PROTOCOL, error_of
+from deployments.fleet.messages import BEAT_S, MAX_UNREAD_BYTES, PROTOCOL, error_of, max_streams
 from llama_core.errors import InvalidParameter, LlamaError
 from llama_core.scheduling.request import Request
 from llama_core.text.model_text import ModelText
@@ -35,8 +34,10 @@ class RoutedStream:
     """A stream of this front. link, number: of the engine that computes it; None while it is held.
 
     num_failures: engines that have ended since its last token, with it in their batches. is_accepted: the engine has queued it.
-    is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again. has_begun:
-    it has been in a batch. is_readmitted: its client was away, and it has not been in a batch since.
+    is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again, or could run
+    but for the engines' load. has_begun: it has been in a batch. is_readmitted: its client was away, and it has not been in a
+    batch since. placed_s: when its engine was sent it. num_moves: from one engine's queue to another's, since it was in a
+    batch. refused_by: ids of engines that did not take it since.
     """
 
     stream: SequenceStream
@@ -49,6 +50,9 @@ class RoutedStream:
     lost_s: float | None = None
     has_begun: bool = False
     is_readmitted: bool = False
+    placed_s: float = 0.0
+    num_moves: int = 0
+    refused_by: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,18 @@ class EngineLink(asyncio.Protocol):
         self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
-        self.running = self.waiting = 0
+        self.running = self.waiting = 0  # as the engine has told
+        self.num_fronts = 1  # that the engine serves
+        self.num_refusals = 0
+        self.was_ready = False  # when its owner was told last
         self.prefixes = KnownPrefixes()
         self.is_leaving = self.is_suspected = self.is_lost = False
-        self.heard_s = time.monotonic()
+        self.heard_s = self._back_s = time.monotonic()
         self._owner: LinkOwner | None = None
         self._deframer = Deframer(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._numbers = itertools.count(1)
+        self._last_number = 0  # of a stream that has been sent
+        self._received = 0  # the highest number that `running` and `waiting` include
         self._accepting: dict[int, _Submission] = {}
         self._welcomed: asyncio.Future[messages.Welcome] = asyncio.get_running_loop().create_future()
 
@@ -108,6 +116,7 @@ class EngineLink(asyncio.Protocol):
             assert self._transport is not None
             if (connection := self._transport.get_extra_info("socket")).family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._send(messages.Hello(PROTOCOL, invitation.secret, tuple(has_files)[-2:]))
             return await self._welcomed
 
@@ -116,6 +125,21 @@ class EngineLink(asyncio.Protocol):
         self._owner = owner
         if self.is_lost:
             owner.on_lost(self)
+
+    @property
+    def engine_id(self) -> str:
+        return self.invitation.engine
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
+        return f"{self.invitation.engine} on {self.invitation.host}"
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Of what decides the tokens of a text."""
+        assert self.welcome is not None
+        return self.welcome.tokenizer_digest or self.welcome.files_digest
 
     @property
     def numerics(self) -> str:
@@ -131,20 +155,42 @@ class EngineLink(asyncio.Protocol):
     @property
     def takes_requests(self) -> bool:
         """While its ranks recover, requests wait for them."""
-        is_gone = self.is_leaving or self.is_suspected or self.is_lost
+        is_gone = self.is_leaving or self.is_suspected or self.is_lost or self.is_clogged
         return not is_gone and self.state is not None and self.state.phase in ("ready", "recovering")
 
     @property
     def is_ready(self) -> bool:
         return self.takes_requests and self.state is not None and self.state.phase == "ready"
 
-    def cost(self, prefixes: PromptPrefixes) -> float:
-        """Of a prompt: sequences that run or wait there, for each slot, and steps for its unknown tokens."""
+    @property
+    def is_clogged(self) -> bool:
+        """The engine does not read what it is sent."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        """It takes no further stream of this front."""
         assert self.state is not None
-        load = (self.running + self.waiting + len(self._accepting)) / self.state.max_batch_size
+        return len(self.streams) >= max_streams(self.state.max_batch_size, self.state.max_queue)
+
+    @property
+    def num_sequences(self) -> int:
+        """That run or wait there: those that it has told, and those that it has been sent since."""
+        return self.running + self.waiting + self._last_number - self._received
+
+    @property
+    def num_free(self) -> int:
+        """Slots."""
+        assert self.state is not None
+        return self.state.max_batch_size - self.num_sequences
+
+    def cost(self, prefixes: PromptPrefixes) -> float:
+        """Of a prompt, in tokens: its unknown ones, and as many as a step has for the sequences that fill the batch."""
+        assert self.state is not None
         size = self.state.block_size
         num_known = size * self.prefixes.num_known(prefixes.hashes(size))
-        return load + (len(prefixes.prompt) - num_known) / self.state.max_step_tokens
+        load = self.num_sequences / self.state.max_batch_size
+        return load * self.state.max_step_tokens + len(prefixes.prompt) - num_known
 
     def expect(self, prefixes: PromptPrefixes) -> None:
         """The engine is sent this prompt."""
@@ -156,7 +202,9 @@ class EngineLink(asyncio.Protocol):
         a field that it could not read."""
         if not self.takes_requests:
             return False
-        numbers = [self._take_on(live) for live in lives]
+        for live in lives:
+            self.take_on(live)
+        numbers = [live.number for live in lives]
         submission = _Submission(lives, asyncio.get_running_loop().create_future())
         self._accepting[numbers[0]] = submission
         try:
@@ -170,12 +218,19 @@ class EngineLink(asyncio.Protocol):
             self._accepting.pop(numbers[0], None)
         return is_accepted
 
+    def take_on(self, live: RoutedStream) -> None:
+        """The stream counts as this engine's from now on. `resume` sends it."""
+        self._last_number += 1
+        live.link, live.number, live.placed_s = self, self._last_number, time.monotonic()
+        live.is_accepted = live.is_admitted = False
+        self.streams[live.number] = live
+
     def resume(self, live: RoutedStream) -> None:
         """Continue a stream that another engine had. Raises InvalidParameter for one that is too long for a message."""
         seq = live.stream.sequence
         self._send(
             messages.Continue(
-                self._take_on(live),
+                live.number,
                 seq.prompt,
                 seq.params,
                 seq.output,
@@ -192,6 +247,10 @@ class EngineLink(asyncio.Protocol):
         )
         live.is_accepted = True
 
+    def tell_alive(self) -> None:
+        if self.welcome is not None and self.welcome.protocol > 1:
+            self._send(messages.Alive())
+
     def cancel(self, lives: Sequence[RoutedStream], *, is_stop: bool = False) -> None:
         """The engine is to forget these streams, of those that it has not ended."""
         if numbers := [live.number for live in lives if self.streams.get(live.number) is live]:
@@ -207,7 +266,10 @@ class EngineLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s, self.is_suspected = time.monotonic(), False
+        now_s = time.monotonic()
+        if now_s - self.heard_s > MAX_GAP_S / 2:
+            self._back_s = now_s
+        self.heard_s, self.is_suspected = now_s, False
         try:
             for payload in self._deframer.feed(data):
                 self._take(messages.decode_from_engine(payload))
@@ -215,12 +277,18 @@ class EngineLink(asyncio.Protocol):
             log.error("engine %s sent an invalid message: %s", self.invitation.engine, error)
             self.close()
 
+    def was_heard_since(self, silent_since_s: float) -> bool:
+        """Whether it has been heard, beat by beat, while another engine was silent. Where all were, this front did not hear, or
+        stood still; those that come back may not have been read yet."""
+        return self.heard_s > silent_since_s + BEAT_S and time.monotonic() - self._back_s > BEAT_S
+
     def suspect(self) -> None:
         """The engine says nothing: requests that it has not taken go elsewhere."""
-        self.is_suspected = True
+        self.is_suspected, self.was_ready = True, False
         for submission in self._accepting.values():
             if not submission.result.done():
                 submission.result.set_result(False)
+                self.cancel(submission.lives)  # at once: its tokens may arrive before `submit` goes on
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -243,12 +311,13 @@ class EngineLink(asyncio.Protocol):
         elif isinstance(message, messages.Refused):
             self._refused(message.first, error_of(message.fault))
         elif isinstance(message, messages.Step):
-            self.running, self.waiting = message.running, message.waiting
+            self._counts(message.running, message.waiting, message.received)
             if self._owner is not None:
                 self._owner.on_step(self, message)
         elif isinstance(message, messages.Beat):
             self.state = message.state
-            self.running, self.waiting = message.state.requests_running, message.state.requests_waiting
+            self.num_fronts = message.num_fronts
+            self._counts(message.state.requests_running, message.state.requests_waiting, message.received)
             self.prefixes.learn(message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:
                 self._owner.on_state(self)
@@ -260,14 +329,15 @@ class EngineLink(asyncio.Protocol):
     def _refused(self, number: int, error: LlamaError) -> None:
         if (submission := self._accepting.get(number)) is not None:
             if not submission.result.done():
+                self.num_refusals += 1
                 submission.result.set_exception(error)
         elif (live := self.streams.pop(number, None)) is not None and self._owner is not None:
+            self.num_refusals += 1
             self._owner.on_refused(self, live, error)
 
-    def _take_on(self, live: RoutedStream) -> int:
-        live.link, live.number, live.is_accepted, live.is_admitted = self, next(self._numbers), False, False
-        self.streams[live.number] = live
-        return live.number
+    def _counts(self, running: int, waiting: int, received: int) -> None:
+        self.running, self.waiting = running, waiting
+        self._received = self._last_number if received < 0 else received
 
     def _send(self, message: messages.FromFront | messages.Hello, *, checks: bool = False) -> None:
         """checks: whether the engine can read the message, whose fields may be a caller's. Raises InvalidParameter."""

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
+import msgspec
+
 from cluster.wire.messages import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Deframer, WireError, frame
 from cluster.wire.socket_dir import SocketDir
 from cluster.wire.tls import make_group_key, tls_context
@@ -20,20 +22,16 @@ from deployments.engine.timeline import Timeline
 from deployments.fleet import messages
 from deployments.fleet.affinity import shortened
 from deployments.fleet.invitation import Invitation
-from deployments.fleet.messages import BEAT_S, PROTOCOL, Detail, fault_of
+from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S, MAX_UNREAD_BYTES, PROTOCOL, Detail, fault_of
 from deployments.fleet.model_files import ModelFiles
-from llama_core.errors import InvalidRequest, LlamaError
+from llama_core.errors import InvalidRequest, LlamaError, NotReady, QueueFull
 from llama_core.scheduling.prefix_cache import PrefixHash
 from llama_core.scheduling.request import Sequence, TokenLogprob, check_prompt
 
 log = logging.getLogger(__name__)
 
-MAX_UNREAD_BYTES: Final = 64 * 2**20  # of a front that does not read: its connection is closed then
 HANDSHAKE_S: Final = 10.0
 MAX_UNGREETED: Final = 256  # connections that have not proven to know the secret
-TIMES_CAPACITY: Final = (
-    8  # streams of one front at most, in sequences that the engine can take; others have ended elsewhere
-)
 _HAD = TokenLogprob(0.0, ())  # in the place of one that the front has
 
 
@@ -98,6 +96,9 @@ class FrontConnection(asyncio.Protocol):
         self._deframer = Deframer(MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._is_greeted = False
+        self._protocol = PROTOCOL
+        self._last_number = 0  # of a stream that has been received
+        self._heard_s = time.monotonic()
         self._deadline: asyncio.TimerHandle | None = None  # of the greeting
         self._numbers: list[int] = []
         self._in_frame: set[int] = set()  # of `_numbers`
@@ -147,10 +148,11 @@ class FrontConnection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = time.monotonic()
         try:
             for payload in self._deframer.feed(data):
                 if self._is_greeted:
-                    self._take(messages.decode_from_front(payload))
+                    self._take(messages.decode_from_front(payload), payload)
                 else:
                     self._greet(messages.decode_hello(payload))
         except WireError as error:
@@ -170,20 +172,36 @@ class FrontConnection(asyncio.Protocol):
             raise WireError(f"its protocol is {hello.protocol}, this engine's {PROTOCOL}")
         assert self._deadline is not None
         self._deadline.cancel()
-        self._is_greeted = True
+        self._is_greeted, self._protocol = True, hello.protocol
         self.server.ungreeted.discard(self)
         self._deframer.max_frame_bytes = MAX_FRAME_BYTES
         self.server.connections.add(self)
         self.send(self.server.welcome(hello.has_files))
-        self.send(self.server.whole_beat())
+        self.beat(self.server.whole_beat())
+        self.server.beat()  # the number of fronts has changed
 
-    def _take(self, message: messages.FromFront) -> None:
+    def beat(self, beat: messages.Beat) -> None:
+        self.send(msgspec.structs.replace(beat, received=self._last_number))
+
+    def close_if_silent(self, now_s: float) -> None:
+        """A front that has lost power leaves streams behind, which nobody reads."""
+        if self._protocol > 1 and now_s - self._heard_s > CLOSE_AFTER_S:
+            self.close(f"it has said nothing for {CLOSE_AFTER_S:g} s; its {len(self._streams)} streams end")
+
+    def _take(self, message: messages.FromFront, payload: bytes) -> None:
+        if isinstance(message, messages.Alive):
+            return
         if isinstance(message, messages.Cancel):
             self._cancel(message.numbers, is_stop=message.is_stop)
             return
-        self._check(message)
         first = message.first if isinstance(message, messages.Submit) else message.number
+        count = self._count(message)
+        self._last_number = max(self._last_number, first + count - 1)
         try:
+            if len(self._streams) + count > (most := self.server.max_streams):
+                raise QueueFull(f"the engine takes at most {most} streams of one front")
+            if not messages.knows_all_of(message, payload):
+                raise NotReady("the request has a parameter that this engine's version does not know")
             if isinstance(message, messages.Submit):
                 sequences = self.server.engine_loop.sequences_of(message.request, message.request_id)
                 streams = [FrontStream(self, first + i, seq) for i, seq in enumerate(sequences)]
@@ -201,18 +219,19 @@ class FrontConnection(asyncio.Protocol):
             self._streams.pop(first, None)
             self.send(messages.Refused(first, fault_of(error)))
 
-    def _check(self, message: messages.Submit | messages.Continue) -> None:
-        """Raises WireError for what no front sends."""
-        first, count = (message.number, 1) if isinstance(message, messages.Continue) else (message.first, 0)
-        if isinstance(message, messages.Submit):
-            request = message.request
+    def _count(self, message: messages.Submit | messages.Continue) -> int:
+        """The streams of a message. Raises WireError for what no front sends."""
+        if isinstance(message, messages.Continue):
+            first, count = message.number, 1
+        else:
+            request, first = message.request, message.first
             if request.n < 1 or len(request.params) != len(request.prompts):
                 raise WireError("a request without choices, or without parameters for each prompt")
-            count = request.num_choices
-        if len(self._streams) + count > TIMES_CAPACITY * self.server.capacity:
-            raise WireError(f"more than {TIMES_CAPACITY * self.server.capacity} streams")
+            if (count := request.num_choices) > self.server.max_streams:
+                raise WireError(f"{count} choices, of at most {self.server.max_streams}")
         if any(number in self._streams for number in range(first, first + count)):
             raise WireError("the number of a stream that lives")
+        return count
 
     def _cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:
         for number in numbers:
@@ -227,7 +246,14 @@ class FrontConnection(asyncio.Protocol):
         self._numbers, self._tokens, self._details, self._admitted = [], [], [], []
         scheduler = self.server.engine_loop.scheduler
         step = messages.Step(
-            self.server.elapsed_ms, numbers, tokens, details, scheduler.num_running, scheduler.num_waiting, admitted
+            self.server.elapsed_ms,
+            numbers,
+            tokens,
+            details,
+            scheduler.num_running,
+            scheduler.num_waiting,
+            admitted,
+            self._last_number,
         )
         if self._transport is not None and not self._transport.is_closing():
             self.send(step)
@@ -267,9 +293,9 @@ class FrontServer:
         self._beating: asyncio.Task[None] | None = None
 
     @property
-    def capacity(self) -> int:
-        """Sequences that run and wait at most."""
-        return self._service.config.max_batch_size + self._service.args.max_queue
+    def max_streams(self) -> int:
+        """Of one front."""
+        return messages.max_streams(self._service.config.max_batch_size, self._service.args.max_queue)
 
     @property
     def engine_loop(self) -> EngineLoop:
@@ -308,6 +334,7 @@ class FrontServer:
             service.sampling_defaults,
             service.adapters,
             list(service.adapter_folders),
+            self._files.tokenizer_digest,
         )
 
     def tell_adapters(self) -> None:
@@ -321,7 +348,7 @@ class FrontServer:
         changes = self.engine_loop.scheduler.pool.prefixes.take_changes()
         message = self.whole_beat() if changes is None else self._beat(changes)
         for connection in list(self.connections):
-            connection.send(message)
+            connection.beat(message)
 
     def whole_beat(self) -> messages.Beat:
         """With all that the prefix cache holds."""
@@ -332,7 +359,14 @@ class FrontServer:
         cached = [shortened(prefix) for prefix, is_cached in changes.items() if is_cached]
         evicted = [shortened(prefix) for prefix, is_cached in changes.items() if not is_cached]
         service = self._service
-        return messages.Beat(service.describe(), service.sampling_defaults, cached, evicted, is_whole)
+        return messages.Beat(
+            service.describe(),
+            service.sampling_defaults,
+            cached,
+            evicted,
+            is_whole,
+            num_fronts=len(self.connections),
+        )
 
     async def hand_over(self, has_successor: bool, timeout_s: float) -> None:
         """Fronts take their streams to other engines, or, where a successor is to come, hold them. Returns when none is left
@@ -354,5 +388,11 @@ class FrontServer:
 
     async def _beat_always(self) -> None:
         while True:
+            due_s = time.monotonic() + BEAT_S
             await asyncio.sleep(BEAT_S)
             self.beat()
+            if (
+                now_s := time.monotonic()
+            ) - due_s < BEAT_S:  # else this process itself stood still, and has read nothing
+                for connection in list(self.connections):
+                    connection.close_if_silent(now_s)

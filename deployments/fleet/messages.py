@@ -1,11 +1,13 @@
 """The messages between a front and an engine: frames of MessagePack, checked against their types while they are decoded.
 
-A front sends `Hello`, then `Submit`, `Continue` and `Cancel`. An engine sends `Welcome`, then one `Step` for each step that
-gave tokens to streams of this front, `Beat` every BEAT_S, and `Goodbye` before it ends. Streams have numbers, which the
-front chooses and never uses again on a connection.
+A front sends `Hello`, then `Submit`, `Continue` and `Cancel`, and `Alive` every BEAT_S. An engine sends `Welcome`, then one
+`Step` for each step that gave tokens to streams of this front, `Beat` every BEAT_S, and `Goodbye` before it ends. Streams have
+the numbers 1, 2, ... of a connection in the order in which the front sends them.
+
+A new field stands at the end of its message and has a default, so that a message of the former protocol can be read.
 """
 
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -16,8 +18,13 @@ from llama_core.errors import LlamaError, QueueFull, error_classes
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 
-PROTOCOL: Final = 1  # two sides whose numbers differ by more than 1 do not work together
+PROTOCOL: Final = 2  # two sides whose numbers differ by more than 1 do not work together
 BEAT_S: Final = 0.5
+CLOSE_AFTER_S: Final = 15.0  # of the other side's silence
+MAX_UNREAD_BYTES: Final = 64 * 2**20  # for the other side to read
+TIMES_CAPACITY: Final = (
+    8  # streams of one front at most, in sequences that the engine can take; others have ended elsewhere
+)
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -66,10 +73,15 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     is_stop: bool = False
 
 
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """The front's process runs. Protocol 2."""
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """engine: its id, of one life of its process. numerics: engines with the same text compute the same bits. files: None where
     the front has them. adapters: digests of LoRA adapters by name. adapter_digests: of those too that have no name any more.
-    An engine sends it again when its adapters change."""
+    tokenizer_digest: of what decides the tokens of a text; "" from protocol 1. An engine sends it again when its adapters
+    change."""
 
     protocol: int
     engine: str
@@ -80,6 +92,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     defaults: SamplingDefaults
     adapters: dict[str, str] = {}
     adapter_digests: list[str] = []
+    tokenizer_digest: str = ""
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -118,7 +131,8 @@ class Detail(msgspec.Struct, frozen=True, array_like=True):
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What one step gave to this front's streams, or what the next one begins. tokens: of each of `numbers`. admitted: to the
-    batch, and after how many seconds in the queue."""
+    batch, and after how many seconds in the queue. received: the highest number of the front's streams that `running` and
+    `waiting` include; -1 from protocol 1."""
 
     elapsed_ms: float
     numbers: list[int]
@@ -127,17 +141,21 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     running: int
     waiting: int
     admitted: list[tuple[int, float]] = []
+    received: int = -1
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """cached, evicted: shortened hashes of the prefixes that the engine's cache has gained and lost since the last one.
-    is_whole: it holds `cached` and no other."""
+    is_whole: it holds `cached` and no other. received: as of `Step`, for the counts of `state`. num_fronts: that the engine
+    serves."""
 
     state: EngineState
     defaults: SamplingDefaults
     cached: list[bytes] = []
     evicted: list[bytes] = []
     is_whole: bool = False
+    received: int = -1
+    num_fronts: int = 1
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
@@ -148,7 +166,7 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
 
 Message = TypeVar("Message")
 
-FromFront = Submit | Continue | Cancel
+FromFront = Submit | Continue | Cancel | Alive
 FromEngine = Welcome | Accepted | Refused | Step | Beat | Goodbye
 
 _decode_hello = msgspec.msgpack.Decoder(Hello)
@@ -171,9 +189,27 @@ def decode_from_engine(payload: bytes) -> FromEngine:
     return _decoded(_decode_from_engine, payload)
 
 
+def knows_all_of(message: FromFront, payload: bytes) -> bool:
+    """Whether no field of the frame has been dropped: a later version may send one, such as a sampling parameter."""
+    return _has_all(msgspec.to_builtins(message), msgspec.msgpack.decode(payload, strict=False))
+
+
+def _has_all(known: Any, sent: Any) -> bool:
+    if isinstance(sent, dict):
+        return all(name in known and _has_all(known[name], value) for name, value in sent.items())
+    if isinstance(sent, list) and sent and not isinstance(sent[0], int):  # not of tokens
+        return len(sent) <= len(known) and all(map(_has_all, known, sent))
+    return True
+
+
 def works_with(protocol: int) -> bool:
     """Whether the other side's version is at most one apart."""
     return abs(protocol - PROTOCOL) <= 1
+
+
+def max_streams(max_batch_size: int, max_queue: int) -> int:
+    """Of one front at one engine."""
+    return TIMES_CAPACITY * (max_batch_size + max_queue)
 
 
 def fault_of(error: LlamaError) -> Fault:

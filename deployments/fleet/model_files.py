@@ -33,6 +33,13 @@ class ModelFiles(msgspec.Struct, frozen=True):
     vocab_size: int
 
     @property
+    def tokenizer_digest(self) -> str:
+        """Of what decides the tokens of a text, however it is packed."""
+        files = {name: file for name, file in self.files.items() if name.startswith("tokenizer/")}
+        decisive = files, self.tokenizer, self.num_rows, self.vocab_size
+        return hashlib.sha256(msgspec.msgpack.encode(decisive)).hexdigest()
+
+    @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
 

@@ -8,28 +8,37 @@ stream.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
 from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.callers import Callers
-from deployments.engine.interface import Engine, EngineState, EngineSummary, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import (
+    Engine,
+    EngineState,
+    EngineSummary,
+    Readiness,
+    SamplingDefaults,
+    StreamState,
+    TokenStream,
+)
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
-from deployments.fleet import messages
+from deployments.fleet import messages, routing
 from deployments.fleet.affinity import PromptPrefixes
 from deployments.fleet.engine_link import MAX_GAP_S, EngineLink, RoutedStream
+from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
+from deployments.fleet.model_view import EngineText, ModelView
 from llama_core.errors import (
-    CheckpointChanged,
     EngineError,
     InvalidParameter,
     LlamaError,
     NotReady,
     PoisonRequest,
     QueueFull,
-    RankFailure,
     RequestAborted,
 )
 from llama_core.log_lines import log_subject, where
@@ -43,8 +52,10 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final = 0.5
-CLOSE_AFTER_S: Final = 15.0  # of an engine's silence
+TICK_S: Final = BEAT_S
+PATIENCE_S: Final = (
+    0.25  # a stream waits so long at an engine before it moves to a free slot; twice as long after each move
+)
 MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
 
 
@@ -67,12 +78,14 @@ class RemoteEngine:
         self._callers = callers
         self._hold_timeout_s = hold_timeout_s
         self._on_step, self._on_end, self._on_lost = on_step, on_end, on_lost
-        self._text: ModelText | None = None
+        self._last_text: EngineText | None = None
         self._adapters: dict[str, str] = {}  # digests by name; kept without engines: requests for them wait
         self._state: EngineState | None = None  # of the engine that was heard last
         self._defaults = SamplingDefaults()
         self._live: dict[Seq, RoutedStream] = {}
         self._held: dict[RoutedStream, None] = {}
+        self.counts: Counter[str] = Counter()  # of streams moved, held and timed out, and of suspected engines
+        self._num_fronts = 1  # of this model's engines
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
         self._draining = False
         self._idle = asyncio.Event()
@@ -84,8 +97,9 @@ class RemoteEngine:
     def add(self, link: EngineLink, text: ModelText) -> None:
         """Use an engine that has greeted this front. text: its model's."""
         assert link.welcome is not None and link.state is not None
-        link.text = self._text = text
-        self._defaults, self._state = link.welcome.defaults, link.state
+        link.text, self._defaults, self._state = text, link.welcome.defaults, link.state
+        self._last_text = EngineText(text, link.tokenizer_digest)
+        self._num_fronts = link.num_fronts
         self.links.append(link)
         link.attach(self)
         self._place(list(self._held))
@@ -95,15 +109,16 @@ class RemoteEngine:
 
     def on_state(self, link: EngineLink) -> None:
         assert link.state is not None
-        self._state = link.state
-        if link.is_ready:
+        self._state, self._num_fronts = link.state, link.num_fronts
+        if link.is_ready and not link.was_ready:
             self._place(list(self._held))
-        elif link.streams:  # its ranks are replaced: streams go on elsewhere, if they can
+        elif not link.is_ready and link.streams:  # its ranks are replaced: streams go on elsewhere, if they can
             self._move(link, has_failed=True, keeps=True)
+        link.was_ready = link.is_ready
 
     def on_goodbye(self, link: EngineLink, *, has_successor: bool) -> None:
         """Streams stay there where no other engine can continue them and no successor is to come."""
-        log.info("engine %s ends: its %d streams move", link.invitation.engine, len(link.streams))
+        log.info("engine %s of %s ends: its %d streams move", link.name, self.model_id, len(link.streams))
         self._note_loss()
         self._move(link, has_failed=False, keeps=not has_successor)
 
@@ -112,14 +127,15 @@ class RemoteEngine:
             self.links.remove(link)
             self._note_loss()
             if link.streams:
-                log.warning("engine %s is gone: its %d streams move", link.invitation.engine, len(link.streams))
+                log.warning("engine %s of %s is gone: its %d streams move", link.name, self.model_id, len(link.streams))
             self._move(link, has_failed=not link.is_leaving, keeps=False)
             self._on_lost(link)
 
     def on_refused(self, link: EngineLink, live: RoutedStream, error: LlamaError) -> None:
         live.link = None
-        if isinstance(error, NotReady | RankFailure | CheckpointChanged):  # of the engine, not of the stream
-            link.is_leaving = True
+        is_full = isinstance(error, QueueFull) and not live.is_readmitted
+        if is_full or (isinstance(error, EngineError) and not isinstance(error, QueueFull | PoisonRequest)):
+            live.refused_by.add(link.engine_id)
             self._place([live])
         else:
             self._fail(live, error)
@@ -128,13 +144,14 @@ class RemoteEngine:
         if not any(link.takes_requests for link in self.links):
             self._lost_s = time.monotonic()
 
-    def _move(self, link: EngineLink, *, has_failed: bool, keeps: bool) -> None:
+    def _move(self, link: EngineLink, *, has_failed: bool, keeps: bool, silent_since_s: float | None = None) -> None:
         """Continue the streams of `link`, which takes no requests any more, elsewhere. keeps: those that no other engine can
-        continue now stay there."""
+        continue now stay there. silent_since_s: of a silent link; only engines that have been heard meanwhile continue them."""
         lives = [live for live in link.streams.values() if live.is_accepted]
         if keeps:
-            lives = [live for live in lives if self._choose(live) is not None]
+            lives = [live for live in lives if self._able(live, silent_since_s, but=link)]
         link.cancel(lives)
+        self.counts["moved"] += len(lives)
         for live in lives:
             live.link = None
             if has_failed and live.is_admitted:
@@ -142,54 +159,116 @@ class RemoteEngine:
             if live.num_failures >= MAX_FAILURES:
                 text = f"{live.num_failures} engines ended in turn while they computed this request, which has ended"
                 self._fail(live, PoisonRequest(text))
-        self._place(live for live in lives if not live.stream.ended)
+        self._place([live for live in lives if not live.stream.ended], silent_since_s)
 
-    def _place(self, lives: Iterable[RoutedStream]) -> None:
-        """Continue streams that have no engine. Where there is none they are held."""
-        # An engine puts each before all others, so the oldest comes last.
-        for live in sorted(lives, key=lambda live: live.stream.timeline.submitted_s, reverse=True):
-            link = self._choose(live)
-            if link is None:
-                live.link = None
-                live.lost_s = live.lost_s or time.monotonic()
-                self._held[live] = None
+    def _place(self, lives: Iterable[RoutedStream], silent_since_s: float | None = None) -> None:
+        """Continue streams that have no engine: those that have begun first, then the oldest. Where there is no engine they are
+        held."""
+        placed = []
+        for live in sorted(lives, key=_turn):
+            able = self._able(live, silent_since_s)
+            usable = [link for link in able if not link.is_full and link.engine_id not in live.refused_by]
+            if not usable:
+                self._hold(live, has_engine=bool(able))
                 continue
+            routing.by_cost(usable, live.prefixes)[0].take_on(live)
             self._held.pop(live, None)
-            try:
-                link.resume(live)
-            except InvalidParameter as error:
-                self._fail(live, error)
+            placed.append(live)
+        # An engine puts each that has begun before all others, so the oldest of them comes last.
+        num_begun = sum(live.has_begun for live in placed)
+        for live in [*reversed(placed[:num_begun]), *placed[num_begun:]]:
+            self._resume(live)
 
-    def _choose(self, live: RoutedStream) -> EngineLink | None:
-        """The engine that can compute the stream at the least cost: one with its tokenizer, and with the numerics of its first
-        tokens."""
-        stream, seq = live.stream, live.stream.sequence
-        fit = [link for link in self.links if link.is_ready and stream.numerics in ("", link.numerics)]
-        fit = [link for link in fit if link.text is not None and link.text.tokenizer is stream.tokenizer]
-        fit = [link for link in fit if link.has_adapter(seq.adapter)]
-        return next(iter(_by_cost(fit, live)), None)
+    def _resume(self, live: RoutedStream) -> None:
+        assert live.link is not None
+        try:
+            live.link.resume(live)
+        except InvalidParameter as error:
+            self._fail(live, error)
+
+    def _hold(self, live: RoutedStream, *, has_engine: bool) -> None:
+        """has_engine: one could continue the stream, and has no room for it."""
+        live.link = None
+        live.refused_by.clear()  # they are asked again at the next tick
+        live.lost_s = None if has_engine else live.lost_s or time.monotonic()
+        self.counts["held"] += live not in self._held
+        self._held[live] = None
+
+    def _able(
+        self, live: RoutedStream, silent_since_s: float | None = None, but: EngineLink | None = None
+    ) -> list[EngineLink]:
+        """The engines that can compute the stream: with the tokenizer of its prompt, and the numerics of its first tokens."""
+        stream, adapter = live.stream, live.stream.sequence.adapter
+        return [
+            link
+            for link in self.links
+            if link is not but
+            and link.is_ready
+            and (silent_since_s is None or link.was_heard_since(silent_since_s))
+            and link.tokenizer_digest == stream.tokenizer_digest
+            and stream.numerics in ("", link.numerics)
+            and link.has_adapter(adapter)
+        ]
+
+    def _use_free_slots(self, now_s: float) -> None:
+        """Streams that wait at an engine move to others with free slots: those that have begun first, then the oldest."""
+        if not any(link.is_ready and link.num_free > 0 for link in self.links):
+            return
+        waiting = [
+            live
+            for link in self.links
+            for live in link.streams.values()
+            if live.is_accepted and not live.is_admitted and now_s - live.placed_s > PATIENCE_S * 2**live.num_moves
+        ]
+        for live in sorted(waiting, key=_turn):
+            assert live.link is not None
+            free = [link for link in self._able(live, but=live.link) if link.num_free > 0 and not link.is_full]
+            if free:
+                live.link.cancel([live])
+                live.num_moves += 1
+                self.counts["moved"] += 1
+                routing.by_cost(free, live.prefixes)[0].take_on(live)
+                self._resume(live)
 
     async def _tick_always(self) -> None:
         while True:
             due_s = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
-            now_s = time.monotonic()
-            if now_s - due_s < TICK_S:  # else this process itself stood still, and has read nothing
-                self._suspect_silent(now_s)
-            for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self._hold_timeout_s]:
-                text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
-                self._fail(live, NotReady(text))
+            try:
+                self._tick(due_s, time.monotonic())
+            except Exception as error:  # the next tick may succeed
+                log.error("the streams of %s could not be looked after\n%s", self.model_id, where(error))
+
+    def _tick(self, due_s: float, now_s: float) -> None:
+        for link in self.links:
+            link.tell_alive()
+        if now_s - due_s < TICK_S:  # else this process itself stood still, and has read nothing
+            self._suspect_silent(now_s)
+            self._place(list(self._held))
+            self._use_free_slots(now_s)
+        for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self._hold_timeout_s]:
+            self.counts["hold_timeout"] += 1
+            text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
+            self._fail(live, NotReady(text))
 
     def _suspect_silent(self, now_s: float) -> None:
-        for link in list(self.links):
-            silent_s = now_s - link.heard_s
-            if silent_s > CLOSE_AFTER_S:
-                link.close()
-            elif silent_s > MAX_GAP_S:
+        """Streams move when all silent engines are known, and to engines that have been heard while these were silent: where
+        there are none, it is this front that cannot hear."""
+        silent = [link for link in self.links if now_s - link.heard_s > MAX_GAP_S or link.is_clogged]
+        for link in silent:
+            if not link.is_suspected:
+                self.counts["suspected"] += 1
+                reason = "does not read" if link.is_clogged else f"has said nothing for {now_s - link.heard_s:.1f} s"
+                log.warning(
+                    "engine %s of %s %s; it has %d streams", link.name, self.model_id, reason, len(link.streams)
+                )
                 link.suspect()
                 self._note_loss()
-                if link.streams:
-                    self._move(link, has_failed=True, keeps=True)
+        for link in silent:
+            if now_s - link.heard_s > CLOSE_AFTER_S:
+                link.close()
+            elif link.streams:
+                self._move(link, has_failed=True, keeps=True, silent_since_s=link.heard_s)
 
     # What an engine has computed.
 
@@ -197,7 +276,9 @@ class RemoteEngine:
         now_s = time.monotonic()
         for number, queue_s in step.admitted:
             if (live := link.streams.get(number)) is not None:
-                live.is_admitted, live.has_begun, live.is_readmitted, live.lost_s = True, True, False, None
+                live.is_admitted, live.has_begun, live.is_readmitted = True, True, False
+                live.lost_s, live.num_moves = None, 0
+                live.refused_by.clear()
                 if live.stream.timeline.admitted_s is None:
                     live.stream.timeline.admitted_s = live.stream.timeline.submitted_s + queue_s
         if not step.numbers:
@@ -297,14 +378,26 @@ class RemoteEngine:
     def models(self) -> Mapping[str, Engine]:
         if welcomes := [link.welcome for link in self.links if link.welcome is not None]:
             self._adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
-        named = {name: cast(Engine, AdapterModel(self, name, digest)) for name, digest in self._adapters.items()}
-        return {self.model_id: self, **named}
+        engine = cast(Engine, ModelView(self, self._text))
+        return {self.model_id: engine} | {
+            name: cast(Engine, AdapterModel(engine, name, digest)) for name, digest in self._adapters.items()
+        }
+
+    @property
+    def _text(self) -> EngineText:
+        """Of the engine with the most room; of several, the text that most engines have."""
+        if usable := [link for link in self.links if link.takes_requests] or self.links:
+            texts = Counter(link.tokenizer_digest for link in usable)
+            link = max(usable, key=lambda link: (link.num_free, texts[link.tokenizer_digest]))
+            assert link.text is not None
+            self._last_text = EngineText(link.text, link.tokenizer_digest)
+        if self._last_text is None:
+            raise self.readiness().not_ready()
+        return self._last_text
 
     @property
     def text(self) -> ModelText:
-        if self._text is None:
-            raise self.readiness().not_ready()
-        return self._text
+        return self._text.text
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -357,12 +450,13 @@ class RemoteEngine:
         state, usable = self.describe(), [link for link in self.links if link.takes_requests]
         if usable:
             num_waiting = min(link.waiting for link in usable)
-        else:  # of those that no engine has had
+        else:  # of those that no engine has had, this front's share of what its engines took
             held = [live.stream.sequence for live in self._held if not live.has_begun]
             num_waiting, num_tokens = len(held), sum(seq.prompt_len for seq in held)
             own = sum(seq.owner == owner for seq in held)
-            is_share = own and own >= TIMES_FREE_CAPACITY * (state.max_queue - num_waiting)
-            if num_tokens > state.max_queue_tokens or (owner and is_share):
+            num_free = max(1, state.max_queue // self._num_fronts) - num_waiting
+            is_share = own and own >= TIMES_FREE_CAPACITY * num_free
+            if num_free <= 0 or num_tokens > state.max_queue_tokens / self._num_fronts or (owner and is_share):
                 raise QueueFull("too many requests wait for an engine", retry_after_s=2.0)
         if num_waiting > state.max_queue:
             raise QueueFull(f"{num_waiting} sequences wait already, the limit is {state.max_queue}", retry_after_s=2.0)
@@ -373,8 +467,12 @@ class RemoteEngine:
     def next_seed(self) -> int:
         return self._callers.next_seed()
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
+    async def submit(
+        self, request: Request, *, is_timed: bool = False, text: EngineText | None = None
+    ) -> Sequence[SequenceStream]:
+        """text: that the request was planned with."""
         self.check_capacity(request.owner)
+        text = text or self._text
         state = self.describe()
         if request.num_choices > (most := state.max_batch_size + state.max_queue):
             raise InvalidParameter(
@@ -383,7 +481,7 @@ class RemoteEngine:
         request = replace(request, cache_scope=self.cache_scope(request.owner))
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
-        tokenizer = self.tokenizer
+        tokenizer = text.text.tokenizer
         sequences = sequences_of(request, tokenizer.n_words, self.max_seq_len, request_id)
         request = replace(request, prompts=[seq.prompt for seq in sequences[:: request.n]])  # of plain ints
         prefixes = [PromptPrefixes(request.cache_scope, request.adapter, prompt) for prompt in request.prompts]
@@ -394,6 +492,7 @@ class RemoteEngine:
             for i, seq in enumerate(sequences)
         ]
         for live in lives:
+            live.stream.tokenizer_digest = text.tokenizer_digest
             self._live[live.stream.sequence] = live
         self._idle.clear()
         try:
@@ -408,9 +507,10 @@ class RemoteEngine:
     async def _submitted(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
         """Whether an engine has taken the request. Raises the refusal of the last one whose queue is full."""
         refusal: QueueFull | None = None
-        usable = [link for link in self.links if link.takes_requests and link.text is self._text]
+        digest = lives[0].stream.tokenizer_digest
+        usable = [link for link in self.links if link.takes_requests and link.tokenizer_digest == digest]
         usable = [link for link in usable if link.has_adapter(request.adapter)]
-        for link in _by_cost(usable, lives[0]):
+        for link in routing.by_cost(usable, lives[0].prefixes):
             if len(usable) > 1:
                 link.expect(lives[0].prefixes)
             try:
@@ -418,8 +518,8 @@ class RemoteEngine:
                     return True
             except QueueFull as error:
                 refusal = error
-            except EngineError:
-                link.is_leaving = True
+            except EngineError as error:
+                log.warning("engine %s of %s refuses a request: %s", link.name, self.model_id, error.message)
         if refusal is not None:
             raise refusal
         return False
@@ -476,18 +576,37 @@ class RemoteEngine:
             blocks_total=sum(state.blocks_total for state in states),
             blocks_used=sum(state.blocks_used for state in states),
             preemptions=sum(state.preemptions for state in states),
+            streams_moved=self.counts["moved"],
+            streams_held=self.counts["held"],
+            hold_timeouts=self.counts["hold_timeout"],
+            engines_suspected=self.counts["suspected"],
             engines=tuple(map(_summary, self.links)),
         )
 
+    def describe_streams(self) -> tuple[StreamState, ...]:
+        return tuple(map(_stream_state, self._live.values()))
 
-def _by_cost(links: Sequence[EngineLink], live: RoutedStream) -> Sequence[EngineLink]:
-    """For the stream's prompt, the best one first."""
-    if len(links) < 2:
-        return links
-    return sorted(links, key=lambda link: (not link.is_ready, link.cost(live.prefixes)))
+
+def _turn(live: RoutedStream) -> tuple[bool, int, float]:
+    return not live.has_begun, live.stream.sequence.priority, live.stream.timeline.submitted_s
 
 
 def _summary(link: EngineLink) -> EngineSummary:
     assert link.state is not None
     phase = "draining" if link.is_leaving else "silent" if link.is_suspected else link.state.phase
-    return replace(link.state.engines[0], phase=phase, requests_running=link.running, requests_waiting=link.waiting)
+    return replace(
+        link.state.engines[0],
+        phase=phase,
+        requests_running=link.running,
+        requests_waiting=link.waiting,
+        streams=len(link.streams),
+        refusals=link.num_refusals,
+        silent_s=round(time.monotonic() - link.heard_s, 3),
+    )
+
+
+def _stream_state(live: RoutedStream) -> StreamState:
+    seq = live.stream.sequence
+    phase = "held" if live.link is None else "running" if live.is_admitted else "waiting"
+    engine = "" if live.link is None else live.link.engine_id
+    return StreamState(seq.request_id, engine, phase, seq.prompt_len, seq.length - seq.prompt_len)

@@ -178,10 +178,9 @@ async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing:
 
 
 def engine_of(engine: Engine, model: str | None) -> Engine:
-    """The engine of the model that a request names; `engine` itself where it names none. Raises ModelNotFound."""
-    if model is None:
-        return engine
+    """The engine of the model that a request names; of the first one where it names none. Raises ModelNotFound."""
     models = engine.models
+    model = engine.model_id if model is None else model
     if model in models:
         return models[model]
     served = ", ".join(f"'{name}'" for name in models)

@@ -208,7 +208,8 @@ async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_o
     monkeypatch.setattr(remote_engine, "CLOSE_AFTER_S", 1e9)
     async with FleetOfEngines(slow) as fleet:
         engines = [await fleet.start(), await fleet.start()]
-        stalled = fleet.fleet._models["demo"].links[0]
+        stalled, other = fleet.fleet._models["demo"].links
+        other.running = 8  # so that the request goes to the first one
         delayed: list[bytes] = []
         take = stalled.data_received
         monkeypatch.setattr(stalled, "data_received", delayed.append)

@@ -1,0 +1,46 @@
+"""A model as one request sees it: with the tokenizer and the templates of one engine, also while engines come and go."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deployments.engine.interface import TokenStream
+from llama_core.scheduling.request import Request
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.chat_format import ChatFormat
+from llama_core.text.model_text import ModelText
+from llama_core.text.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from deployments.fleet.remote_engine import RemoteEngine
+
+
+class EngineText(NamedTuple):
+    """tokenizer_digest: of what decides the tokens of a text."""
+
+    text: ModelText
+    tokenizer_digest: str
+
+
+class ModelView:
+    """Like the engine, whose other attributes it has."""
+
+    def __init__(self, engine: "RemoteEngine", text: EngineText) -> None:
+        self._engine, self._text = engine, text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._text.text.tokenizer
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self._text.text.chat_format
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return self._text.text.answer_format
+
+    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
+        return await self._engine.submit(request, is_timed=is_timed, text=self._text)
