@@ -10,10 +10,14 @@ from llama_core.config import EngineConfig
 from llama_core.errors import LlamaError, RankFailure
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_ranks import FakeRanks, arbitrary
+from tests.support.virtual_loop import VirtualLoop
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
+        if isinstance(loop, VirtualLoop):  # time passes there only while this waits
+            await loop.until(condition)
         while not condition():  # noqa: ASYNC110 (the condition has no event)
             await asyncio.sleep(0)
 

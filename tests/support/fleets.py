@@ -1,4 +1,7 @@
-"""Engines over fake ranks, and a front that is connected with them by real sockets."""
+"""Engines over fake ranks, and a front that is connected with them: by real sockets, or by a virtual network.
+
+Each is a process of its own, which a virtual network can stop, kill or cut off.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -18,6 +21,8 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import arbitrary
+from tests.support.virtual_loop import VirtualLoop
+from tests.support.virtual_network import Process
 
 NODE = "this node"
 
@@ -46,8 +51,12 @@ class FakeEngineProcess(AdapterCalls):
         self.server: FrontServer | None = None
         self.invitation: Invitation | None = None
         self._args = EngineArgs(**given)
+        self.process = Process("engine")
 
     async def start(self, node: str = NODE) -> Invitation:
+        return await self.process.run(self._start(node))
+
+    async def _start(self, node: str) -> Invitation:
         if self._args.lora_root:
             await self.adapters.sync()
         await self.service.start()
@@ -72,6 +81,7 @@ class FleetOfEngines:
 
     def __init__(self, make: Callable[[], FakeGroup] = FakeGroup, *, hold_timeout_s: float = 60.0) -> None:
         self.fleet = Fleet(NODE, Callers(IngressArgs()), hold_timeout_s)
+        self.process = Process("front")
         self.engines: list[FakeEngineProcess] = []
         self._make = make
 
@@ -79,15 +89,20 @@ class FleetOfEngines:
         """An engine that the front has met."""
         engine = FakeEngineProcess(self._make, **args)
         self.engines.append(engine)
-        await self.fleet.meet(await engine.start(node))
+        await self.meet(await engine.start(node))
         return engine
 
+    async def meet(self, invitation: Invitation) -> None:
+        await self.process.run(self.fleet.meet(invitation))
+
     async def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> list[SequenceStream]:
-        return list(await self.fleet.submit(Request([prompt], [params], **options)))
+        return list(await self.process.run(self.fleet.submit(Request([prompt], [params], **options))))
 
     async def __aenter__(self) -> "FleetOfEngines":
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if isinstance(loop := asyncio.get_running_loop(), VirtualLoop):
+            loop.network.end_faults()
         await self.fleet.stop()
         await asyncio.gather(*(engine.stop() for engine in self.engines))

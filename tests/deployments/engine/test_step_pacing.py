@@ -2,14 +2,12 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from deployments.engine import engine_loop
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import (
@@ -26,36 +24,15 @@ from llama_core.scheduling.step import Row, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
 from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup
+from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import EOS, continuation
 from tests.support.requests import submit
 from tests.support.virtual_loop import VirtualLoop
 
+LOOPS = {"virtual time": VirtualLoop}
 TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 DECODE_S = 0.04
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-
-
-class VirtualTime(asyncio.DefaultEventLoopPolicy):
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return VirtualLoop()
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loops of these tests: what they show depends on no clock and on no other load of the machine."""
-    return VirtualTime()
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_loop, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(100):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.0001)
 
 
 def make(slots: int = 4) -> Scheduler:
