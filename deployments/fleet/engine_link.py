@@ -16,7 +16,7 @@ from cluster.wire.tls import tls_context
 from deployments.engine.interface import EngineState
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import messages
-from deployments.fleet.affinity import KnownPrefixes, PromptPrefixes
+from deployments.fleet.affinity import PrefixIndex, PromptPrefixes
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import BEAT_S, MAX_UNREAD_BYTES, PROTOCOL, error_of, max_streams
 from llama_core.errors import InvalidParameter, LlamaError
@@ -82,8 +82,10 @@ class EngineLink(asyncio.Protocol):
     """One connection. `streams`: by number, those that the engine computes; a number is never used again, so that what a
     stalled engine says of a stream that has moved on finds no stream."""
 
-    def __init__(self, invitation: Invitation) -> None:
+    def __init__(self, invitation: Invitation, prefixes: PrefixIndex) -> None:
+        """prefixes: of all engines of the front."""
         self.invitation = invitation
+        self.prefixes = prefixes
         self.text: ModelText | None = None  # the caller sets it
         self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
@@ -92,7 +94,6 @@ class EngineLink(asyncio.Protocol):
         self.num_fronts = 1  # that the engine serves
         self.num_refusals = 0
         self.was_ready = False  # when its owner was told last
-        self.prefixes = KnownPrefixes()
         self.is_leaving = self.is_suspected = self.is_lost = False
         self.heard_s = self._back_s = time.monotonic()
         self._owner: LinkOwner | None = None
@@ -184,18 +185,17 @@ class EngineLink(asyncio.Protocol):
         assert self.state is not None
         return self.state.max_batch_size - self.num_sequences
 
-    def cost(self, prefixes: PromptPrefixes) -> float:
-        """Of a prompt, in tokens: its unknown ones, and as many as a step has for the sequences that fill the batch."""
+    def cost(self, prompt_len: int, num_known: int) -> float:
+        """Of a prompt, in tokens: its unknown ones, and as many as a step has for the sequences that fill the batch. num_known:
+        blocks."""
         assert self.state is not None
-        size = self.state.block_size
-        num_known = size * self.prefixes.num_known(prefixes.hashes(size))
         load = self.num_sequences / self.state.max_batch_size
-        return load * self.state.max_step_tokens + len(prefixes.prompt) - num_known
+        return load * self.state.max_step_tokens + prompt_len - num_known * self.state.block_size
 
     def expect(self, prefixes: PromptPrefixes) -> None:
         """The engine is sent this prompt."""
         assert self.state is not None
-        self.prefixes.expect(prefixes.hashes(self.state.block_size))
+        self.prefixes.expect(self, prefixes.keys(self.state.block_size))
 
     async def submit(self, lives: Sequence[RoutedStream], request: Request, request_id: str) -> bool:
         """Queue all choices of a new request. False if the engine does not answer. Raises its refusal, or InvalidParameter for
@@ -292,6 +292,7 @@ class EngineLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        self.prefixes.forget(self)
         if not self._welcomed.done():
             self._welcomed.set_exception(WireError("the engine closed the connection"))
         self.suspect()
@@ -318,7 +319,7 @@ class EngineLink(asyncio.Protocol):
             self.state = message.state
             self.num_fronts = message.num_fronts
             self._counts(message.state.requests_running, message.state.requests_waiting, message.received)
-            self.prefixes.learn(message.cached, message.evicted, is_whole=message.is_whole)
+            self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:
                 self._owner.on_state(self)
         else:

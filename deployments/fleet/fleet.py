@@ -17,6 +17,7 @@ from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import Replacement
+from deployments.fleet.affinity import PrefixIndex
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import works_with
@@ -71,6 +72,7 @@ class Fleet:
         self._refused: set[str] = set()  # engines for which the log has the reason
         self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
         self._reading = asyncio.Lock()
+        self._prefixes = PrefixIndex()
         self._meetings: set[asyncio.Task[None]] = set()
         self._drain_timeout_s = drain_timeout_s
 
@@ -79,7 +81,7 @@ class Fleet:
         known = self._met.get(invitation.engine)
         if known is not None and not known.is_lost:
             return
-        link = self._met[invitation.engine] = EngineLink(invitation)
+        link = self._met[invitation.engine] = EngineLink(invitation, self._prefixes)
         try:
             text = await self._greeted(link)
         except BaseException as error:

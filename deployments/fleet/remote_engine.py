@@ -171,7 +171,7 @@ class RemoteEngine:
             if not usable:
                 self._hold(live, has_engine=bool(able))
                 continue
-            routing.by_cost(usable, live.prefixes)[0].take_on(live)
+            _by_cost(usable, live)[0].take_on(live)
             self._held.pop(live, None)
             placed.append(live)
         # An engine puts each that has begun before all others, so the oldest of them comes last.
@@ -227,7 +227,7 @@ class RemoteEngine:
                 live.link.cancel([live])
                 live.num_moves += 1
                 self.counts["moved"] += 1
-                routing.by_cost(free, live.prefixes)[0].take_on(live)
+                _by_cost(free, live)[0].take_on(live)
                 self._resume(live)
 
     async def _tick_always(self) -> None:
@@ -510,7 +510,7 @@ class RemoteEngine:
         digest = lives[0].stream.tokenizer_digest
         usable = [link for link in self.links if link.takes_requests and link.tokenizer_digest == digest]
         usable = [link for link in usable if link.has_adapter(request.adapter)]
-        for link in routing.by_cost(usable, lives[0].prefixes):
+        for link in _by_cost(usable, lives[0]):
             if len(usable) > 1:
                 link.expect(lives[0].prefixes)
             try:
@@ -585,6 +585,17 @@ class RemoteEngine:
 
     def describe_streams(self) -> tuple[StreamState, ...]:
         return tuple(map(_stream_state, self._live.values()))
+
+
+def _by_cost(links: Sequence[EngineLink], live: RoutedStream) -> Sequence[EngineLink]:
+    """For the stream's prompt, the best one first."""
+    if len(links) < 2:
+        return links
+    prompt_len, keys = len(live.prefixes.prompt), live.prefixes.keys
+    sizes = {link.state.block_size for link in links if link.state is not None}
+    known = {engine: n for size in sizes for engine, n in links[0].prefixes.num_known(keys(size)).items()}
+    costs = {link: link.cost(prompt_len, known.get(link, 0)) for link in links}
+    return routing.by_cost(costs, live.prefixes.name)
 
 
 def _turn(live: RoutedStream) -> tuple[bool, int, float]:

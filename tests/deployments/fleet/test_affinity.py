@@ -1,14 +1,18 @@
 """A front sends a prompt where its prefix was computed, unless that engine has more to do."""
 
 import asyncio
+import itertools
+import random
+from collections.abc import Hashable
 
 import pytest
 
 from deployments.args import IngressArgs
 from deployments.engine.callers import Callers
 from deployments.fleet import affinity
-from deployments.fleet.affinity import KnownPrefixes, PromptPrefixes
+from deployments.fleet.affinity import PrefixIndex, PromptPrefixes, shortened
 from deployments.fleet.engine_link import EngineLink
+from llama_core.scheduling.prefix_cache import prefix_hash, root_hash
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fleets import FakeEngineProcess, FleetOfEngines
@@ -24,7 +28,18 @@ def quick(num_blocks: int = 4000) -> FakeGroup:
 
 
 def hashes(scope: str = "", adapter: str = "", prompt: list[int] = PREFIX) -> list[bytes]:
-    return PromptPrefixes(scope, adapter, prompt).hashes(BLOCK)
+    """As an engine sends them."""
+    found, prefix = [], root_hash(scope, adapter)
+    for begin in range(0, len(prompt) - BLOCK + 1, BLOCK):
+        prefix = prefix_hash(prefix, prompt[begin : begin + BLOCK])
+        found.append(shortened(prefix))
+    return found
+
+
+def num_known(
+    index: PrefixIndex, engine: Hashable, scope: str = "", adapter: str = "", prompt: list[int] = PREFIX
+) -> int:
+    return index.num_known(PromptPrefixes(scope, adapter, prompt).keys(BLOCK)).get(engine, 0)
 
 
 def _link(fleet: FleetOfEngines, engine: FakeEngineProcess) -> EngineLink:
@@ -38,30 +53,74 @@ async def _ask(fleet: FleetOfEngines, prompt: list[int], params: SamplingParams 
 
 
 def test_a_prefix_is_known_as_far_as_it_is_equal_and_of_one_scope() -> None:
-    known = KnownPrefixes()
-    known.learn(hashes("a"), [], is_whole=True)
+    index = PrefixIndex()
+    index.learn("engine", hashes("a"), [], is_whole=True)
     changed = [*PREFIX[: 2 * BLOCK + 5], 7, *PREFIX[2 * BLOCK + 6 :]]
-    assert known.num_known(hashes("a")) == 4
-    assert known.num_known(hashes("a", prompt=changed)) == 2
-    assert known.num_known(hashes("b")) == known.num_known(hashes("a", "an adapter")) == 0
-    assert known.num_known(hashes("a", prompt=PREFIX[: BLOCK - 1])) == 0
+    assert num_known(index, "engine", "a") == 4
+    assert num_known(index, "engine", "a", prompt=changed) == 2
+    assert num_known(index, "engine", "b") == num_known(index, "engine", "a", "an adapter") == 0
+    assert num_known(index, "engine", "a", prompt=PREFIX[: BLOCK - 1]) == 0
 
 
 def test_a_prompt_whose_first_blocks_are_outside_of_a_sliding_window_is_known() -> None:
-    known = KnownPrefixes()
-    known.learn(hashes(), [], is_whole=True)
-    known.learn([], hashes()[:2], is_whole=False)
-    assert known.num_known(hashes()) == 4
+    index = PrefixIndex()
+    index.learn("engine", hashes(), [], is_whole=True)
+    index.learn("engine", [], hashes()[:2], is_whole=False)
+    assert num_known(index, "engine") == 4
 
 
 def test_a_prompt_that_an_engine_never_computes_is_expected_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "EXPECTED_S", 0.0)
-    known = KnownPrefixes()
-    known.expect(hashes())
-    known.learn([], [], is_whole=False)
-    assert known.num_known(hashes()) == 4
-    known.learn([], [], is_whole=False)
-    assert known.num_known(hashes()) == 0
+    index = PrefixIndex()
+    index.learn("engine", [], [], is_whole=True)
+    index.expect("engine", PromptPrefixes("", "", PREFIX).keys(BLOCK))
+    index.learn("engine", [], [], is_whole=False)
+    assert num_known(index, "engine") == 4
+    index.learn("engine", [], [], is_whole=False)
+    assert num_known(index, "engine") == 0
+
+
+def test_an_index_of_many_engines_knows_what_a_set_for_each_would_know() -> None:
+    """Engines come, lose some or all of their blocks, and go, while others take their places."""
+    chance, index = random.Random(1), PrefixIndex()
+    names = itertools.count()
+    prompts = [[number, *range(3, 3 + BLOCK * chance.randrange(1, 9))] for number in range(40)]
+    pool = sorted({each for prompt in prompts for each in hashes(prompt=prompt)})
+    model: dict[int, set[bytes]] = {}
+    for _ in range(600):
+        match chance.randrange(6):
+            case 0 if len(model) < 12:
+                model[next(names)] = set()
+                index.learn(max(model), [], [], is_whole=True)
+            case 1 if len(model) > 3 and chance.random() < 0.5:
+                engine = chance.choice(list(model))
+                del model[engine]
+                index.forget(engine)
+            case kind if model:
+                engine, is_whole = chance.choice(list(model)), kind == 2
+                cached = chance.sample(pool, 20)
+                evicted = [] if is_whole else chance.sample(sorted({*pool} - {*cached}), 20)
+                model[engine] = ({*()} if is_whole else model[engine] - {*evicted}) | {*cached}
+                index.learn(engine, cached, evicted, is_whole=is_whole)
+        prompt = chance.choice(prompts)
+        for engine, has in model.items():
+            known = [number for number, each in enumerate(hashes(prompt=prompt), 1) if each in has]
+            assert num_known(index, engine, prompt=prompt) == max(known, default=0)
+        assert index.num_known(PromptPrefixes("", "", prompt).keys(BLOCK)).keys() <= model.keys()
+    for _ in range(len(index._parts)):
+        index.learn("the last", [], [], is_whole=False)
+    for engine in list(model):
+        index.learn(engine, [], pool, is_whole=False)
+    assert not any(index._parts) and not index._retired
+
+
+def test_a_part_holds_one_integer_for_all_prefixes_of_one_engine() -> None:
+    index = PrefixIndex()
+    for engine in range(40):
+        chance = random.Random(engine)
+        index.learn(engine, [chance.randbytes(8) for _ in range(300)], [], is_whole=True)
+    masks = [mask for part in index._parts for mask in part.values()]
+    assert len(masks) == 40 * 300 and len({id(mask) for mask in masks}) == 40
 
 
 @pytest.mark.parametrize("owner", ["", "a"])
@@ -76,9 +135,8 @@ async def test_a_front_knows_what_an_engine_has_computed_for_another_front(owner
         answer = await _ask(others, PREFIX, SamplingParams(temperature=0.0, max_tokens=2 * BLOCK), owner)
         prompt, scope = [*PREFIX, *answer], others.fleet.cache_scope(owner)
         assert bool(scope) == bool(owner)
-        prefixes = PromptPrefixes(scope, "", prompt).hashes(BLOCK)
-        known = _link(fleet, engine).prefixes
-        await until(lambda: known.num_known(prefixes) == (len(prompt) - 1) // BLOCK)
+        link = _link(fleet, engine)
+        await until(lambda: num_known(link.prefixes, link, scope, prompt=prompt) == (len(prompt) - 1) // BLOCK)
         await _ask(fleet, prompt, owner=owner)
         assert engine.service.loop.num_requests == 2
 
@@ -89,22 +147,24 @@ async def test_a_front_knows_what_an_engine_had_computed_before_they_met() -> No
         await _ask(fleet, PREFIX)
         assert engine.invitation is not None
         await late.fleet.meet(engine.invitation)
-        await until(lambda: _link(late, engine).prefixes.num_known(hashes()) == 4)
+        link = _link(late, engine)
+        await until(lambda: num_known(link.prefixes, link) == 4)
 
 
 async def test_a_front_forgets_what_an_engine_has_evicted_or_lost_with_its_ranks() -> None:
     async with FleetOfEngines(lambda: quick(num_blocks=40)) as fleet:
         engine = await fleet.start()
-        known = _link(fleet, engine).prefixes
+        link = _link(fleet, engine)
+        index = link.prefixes
         long = [3] * 20 * BLOCK
         await _ask(fleet, PREFIX)
-        await until(lambda: known.num_known(hashes()) == 4)
+        await until(lambda: num_known(index, link) == 4)
         await _ask(fleet, [2] * 20 * BLOCK)
         await _ask(fleet, long)
-        await until(lambda: known.num_known(hashes(prompt=long)) == 20)
-        assert known.num_known(hashes()) == 0
+        await until(lambda: num_known(index, link, prompt=long) == 20)
+        assert num_known(index, link) == 0
         engine.groups.made[-1].fail()
-        await until(lambda: known.num_known(hashes(prompt=long)) == 0)
+        await until(lambda: num_known(index, link, prompt=long) == 0)
 
 
 async def test_equal_prompts_that_arrive_together_go_to_one_engine() -> None:

@@ -8,6 +8,7 @@ import pytest
 from cluster.wire.messages import WireError, frame
 from cluster.wire.tls import make_group_key
 from deployments.fleet import messages
+from deployments.fleet.affinity import PrefixIndex
 from deployments.fleet.engine_link import EngineLink
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -29,7 +30,7 @@ async def test_a_process_without_the_engines_key_is_refused(node: str, wrong: st
         engine = await fleet.start(node)
         assert engine.invitation is not None
         changes = {"secret": b"wrong"} if wrong == "secret" else {"key": make_group_key(), "node": "another node"}
-        stranger = EngineLink(dataclasses.replace(engine.invitation, **changes))
+        stranger = EngineLink(dataclasses.replace(engine.invitation, **changes), PrefixIndex())
         with pytest.raises((OSError, WireError)):
             await stranger.connect(NODE, ())
         (stream,) = await fleet.submit([1, 5], PARAMS)
