@@ -1,8 +1,8 @@
 """An engine under the name of one of its LoRA adapters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from deployments.engine.interface import Engine, TokenStream
 from llama_core.scheduling.request import Request
@@ -23,3 +23,23 @@ class AdapterModel:
 
     async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
         return await self._engine.submit(replace(request, adapter=self.adapter), is_timed=is_timed)
+
+
+class AdapterModels(Mapping[str, Engine]):
+    """An engine by its own name and by those of its adapters, of which each is made when it is asked for."""
+
+    def __init__(self, engine: Engine, digests: Mapping[str, str]) -> None:
+        """digests: of the adapters by name. None has the engine's name."""
+        self._engine, self._digests = engine, digests
+
+    def __getitem__(self, name: str) -> Engine:
+        if name == self._engine.model_id:
+            return self._engine
+        return cast(Engine, AdapterModel(self._engine, name, self._digests[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        yield self._engine.model_id
+        yield from (name for name in self._digests if name != self._engine.model_id)
+
+    def __len__(self) -> int:
+        return len({self._engine.model_id, *self._digests})

@@ -5,8 +5,10 @@ Where a request names no model, and for what concerns no model, the first one by
 
 import asyncio
 import logging
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
@@ -148,9 +150,10 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        bases: dict[str, Engine] = {model.model_id: model for model in self._served}
-        # An adapter cannot take the name of a model.
-        return {name: engine for model in self._served for name, engine in model.models.items()} | bases
+        models = {model.model_id: model.models for model in self._served}
+        bases = {name: adapters[name] for name, adapters in models.items()}
+        # An adapter cannot take the name of a model. The first of these maps that has a name decides.
+        return ChainMap(bases, *(cast(dict[str, Engine], adapters) for adapters in reversed(models.values())))
 
     @property
     def _first(self) -> RemoteEngine:

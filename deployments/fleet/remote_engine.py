@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
-from deployments.engine.adapter_model import AdapterModel
+from deployments.engine.adapter_model import AdapterModels
 from deployments.engine.callers import Callers
 from deployments.engine.interface import (
     Engine,
@@ -79,6 +79,7 @@ class RemoteEngine:
         self._hold_timeout_s = hold_timeout_s
         self._on_step, self._on_end, self._on_lost = on_step, on_end, on_lost
         self._last_text: EngineText | None = None
+        self._welcomes: Sequence[messages.Welcome] = ()  # that `_adapters` is made of
         self._adapters: dict[str, str] = {}  # digests by name; kept without engines: requests for them wait
         self._state: EngineState | None = None  # of the engine that was heard last
         self._defaults = SamplingDefaults()
@@ -376,12 +377,11 @@ class RemoteEngine:
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        if welcomes := [link.welcome for link in self.links if link.welcome is not None]:
+        welcomes = [link.welcome for link in self.links if link.welcome is not None]
+        if welcomes and welcomes != self._welcomes:
+            self._welcomes = welcomes
             self._adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
-        engine = cast(Engine, ModelView(self, self._text))
-        return {self.model_id: engine} | {
-            name: cast(Engine, AdapterModel(engine, name, digest)) for name, digest in self._adapters.items()
-        }
+        return AdapterModels(cast(Engine, ModelView(self, self._text)), self._adapters)
 
     @property
     def _text(self) -> EngineText:
@@ -416,12 +416,19 @@ class RemoteEngine:
         return self._defaults
 
     @property
+    def _latest(self) -> EngineState:
+        """Of the engine that was heard last. Raises NotReady before the first."""
+        if self._state is None:
+            raise self.readiness().not_ready()
+        return self._state
+
+    @property
     def max_seq_len(self) -> int:
-        return self.describe().max_seq_len
+        return self._latest.max_seq_len
 
     @property
     def max_request_tokens(self) -> int:
-        state = self.describe()
+        state = self._latest
         return state.max_batch_size * state.max_seq_len + max(state.max_queue_tokens, state.max_seq_len)
 
     @property
@@ -447,7 +454,7 @@ class RemoteEngine:
         readiness = self.readiness()
         if not readiness.takes_requests:
             raise readiness.not_ready()
-        state, usable = self.describe(), [link for link in self.links if link.takes_requests]
+        state, usable = self._latest, [link for link in self.links if link.takes_requests]
         if usable:
             num_waiting = min(link.waiting for link in usable)
         else:  # of those that no engine has had, this front's share of what its engines took
@@ -472,8 +479,7 @@ class RemoteEngine:
     ) -> Sequence[SequenceStream]:
         """text: that the request was planned with."""
         self.check_capacity(request.owner)
-        text = text or self._text
-        state = self.describe()
+        text, state = text or self._text, self._latest
         if request.num_choices > (most := state.max_batch_size + state.max_queue):
             raise InvalidParameter(
                 f"n: at most {most} choices can be taken at once (max_batch_size + max_queue)", param="n"
@@ -565,11 +571,9 @@ class RemoteEngine:
 
     def describe(self) -> EngineState:
         """Of the engine that was heard last, with the load of all of them."""
-        if self._state is None:
-            raise self.readiness().not_ready()
         states = [link.state for link in self.links if link.state is not None]
         return replace(
-            self._state,
+            self._latest,
             phase=self.readiness().phase,
             requests_running=sum(link.running for link in self.links),
             requests_waiting=sum(link.waiting for link in self.links) + len(self._held),

@@ -10,6 +10,7 @@ import pytest
 from deployments.args import EngineArgs
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import successor
+from deployments.fleet.remote_engine import RemoteEngine
 from deployments.fleet.scaling import by_sequences
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
@@ -35,6 +36,17 @@ async def test_requests_choose_a_model_and_all_fronts_have_the_same_default() ->
         (stream,) = await fleet.submit([1, 5], SamplingParams(max_tokens=3, temperature=0.0))
         assert len(await read(stream)) == 3
         assert [engine.service.loop.num_requests for engine in fleet.engines] == [0, 1]
+
+
+async def test_a_request_does_not_sum_up_the_state_of_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FleetOfEngines(lambda: FakeGroup(num_blocks=400, token=steady)) as fleet:
+        await fleet.start()
+        monkeypatch.delattr(RemoteEngine, "describe")
+        model = engine_of(fleet.fleet, "demo")
+        model.check_capacity()
+        assert 0 < model.max_seq_len < model.max_request_tokens
+        (stream,) = await model.submit(Request([[1, 5]], [SamplingParams(max_tokens=3, temperature=0.0)]))
+        assert len(await read(cast(SequenceStream, stream))) == 3
 
 
 @pytest.mark.parametrize(
