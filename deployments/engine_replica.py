@@ -73,6 +73,15 @@ class LlamaEngine(AdapterCalls):
         """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
         self._service.reconfigure(user_config)
 
+    async def drain(self, engine: str) -> bool:
+        """Hand the streams of the engine with this id (`engines` of GET /props) to others; it takes none from then on. Streams
+        that no other engine can continue end here. Serve keeps the replica: end it, or its node, afterwards. False for another
+        id: call all replicas, by `broadcast`."""
+        if self._fronts is None or engine != self._fronts.engine:
+            return False
+        await self._fronts.hand_over(has_successor=False, timeout_s=self._args.drain_timeout_s)
+        return True
+
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """For `by_sequences`."""
         scheduler = self._service.loop.scheduler

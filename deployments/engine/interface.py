@@ -4,8 +4,8 @@ Knows nothing of HTTP, Ray or tensors. `LlamaService`, `RemoteEngine` and `Fleet
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Final, NamedTuple, Protocol
 
 from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, NotReady
@@ -16,6 +16,8 @@ from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
+# Of a front: streams that changed engines, streams that had none, held streams that ended so, engines that fell silent.
+FLEET_EVENTS: Final = ("moved", "held", "hold_timeout", "suspected")
 _META = SamplingParams()  # Meta's reference's values
 
 
@@ -123,12 +125,8 @@ class EngineState:
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     engines: tuple[EngineSummary, ...] = ()  # that this process uses
-    # Of a front, since its start: streams that changed engines or had none, held streams that ended so, and silent engines.
-    streams_moved: int = 0
-    streams_held: int = 0
-    hold_timeouts: int = 0
-    engines_suspected: int = 0
-    streams: tuple[StreamState, ...] = ()  # of a front, in GET /props
+    fleet_events: dict[str, int] = field(default_factory=dict)  # of a front: how many of each of FLEET_EVENTS
+    streams: tuple[StreamState, ...] = ()  # of a front
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
 from cluster.wire.messages import WireError
 from deployments.engine.callers import Callers
-from deployments.engine.interface import Engine, EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -75,6 +75,7 @@ class Fleet:
         self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
         self._reading = asyncio.Lock()
         self._prefixes = PrefixIndex()
+        self._events = dict.fromkeys(FLEET_EVENTS, 0)
         self._meetings: set[asyncio.Task[None]] = set()
         self._drain_timeout_s = drain_timeout_s
 
@@ -94,16 +95,23 @@ class Fleet:
             level = (
                 logging.DEBUG if invitation.engine in self._refused else logging.WARNING
             )  # it is tried every few seconds
-            log.log(level, "no connection with engine %s of %s: %s", invitation.engine, invitation.model, error)
+            reason = str(error) or type(error).__name__
+            log.log(level, "no connection with engine %s of %s: %s", link.name, invitation.model, reason)
             self._refused.add(invitation.engine)
             return
         self._refused.discard(invitation.engine)
         model = self._models.get(invitation.model)
         if model is None:
             model = self._models[invitation.model] = RemoteEngine(
-                invitation.model, self._callers, self._hold_timeout_s, self._on_step, self._on_end, self._on_lost
+                invitation.model,
+                self._callers,
+                self._hold_timeout_s,
+                self._events,
+                self._on_step,
+                self._on_end,
+                self._on_lost,
             )
-        log.info("connected with engine %s of %s", invitation.engine, invitation.model)
+        log.info("connected with engine %s of %s", link.name, invitation.model)
         model.add(link, text)
         await self._forget_unused()
 
@@ -226,7 +234,11 @@ class Fleet:
         if not self._models:
             return NO_MODEL
         states = [model.describe() for model in self._served]
-        return replace(states[0], engines=tuple(engine for state in states for engine in state.engines))
+        return replace(
+            states[0],
+            engines=tuple(engine for state in states for engine in state.engines),
+            streams=tuple(stream for state in states for stream in state.streams),
+        )
 
     async def drain(self) -> None:
         await asyncio.gather(*(model.drain(self._drain_timeout_s) for model in self._models.values()))

@@ -1,7 +1,7 @@
 """A model as one request sees it: with the tokenizer and the templates of one engine, also while engines come and go."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from deployments.engine.interface import TokenStream
 from llama_core.scheduling.request import Request
@@ -9,9 +9,6 @@ from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.model_text import ModelText
 from llama_core.text.tokenizers.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from deployments.fleet.remote_engine import RemoteEngine
 
 
 class EngineText(NamedTuple):
@@ -21,10 +18,15 @@ class EngineText(NamedTuple):
     tokenizer_digest: str
 
 
+class Submits(Protocol):
+    async def submit(self, request: Request, *, is_timed: bool, text: EngineText) -> Sequence[TokenStream]:
+        """text: that the request was planned with."""
+
+
 class ModelView:
     """Like the engine, whose other attributes it has."""
 
-    def __init__(self, engine: "RemoteEngine", text: EngineText) -> None:
+    def __init__(self, engine: Submits, text: EngineText) -> None:
         self._engine, self._text = engine, text
 
     def __getattr__(self, name: str) -> Any:

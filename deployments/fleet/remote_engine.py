@@ -67,12 +67,13 @@ class RemoteEngine:
         model_id: str,
         callers: Callers,
         hold_timeout_s: float,
+        events: dict[str, int],
         on_step: Callable[[StepStats], None],
         on_end: Callable[[TokenSink], None],
         on_lost: Callable[[EngineLink], None] = lambda link: None,
     ) -> None:
-        """hold_timeout_s: how long a stream waits for an engine that can continue it. on_step, on_end: for metrics. on_lost:
-        an engine's connection has ended."""
+        """hold_timeout_s: how long a stream waits for an engine that can continue it. events: counts of FLEET_EVENTS. on_step,
+        on_end: for metrics. on_lost: an engine's connection has ended."""
         self.model_id = model_id
         self.links: list[EngineLink] = []
         self._callers = callers
@@ -85,7 +86,7 @@ class RemoteEngine:
         self._defaults = SamplingDefaults()
         self._live: dict[Seq, RoutedStream] = {}
         self._held: dict[RoutedStream, None] = {}
-        self.counts: Counter[str] = Counter()  # of streams moved, held and timed out, and of suspected engines
+        self._events = events
         self._num_fronts = 1  # of this model's engines
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
         self._draining = False
@@ -152,7 +153,7 @@ class RemoteEngine:
         if keeps:
             lives = [live for live in lives if self._able(live, silent_since_s, but=link)]
         link.cancel(lives)
-        self.counts["moved"] += len(lives)
+        self._events["moved"] += len(lives)
         for live in lives:
             live.link = None
             if has_failed and live.is_admitted:
@@ -192,7 +193,7 @@ class RemoteEngine:
         live.link = None
         live.refused_by.clear()  # they are asked again at the next tick
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
-        self.counts["held"] += live not in self._held
+        self._events["held"] += live not in self._held
         self._held[live] = None
 
     def _able(
@@ -227,7 +228,7 @@ class RemoteEngine:
             if free:
                 live.link.cancel([live])
                 live.num_moves += 1
-                self.counts["moved"] += 1
+                self._events["moved"] += 1
                 _by_cost(free, live)[0].take_on(live)
                 self._resume(live)
 
@@ -248,7 +249,7 @@ class RemoteEngine:
             self._place(list(self._held))
             self._use_free_slots(now_s)
         for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self._hold_timeout_s]:
-            self.counts["hold_timeout"] += 1
+            self._events["hold_timeout"] += 1
             text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
             self._fail(live, NotReady(text))
 
@@ -258,7 +259,7 @@ class RemoteEngine:
         silent = [link for link in self.links if now_s - link.heard_s > MAX_GAP_S or link.is_clogged]
         for link in silent:
             if not link.is_suspected:
-                self.counts["suspected"] += 1
+                self._events["suspected"] += 1
                 reason = "does not read" if link.is_clogged else f"has said nothing for {now_s - link.heard_s:.1f} s"
                 log.warning(
                     "engine %s of %s %s; it has %d streams", link.name, self.model_id, reason, len(link.streams)
@@ -580,15 +581,10 @@ class RemoteEngine:
             blocks_total=sum(state.blocks_total for state in states),
             blocks_used=sum(state.blocks_used for state in states),
             preemptions=sum(state.preemptions for state in states),
-            streams_moved=self.counts["moved"],
-            streams_held=self.counts["held"],
-            hold_timeouts=self.counts["hold_timeout"],
-            engines_suspected=self.counts["suspected"],
+            fleet_events=dict(self._events),
+            streams=tuple(map(_stream_state, self._live.values())),
             engines=tuple(map(_summary, self.links)),
         )
-
-    def describe_streams(self) -> tuple[StreamState, ...]:
-        return tuple(map(_stream_state, self._live.values()))
 
 
 def _by_cost(links: Sequence[EngineLink], live: RoutedStream) -> Sequence[EngineLink]:

@@ -15,7 +15,7 @@ from typing import Final
 import prometheus_client
 import ray
 
-from deployments.engine.interface import Engine
+from deployments.engine.interface import FLEET_EVENTS, Engine
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
@@ -121,6 +121,12 @@ class Metrics:
         self.num_preemptions = metrics.count(
             "num_preemptions_total", "Sequences that lost their blocks and waited again"
         )
+        self.fleet_events = metrics.count(
+            "fleet_events_total",
+            "Of a front: streams that changed engines (moved) or had none (held), held streams that ended so "
+            "(hold_timeout), and engines that fell silent (suspected)",
+            {"event": FLEET_EVENTS},
+        )
         self.rank_failures = metrics.count("rank_failures_total", "Times the rank group failed")
         self.rank_restarts = metrics.count("rank_restarts_total", "Starts of new ranks after the first")
         self.kept_streams = metrics.count("kept_streams_total", "Streams that were kept to be resumed")
@@ -150,6 +156,10 @@ class Metrics:
         )
         self.engine_requests_waiting = metrics.gauge(
             "engine_requests_waiting", "Sequences that wait for an engine's slot", "engine"
+        )
+        self.engine_refusals = metrics.gauge("engine_refusals", "Requests of a front that an engine refused", "engine")
+        self.engine_silent_seconds = metrics.gauge(
+            "engine_silent_seconds", "Since a front heard an engine, which says something twice a second", "engine"
         )
         self.rank_step_seconds = metrics.gauge(
             "rank_step_seconds", "A rank's own compute time in a step, without waiting for other ranks", "rank"
@@ -298,10 +308,14 @@ class Metrics:
             for gauge, values in (
                 (self.engine_requests_running, {name: each.requests_running for name, each in engines.items()}),
                 (self.engine_requests_waiting, {name: each.requests_waiting for name, each in engines.items()}),
+                (self.engine_refusals, {name: each.refusals for name, each in engines.items()}),
+                (self.engine_silent_seconds, {name: each.silent_s for name, each in engines.items()}),
             ):
                 gauge.retain("engine", engines)
                 for name, value in values.items():
                     gauge.set(value, engine=name)
+            for event, count in state.fleet_events.items():
+                self.fleet_events.set(count, event=event)
             self.num_preemptions.rise_to(state.preemptions)
             self.rank_restarts.rise_to(state.epoch)
 
