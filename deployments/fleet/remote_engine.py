@@ -135,7 +135,7 @@ class RemoteEngine:
 
     def on_refused(self, link: EngineLink, live: RoutedStream, error: LlamaError) -> None:
         live.link = None
-        is_full = isinstance(error, QueueFull) and not live.is_readmitted
+        is_full = isinstance(error, QueueFull) and (not live.is_readmitted or live.num_moves > 0)
         if is_full or (isinstance(error, EngineError) and not isinstance(error, QueueFull | PoisonRequest)):
             live.refused_by.add(link.engine_id)
             self._place([live])
