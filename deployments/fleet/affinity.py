@@ -6,7 +6,6 @@ A wrong guess costs time, never a token.
 import time
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Final
 
 from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
@@ -35,10 +34,10 @@ class PromptPrefixes:
         self._root = root_hash(cache_scope, adapter)
         self._keys: dict[int, Sequence[int]] = {}
 
-    @cached_property
-    def name(self) -> bytes:
-        """A hash of the whole prompt."""
-        return shortened(prefix_hash(self._root, self.prompt))
+    def name(self, block_size: int) -> bytes:
+        """A hash of the whole prompt, or of its full blocks."""
+        keys = self.keys(block_size)
+        return keys[-1].to_bytes(HASH_BYTES, "big") if keys else prefix_hash(self._root, self.prompt)
 
     def keys(self, block_size: int) -> Sequence[int]:
         if block_size not in self._keys:

@@ -595,7 +595,7 @@ def _by_cost(links: Sequence[EngineLink], live: RoutedStream) -> Sequence[Engine
     sizes = {link.state.block_size for link in links if link.state is not None}
     known = {engine: n for size in sizes for engine, n in links[0].prefixes.num_known(keys(size)).items()}
     costs = {link: link.cost(prompt_len, known.get(link, 0)) for link in links}
-    return routing.by_cost(costs, live.prefixes.name)
+    return routing.by_cost(costs, live.prefixes.name(min(sizes)))
 
 
 def _turn(live: RoutedStream) -> tuple[bool, int, float]:
