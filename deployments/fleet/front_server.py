@@ -133,10 +133,9 @@ class FrontConnection(asyncio.Protocol):
         else:
             self._transport.write(frame(message))
 
-    def close(self, reason: str) -> None:
-        log.log(
-            logging.WARNING if self._is_greeted else logging.DEBUG, "closing the connection with a front: %s", reason
-        )
+    def close(self, reason: str, level: int = logging.WARNING) -> None:
+        level = level if self._is_greeted else logging.DEBUG
+        log.log(level, "closing the connection with a front: %s", reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -382,7 +381,7 @@ class FrontServer:
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
-            connection.close("the engine ends")
+            connection.close("the engine ends", logging.INFO)
         if self._dir is not None:
             self._dir.remove()
 

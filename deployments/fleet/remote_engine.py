@@ -128,8 +128,8 @@ class RemoteEngine:
         if link in self.links:
             self.links.remove(link)
             self._note_loss()
-            if link.streams:
-                log.warning("engine %s of %s is gone: its %d streams move", link.name, self.model_id, len(link.streams))
+            level = logging.INFO if link.is_leaving else logging.WARNING
+            log.log(level, "engine %s of %s is gone: its %d streams move", link.name, self.model_id, len(link.streams))
             self._move(link, has_failed=not link.is_leaving, keeps=False)
             self._on_lost(link)
 
