@@ -29,7 +29,7 @@ class RecoveryPlan:
     is_growth: bool
     patience_s: float
     min_ranks: int
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
     too_few: str | None = None  # why fewer ranks than `min_ranks`, raised since, cannot serve
     failed_bundles: list[int | None] = field(default_factory=list)  # of each failed attempt; None if it named no rank
 

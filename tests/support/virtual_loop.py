@@ -18,7 +18,8 @@ from tests.support.virtual_network import End, Listener, Network, Process
 
 Result = TypeVar("Result")
 BEGIN_S = 1_000.0  # a machine has run for a while when its programs start
-MAX_ROUNDS = 1_000_000  # without a timer or an arrival: callbacks make each other ready for ever
+MAX_RUN_S = 600.0  # of one run of the loop: nothing will end it
+MAX_ROUNDS = 100_000  # without a timer or an arrival: callbacks make each other ready for ever
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -39,7 +40,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.errors: list[str] = []
         self.after_each: list[Callable[[], object]] = []
         self._reads_first = reads_first
-        self._now_s = BEGIN_S
+        self._now_s, self._limit_s = BEGIN_S, 0.0
         self._rounds = 0
         self._ports = itertools.count(20_001)
         self.set_exception_handler(self._note)
@@ -48,6 +49,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def run_forever(self) -> None:
+        self._limit_s = self._now_s + MAX_RUN_S
         with mock.patch.object(time, "monotonic", self.time):
             super().run_forever()
 
@@ -80,7 +82,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             self.after_each.remove(look)
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -127,6 +129,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             assert times, "every task waits, and no timer is due"
             self._rounds = 0 if min(times) > self._now_s else self._rounds
             self._now_s = max(self._now_s, min(times))
+        assert self._now_s < self._limit_s, f"the loop has run for {MAX_RUN_S:g} s of its time"
         self._rounds += 1
         assert self._rounds < MAX_ROUNDS, "callbacks make each other ready, and no time passes"
         self._take_arrivals()
@@ -163,7 +166,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
 
 
+def network() -> Network:
+    """Of the loop that runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop.network
+
+
 BOTH_ORDERS: Mapping[str, Callable[[], VirtualLoop]] = {  # for `LOOPS` of a module of tests
     "reads last": VirtualLoop,
     "reads first": lambda: VirtualLoop(lambda: True),
 }
+AS_UVLOOP = {name: loop for name, loop in BOTH_ORDERS.items() if name == "reads first"}  # as in Serve's replicas

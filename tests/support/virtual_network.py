@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 KERNEL_BYTES = 256 * 1024  # that a connection holds outside of both processes
+DELAY_S = 0.0001  # of what one end sends to the other
 RETRY_CONNECT_S = 1.0  # the kernel's, of a first packet without an answer
 
 _here: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
@@ -136,8 +137,8 @@ class Listener:
 
 
 class Network:
-    """`delay_s`: of what one process sends to another; 0 for others. `silent`: (sender, receiver) between which nothing arrives
-    until `heal`, as in a partition: it is not lost, and neither end is told."""
+    """`delay_s`: of what one process sends to another, where it is not DELAY_S. `silent`: (sender, receiver) between which
+    nothing arrives until `heal`, as in a partition: it is not lost, and neither end is told."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take_up: Callable[[Process], None]) -> None:
         """take_up: run what a process has left undone while it stood still."""
@@ -205,7 +206,7 @@ class Network:
         client, server = Process.of(context), Process.of(listener.context)
         while self._is_silent(client, server) or self._is_silent(server, client):  # noqa: ASYNC110
             await asyncio.sleep(RETRY_CONNECT_S)
-        await asyncio.sleep(self.delay_s.get((client, server), 0.0) + self.delay_s.get((server, client), 0.0))
+        await asyncio.sleep(self._delay_s(client, server) + self._delay_s(server, client))
         if self.listeners.get(address) is not listener:
             raise ConnectionRefusedError(f"nobody listens at {address}")
         end = End(self, protocol, context, family)
@@ -220,7 +221,7 @@ class Network:
         receiver = sender.peer
         if receiver.is_closed:
             return
-        due_s = self.loop.time() + self.delay_s.get((sender.process, receiver.process), 0.0)
+        due_s = self.loop.time() + self._delay_s(sender.process, receiver.process)
         if receiver.inbox:
             due_s = max(due_s, receiver.inbox[-1][0])
         receiver.inbox.append((due_s, data))
@@ -244,6 +245,9 @@ class Network:
         sender, receiver = end.peer.process, end.process
         is_still = receiver is not None and receiver.stands_still
         return not end.inbox or is_still or self._is_silent(sender, receiver)
+
+    def _delay_s(self, sender: Side, receiver: Side) -> float:
+        return self.delay_s.get((sender, receiver), DELAY_S)
 
     def _is_silent(self, sender: Side, receiver: Side) -> bool:
         has_power = all(side is None or side.has_power for side in (sender, receiver))
