@@ -1,0 +1,80 @@
+"""Engines of several models, and of several versions of one model, on one front."""
+
+import asyncio
+
+import pytest
+
+from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_rank_group import FakeGroup, until
+from tests.support.fake_ranks import continuation
+from tests.support.fleets import FleetOfEngines
+from tests.support.recovering_service import read, steady
+from tests.support.virtual_loop import AS_UVLOOP, network
+
+LOOPS = AS_UVLOOP
+PROMPT = [1, *range(3, 20)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+OTHER_TEXT = "{{ messages[0]['content'] }}"
+
+
+def group() -> FakeGroup:
+    return FakeGroup(num_blocks=400, step_s=0.05, token=steady)
+
+
+def right(prompt: list[int] = PROMPT) -> list[int]:
+    return continuation(prompt, 60, steady)
+
+
+@pytest.mark.parametrize("other", [None, {}, {"chat_template": OTHER_TEXT}], ids=["none", "same files", "other files"])
+@pytest.mark.parametrize("pause_s", [0.1, 20.0])
+async def test_held_streams_of_a_model_outlive_meetings_with_engines_of_another(
+    other: dict[str, str] | None, pause_s: float
+) -> None:
+    async with FleetOfEngines(group) as fleet:
+        first = await fleet.start(model_id="x")
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await until(lambda: len(stream.sequence.output) > 5)
+        assert first.server is not None
+        await first.server.hand_over(has_successor=True, timeout_s=5)
+        network().kill(first.process)
+        await asyncio.sleep(pause_s)
+        if other is not None:
+            await fleet.start(model_id="y", **other)
+        await asyncio.sleep(pause_s)
+        await fleet.start(model_id="x")
+        assert await asyncio.wait_for(read(stream), 10) == right()
+
+
+async def test_a_new_version_whose_first_engine_dies_leaves_requests_to_the_old_engines() -> None:
+    async with FleetOfEngines(group) as fleet, FleetOfEngines(group) as later:
+        old = [await fleet.start() for _ in range(3)]
+        new = await fleet.start(chat_template=OTHER_TEXT)
+        streams = [stream for token in range(3, 15) for stream in await fleet.submit([1, 9, token], GREEDY)]
+        assert [await read(stream) for stream in streams] == [right([1, 9, token]) for token in range(3, 15)]
+        num_old = sum(engine.service.loop.num_requests for engine in old)
+        assert num_old >= 6, "they have three of the four engines"
+        for engine in fleet.engines:
+            assert engine.invitation is not None
+            await later.meet(engine.invitation)
+        network().kill(new.process)
+        await asyncio.sleep(0.2)
+        for front in (fleet, later):
+            assert front.fleet.readiness().ready
+            (stream,) = await front.submit(PROMPT, GREEDY)
+            assert await asyncio.wait_for(read(stream), 10) == right()
+
+
+async def test_a_stream_goes_on_beside_an_engine_of_another_version() -> None:
+    """With its own version's engine, as long as that one serves; then with that version's next one."""
+    async with FleetOfEngines(group) as fleet:
+        old = await fleet.start()
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await until(lambda: len(stream.sequence.output) > 5)
+        await fleet.start(chat_template=OTHER_TEXT)
+        await asyncio.sleep(0.5)
+        assert old.service.loop.num_live == 1
+        network().kill(old.process)
+        await asyncio.sleep(0.5)
+        assert not stream.ended
+        await fleet.start()
+        assert await asyncio.wait_for(read(stream), 10) == right()
