@@ -92,6 +92,7 @@ class EngineLink(asyncio.Protocol):
         self.state: EngineState | None = None
         self.running = self.waiting = 0  # as the engine has told
         self.num_fronts = 1  # that the engine serves
+        self._unheard_s = 0.0  # since the engine has heard this front
         self.num_refusals = 0
         self.was_ready = False  # when its owner was told last
         self.is_leaving = self.is_suspected = self.is_lost = False
@@ -156,7 +157,7 @@ class EngineLink(asyncio.Protocol):
     @property
     def takes_requests(self) -> bool:
         """While its ranks recover, requests wait for them."""
-        is_gone = self.is_leaving or self.is_suspected or self.is_lost or self.is_clogged
+        is_gone = self.is_leaving or self.is_suspected or self.is_lost or self.is_deaf
         return not is_gone and self.state is not None and self.state.phase in ("ready", "recovering")
 
     @property
@@ -164,9 +165,10 @@ class EngineLink(asyncio.Protocol):
         return self.takes_requests and self.state is not None and self.state.phase == "ready"
 
     @property
-    def is_clogged(self) -> bool:
-        """The engine does not read what it is sent."""
-        return self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES
+    def is_deaf(self) -> bool:
+        """The engine, which may be heard, does not hear this front: it does not read, or the network fails in one direction."""
+        has_unread = self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES
+        return has_unread or self._unheard_s > MAX_GAP_S
 
     @property
     def is_full(self) -> bool:
@@ -279,8 +281,8 @@ class EngineLink(asyncio.Protocol):
 
     def was_heard_since(self, silent_since_s: float) -> bool:
         """Whether it has been heard, beat by beat, while another engine was silent. Where all were, this front did not hear, or
-        stood still; those that come back may not have been read yet."""
-        return self.heard_s > silent_since_s + BEAT_S and time.monotonic() - self._back_s > BEAT_S
+        stood still; the next beats of those that come back may not have been read yet."""
+        return self.heard_s > silent_since_s + BEAT_S and time.monotonic() - self._back_s > 2 * BEAT_S
 
     def suspect(self) -> None:
         """The engine says nothing: requests that it has not taken go elsewhere."""
@@ -317,7 +319,7 @@ class EngineLink(asyncio.Protocol):
                 self._owner.on_step(self, message)
         elif isinstance(message, messages.Beat):
             self.state = message.state
-            self.num_fronts = message.num_fronts
+            self.num_fronts, self._unheard_s = message.num_fronts, message.unheard_s
             self._counts(message.state.requests_running, message.state.requests_waiting, message.received)
             self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:

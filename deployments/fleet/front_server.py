@@ -180,7 +180,8 @@ class FrontConnection(asyncio.Protocol):
         self.server.beat()  # the number of fronts has changed
 
     def beat(self, beat: messages.Beat) -> None:
-        self.send(msgspec.structs.replace(beat, received=self._last_number))
+        unheard_s = time.monotonic() - self._heard_s if self._protocol > 1 else 0.0
+        self.send(msgspec.structs.replace(beat, received=self._last_number, unheard_s=unheard_s))
 
     def close_if_silent(self, now_s: float) -> None:
         """A front that has lost power leaves streams behind, which nobody reads."""

@@ -114,7 +114,7 @@ class RemoteEngine:
         self._state, self._num_fronts = link.state, link.num_fronts
         if link.is_ready and not link.was_ready:
             self._place(list(self._held))
-        elif not link.is_ready and link.streams:  # its ranks are replaced: streams go on elsewhere, if they can
+        elif not (link.is_ready or link.is_deaf) and link.streams:  # its ranks are replaced: streams go on elsewhere, if they can
             self._move(link, has_failed=True, keeps=True)
         link.was_ready = link.is_ready
 
@@ -256,11 +256,11 @@ class RemoteEngine:
     def _suspect_silent(self, now_s: float) -> None:
         """Streams move when all silent engines are known, and to engines that have been heard while these were silent: where
         there are none, it is this front that cannot hear."""
-        silent = [link for link in self.links if now_s - link.heard_s > MAX_GAP_S or link.is_clogged]
+        silent = [link for link in self.links if now_s - link.heard_s > MAX_GAP_S or link.is_deaf]
         for link in silent:
             if not link.is_suspected:
                 self._events["suspected"] += 1
-                reason = "does not read" if link.is_clogged else f"has said nothing for {now_s - link.heard_s:.1f} s"
+                reason = "does not hear" if link.is_deaf else f"has said nothing for {now_s - link.heard_s:.1f} s"
                 log.warning(
                     "engine %s of %s %s; it has %d streams", link.name, self.model_id, reason, len(link.streams)
                 )
@@ -270,7 +270,7 @@ class RemoteEngine:
             if now_s - link.heard_s > CLOSE_AFTER_S:
                 link.close()
             elif link.streams:
-                self._move(link, has_failed=True, keeps=True, silent_since_s=link.heard_s)
+                self._move(link, has_failed=True, keeps=True, silent_since_s=min(link.heard_s, now_s - MAX_GAP_S))
 
     # What an engine has computed.
 
@@ -444,7 +444,7 @@ class RemoteEngine:
             return Readiness(True, "ready")
         if any(link.takes_requests for link in self.links):
             return Readiness(False, "recovering", "the engines' ranks are being replaced")
-        if self._state is not None and time.monotonic() - self._lost_s < self._hold_timeout_s:
+        if self.links or (self._state is not None and time.monotonic() - self._lost_s < self._hold_timeout_s):
             return Readiness(False, "recovering", f"no engine of {self.model_id} is connected; requests wait for one")
         return Readiness(False, "loading", f"no engine of {self.model_id} is connected")
 
