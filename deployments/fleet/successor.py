@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-import ray
 from ray import serve
 
 from cluster.driver.ray_calls import in_passing_thread
@@ -72,15 +71,14 @@ def _identity(args: EngineArgs) -> int:
 
 
 def _deployed_args() -> dict[str, Any] | None:
-    """The arguments of this replica's application as it is configured now; None where it is being deleted, or gets another
-    environment. A private interface of Serve's: the public one is the dashboard's, which a cluster may lack."""
+    """The arguments of this replica's application as it is configured now; None where it is being deleted, or may get
+    other code. A private interface of Serve's: the public one is the dashboard's, which a cluster may lack."""
     client: Any = serve.context._get_global_client()
     application = client.get_serve_details()["applications"].get(serve.get_replica_context().app_name)
     if application is None or application["status"] == "DELETING" or not application.get("deployed_app_config"):
         return None
     config: dict[str, Any] = application["deployed_app_config"]
-    given, own = config.get("runtime_env") or {}, ray.get_runtime_context().runtime_env
-    variables = given.get("env_vars", {}).items()
-    is_same = all(os.environ.get(name) == value for name, value in variables if name != _RELEASE)
-    is_same = is_same and all(own.get(name) == given[name] for name in ("working_dir", "py_modules") if name in given)
+    given: dict[str, Any] = config.get("runtime_env") or {}
+    variables = {name: value for name, value in given.get("env_vars", {}).items() if name != _RELEASE}
+    is_same = given.keys() <= {"env_vars"} and all(os.environ.get(name) == variables[name] for name in variables)
     return config["args"] if is_same else None

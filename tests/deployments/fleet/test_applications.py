@@ -128,7 +128,7 @@ async def test_a_second_application_with_a_models_name_and_other_weights_is_refu
         assert (refused.id, refused.model) == (second.service.engine_id, "demo")
         assert second.invitation is not None
         reason = await fleet.meet(second.invitation)
-        assert "'two' is refused: 'one' serves other weights as 'demo'" in reason
+        assert "'two' is refused: 'one' has other weights for 'demo'" in reason
         assert [reason in record.message for record in caplog.records if record.levelno == logging.WARNING] == [True]
         update = await fleet.start(application="one", weights="v2")
         served = {engine.id for engine in fleet.fleet.describe().engines if engine.phase == "ready"}
