@@ -83,7 +83,7 @@ class LlamaEngine(AdapterCalls):
         id: call all replicas, by `broadcast`."""
         if self._fronts is None or engine != self._fronts.engine:
             return False
-        await self._fronts.hand_over(has_successor=False, timeout_s=self._args.drain_timeout_s)
+        await self._fronts.hand_over(has_successor=False, timeout_s=self._service.args.drain_timeout_s)
         return True
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
