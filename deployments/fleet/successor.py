@@ -66,8 +66,8 @@ class Successor:
 
 def _identity(args: EngineArgs) -> int:
     adapters = [resolve(folder) / name for folder in args.lora_adapters.values() for name in (CONFIG, WEIGHTS)]
-    texts = [*tokenizer_files(args.tokenizer), *template_files(args.checkpoint), Path(args.chat_template or "")]
-    return identity([*open_checkpoint(args.checkpoint).files, *texts, *adapters])
+    template = [Path(args.chat_template).expanduser()] if args.chat_template else template_files(args.checkpoint)
+    return identity([*open_checkpoint(args.checkpoint).files, *tokenizer_files(args.tokenizer), *template, *adapters])
 
 
 def _deployed_args() -> dict[str, Any] | None:

@@ -78,9 +78,11 @@ async def test_no_successor_is_coming_where_the_files_have_changed_or_serve_does
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = copytree(GOLDEN / "mp2", tmp_path / "model")
-    args = EngineArgs(ckpt_dir=str(folder), device="cpu", model_parallel_size=2)
-    monkeypatch.setattr(successor, "_deployed_args", lambda: {"ckpt_dir": str(folder), "model_parallel_size": 2})
-    for name in ("consolidated.00.pth", "tokenizer.model"):
+    (folder / "own.jinja").write_text("{{ messages }}")
+    given = {"ckpt_dir": str(folder), "model_parallel_size": 2, "chat_template": str(folder / "own.jinja")}
+    args = EngineArgs(**given | {"device": "cpu"})
+    monkeypatch.setattr(successor, "_deployed_args", lambda: given)
+    for name in ("consolidated.00.pth", "tokenizer.model", "own.jinja"):
         one = successor.Successor(args)
         assert await one.is_coming()
         file = folder / name
