@@ -3,10 +3,10 @@
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -97,6 +97,7 @@ log = logging.getLogger(__name__)
 
 Digests = tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...]
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
+NUMERIC: Final = "numeric"  # marks an argument on which the tokens of a prompt depend
 
 
 class Args(BaseModel):
@@ -121,6 +122,14 @@ class Args(BaseModel):
             if name in settings:
                 settings[name] = _digests_from_environment(variable)
         return {name: value for name, value in settings.items() if value is not None} | given
+
+    def changed(self, changes: Mapping[str, Any], names: Set[str]) -> Self:
+        """With Serve's `user_config`. names: of what may change. Raises ConfigError, or pydantic's error for a bad value."""
+        if unknown := changes.keys() - names:
+            raise ConfigError(
+                f"user_config: {', '.join(sorted(unknown))} cannot change without a restart; {', '.join(sorted(names))} can"
+            )
+        return type(self).model_validate(self.model_dump() | dict(changes))
 
 
 class IngressArgs(Args):
@@ -191,10 +200,10 @@ class EngineArgs(Args):
         "builtin",
         description="Sampling where a request says nothing: Meta's reference's, generation_config.json's, or greedy.",
     )
-    model_parallel_size: Count | None = Field(
+    model_parallel_size: Annotated[Count | None, NUMERIC] = Field(
         None, description="Number of ranks; if absent, that of Meta's shards, else 1."
     )
-    max_seq_len: Count | None = Field(
+    max_seq_len: Annotated[Count | None, NUMERIC] = Field(
         None,
         description="Prompt and generated tokens of one sequence; if absent, the model's context or what memory holds.",
     )
@@ -204,11 +213,13 @@ class EngineArgs(Args):
     max_step_tokens: Count | None = Field(
         None, description="Tokens of one step at most; 2048, or max_batch_size if that is more."
     )
-    device: Device = "auto"
-    dtype: DType = Field("auto", description="auto: the checkpoint's own.")
+    device: Annotated[Device, NUMERIC] = "auto"
+    dtype: Annotated[DType, NUMERIC] = Field("auto", description="auto: the checkpoint's own.")
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
-    kv_cache_dtype: CacheDType = Field("auto", description="fp8: a cache of 8-bit floating-point numbers, on GPUs.")
+    kv_cache_dtype: Annotated[CacheDType, NUMERIC] = Field(
+        "auto", description="fp8: a cache of 8-bit floating-point numbers, on GPUs."
+    )
     verify_checksums: bool = Field(True, description="Compare every shard with its own checksums before serving.")
     sha256_manifest: str | None = Field(
         None,
@@ -217,13 +228,13 @@ class EngineArgs(Args):
     speculation: bool = Field(
         True, description="Propose tokens that repeat earlier text, and verify several in one step."
     )
-    backend: BackendName = Field(
+    backend: Annotated[BackendName, NUMERIC] = Field(
         "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest one possible."
     )
-    quantization: Annotated[str, AfterValidator(_known_quantization)] = Field(
+    quantization: Annotated[str, AfterValidator(_known_quantization), NUMERIC] = Field(
         "auto", description="Weights of linear layers: as stored (auto), as dtype (none), or in 8 or 4 bits."
     )
-    batch_invariant: bool = Field(
+    batch_invariant: Annotated[bool, NUMERIC] = Field(
         False, description="On GPUs, compute each request with the same bits beside any others, which is slower."
     )
     lora_adapters: Annotated[
@@ -235,7 +246,9 @@ class EngineArgs(Args):
         description="Folder, on every node, below which adapters may be loaded while the engine serves.",
     )
     max_loras: Count = Field(8, description="Adapters that run at once, where there may be any.")
-    max_lora_rank: Count = Field(16, description="Largest rank of an adapter; ranks hold memory for max_loras of it.")
+    max_lora_rank: Annotated[Count, NUMERIC] = Field(
+        16, description="Largest rank of an adapter; ranks hold memory for max_loras of it."
+    )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
         None, description="CPUs of one rank; if absent, a node's CPUs shared by its ranks, or 1 with CUDA."
@@ -276,6 +289,13 @@ class EngineArgs(Args):
     def tokenizer(self) -> Path:
         """The tokenizer's main file: `tokenizer_path`, or what lies in the checkpoint."""
         return find_tokenizer(resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint)
+
+    @property
+    def numeric(self) -> dict[str, Any]:
+        """The arguments on which the tokens of a prompt depend, beside files."""
+        return {
+            name: getattr(self, name) for name, field in type(self).model_fields.items() if NUMERIC in field.metadata
+        }
 
     def num_ranks(self) -> int:
         """Raises CheckpointError if the number depends on the shards and some are missing."""

@@ -1,9 +1,11 @@
 """An engine for fronts: the deployment of an application that `build_engine` makes. It has no route."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,7 +22,7 @@ from deployments.ingress import collect_garbage_rarely, pool_for
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
-from llama_core.errors import LlamaError
+from llama_core.errors import ConfigError, LlamaError
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,6 @@ class LlamaEngine(AdapterCalls):
         """Raises LlamaError if no start can succeed; Serve then reports the deployment as failed."""
         keep_replica_on_loopback()
         log_like_serve(args.log_format)
-        self._args = args
         self._fronts: FrontServer | None = None
         self._metrics = Metrics(model_name=args.model_id)
         self._service = LlamaService(
@@ -53,8 +54,11 @@ class LlamaEngine(AdapterCalls):
             self._fronts = FrontServer(self._service, files)
             self._successor = Successor(args)
             node = ray.get_runtime_context().get_node_id()
-            self._invitation = await self._fronts.open(node, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-            await directory.invite(self._invitation)
+            opened = await self._fronts.open(node, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+            application, weights = serve.get_replica_context().app_name, self._service.describe().checkpoint_digest
+            self._invitation = replace(opened, application=application, weights=weights)
+            if refusal := await directory.invite(self._invitation):
+                raise ConfigError(refusal, param="model_id")
         except BaseException:
             await self._service.stop()
             raise
@@ -79,7 +83,7 @@ class LlamaEngine(AdapterCalls):
         id: call all replicas, by `broadcast`."""
         if self._fronts is None or engine != self._fronts.engine:
             return False
-        await self._fronts.hand_over(has_successor=False, timeout_s=self._args.drain_timeout_s)
+        await self._fronts.hand_over(has_successor=False, timeout_s=self._service.args.drain_timeout_s)
         return True
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
@@ -97,7 +101,7 @@ class LlamaEngine(AdapterCalls):
         if service is None:
             return
         if self._fronts is not None:
-            await self._fronts.hand_over(await self._successor.is_coming(), self._args.drain_timeout_s)
+            await self._fronts.hand_over(await self._successor.is_coming(), self._service.args.drain_timeout_s)
             self._fronts.close()
         await service.stop()
 

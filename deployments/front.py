@@ -6,7 +6,7 @@ It takes requests by HTTP and handle, owns their streams, and has engines of oth
 import asyncio
 import logging
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray import serve
@@ -23,6 +23,8 @@ from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
 from deployments.observe.tracing import open_tracing
 
+RECONFIGURABLE: Final = frozenset({"hold_timeout_s", "drain_timeout_s"})
+
 
 @serve.ingress()
 class LlamaFront(HandleApi):
@@ -31,6 +33,7 @@ class LlamaFront(HandleApi):
     def __init__(self, args: IngressArgs) -> None:
         keep_replica_on_loopback()
         log_like_serve(args.log_format)
+        self._args = args
         self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics()
         context = serve.get_replica_context()
@@ -46,12 +49,17 @@ class LlamaFront(HandleApi):
         self.metrics.watch(self.fleet)
         self.tracing = open_tracing(self.fleet, "llama", context.replica_id.unique_id)
         self._http_app = http_app_of(args, self.fleet, self.metrics, self._keys, self.tracing, directory.ENGINE)
-        self._searching = asyncio.get_running_loop().create_task(directory.search(self.fleet.meet))
+        self._searching = asyncio.get_running_loop().create_task(directory.search(self.fleet))
         collect_garbage_rarely()
 
-    async def meet(self, invitation: Invitation) -> None:
-        """An engine is ready."""
-        await self.fleet.meet(invitation)
+    async def meet(self, invitation: Invitation) -> str:
+        """An engine is ready. Returns why it is refused; an empty text if it is not."""
+        return await self.fleet.meet(invitation)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Change limits while requests run. Raises ConfigError for other arguments."""
+        args = self._args.changed(user_config, RECONFIGURABLE)
+        self.fleet.limit(args.hold_timeout_s, args.drain_timeout_s)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._http_app

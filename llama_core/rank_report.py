@@ -11,7 +11,8 @@ class RankReport:
 
     load_seconds: from reading the checkpoint's first file on. start_seconds: from the call on, with rendezvous and imports.
     share: the part of the model, in words. cores: empty for a rank that is not pinned. max_seq_len: as configured, or as
-    lowered to what memory holds. files_id and digest: see `FileChecks`.
+    lowered to what memory holds. files_id and digest: see `FileChecks`. numerics: of ranks that compute the same bits from the
+    same numbers: the version of the code and, where torch computes on a CPU, the machine.
     """
 
     rank: int = 0
@@ -28,3 +29,4 @@ class RankReport:
     max_seq_len: int | None = None
     files_id: int = 0
     digest: CheckpointDigest | None = None
+    numerics: str = ""

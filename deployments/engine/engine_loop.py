@@ -58,7 +58,7 @@ class EngineLoop:
         self._reports = StepReports(scheduler)
         self._wake = asyncio.Event()
         self._failure: EngineError | None = None
-        self._draining = False
+        self.is_draining = False
         self._pacing = StepPacing(scheduler)
 
     @property
@@ -151,7 +151,7 @@ class EngineLoop:
     def _check_takes_requests(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._draining:
+        if self.is_draining:
             raise NotReady("the server is shutting down and takes no new requests")
 
     def enter(self, stream: TokenSink, *, first: bool = False) -> None:
@@ -242,7 +242,7 @@ class EngineLoop:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait until the live ones have ended. False if some have not within `timeout_s`."""
-        self._draining = True
+        self.is_draining = True
         try:
             await asyncio.wait_for(self._streams.idle.wait(), timeout_s)
         except TimeoutError:

@@ -4,6 +4,7 @@ Implements `deployments.engine.interface.Engine` for the HTTP layer. Knows nothi
 """
 
 import asyncio
+import hashlib
 import logging
 import time
 import uuid
@@ -32,7 +33,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.registry import format_name, open_checkpoint
-from llama_core.errors import ConfigError, EngineError, LlamaError, NotReady, RankFailure
+from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
@@ -47,6 +48,8 @@ from llama_core.text.template.files import template_files
 log = logging.getLogger(__name__)
 
 RECONFIGURABLE: Final = frozenset({"max_queue", "max_queue_tokens", "sampling_defaults", "drain_timeout_s"})
+# In `LlamaService.numerics` as ranks have resolved them; fronts add the number of ranks.
+_IN_PARTS: Final = frozenset({"model_parallel_size", "max_seq_len", "device", "dtype", "backend"})
 
 
 class LlamaService:
@@ -62,7 +65,7 @@ class LlamaService:
         on_end: Callable[[TokenSink], None] = lambda stream: None,
     ) -> None:
         """on_step, on_failure, on_compute_ms, on_end: for metrics. Raises TokenizerError, ConfigError or CheckpointError."""
-        self.args = args
+        self.args = self._given = args
         source = open_checkpoint(args.checkpoint)
         if (manifest := args.manifest()) is not None:
             manifest.check_complete(source)  # the ranks read the weights, each on its node
@@ -155,12 +158,7 @@ class LlamaService:
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """Change arguments while requests run. Raises ConfigError, or pydantic's error for a bad value."""
-        if unknown := changes.keys() - RECONFIGURABLE:
-            raise ConfigError(
-                f"user_config: {', '.join(sorted(unknown))} cannot change without a restart; "
-                f"{', '.join(sorted(RECONFIGURABLE))} can"
-            )
-        self.args = type(self.args).model_validate(self.args.model_dump() | dict(changes))
+        self.args = self._given.changed(changes, RECONFIGURABLE)
         self.sampling_defaults = _sampling_defaults(self.args)
         if self._loop is not None:
             self._loop.scheduler.admission.limit(self.args.max_queue, self.args.max_queue_tokens)
@@ -239,13 +237,17 @@ class LlamaService:
 
     @property
     def numerics(self) -> str:
-        """Engines with the same text, and as many ranks, compute the same bits for a request. Of a service that has started."""
-        report = self.info.ranks[0] if self.info is not None and self.info.ranks else RankReport()
+        """Engines with equal ones, the same tokenizer and as many ranks sample the same tokens after a prompt's. Of a service
+        that has started. That of the former release ends before the digest."""
+        reports = self.info.ranks if self.info is not None and self.info.ranks else (RankReport(),)
+        report = reports[0]
         device, _, backend = report.device.partition(", ")
         gpu = "" if device.startswith("cpu") else device.partition(" ")[2]
         kind = backend.partition(",")[0]  # without the instructions, which change no bit
         parts = _digest([report]), report.dtype, gpu, kind, self.args.kv_cache_dtype, self.config.max_seq_len
-        return "|".join(map(str, parts))
+        given = {name: value for name, value in self.args.numeric.items() if name not in _IN_PARTS}
+        further = given, sorted(self._stop_ids), dict.fromkeys(each.numerics for each in reports)
+        return "|".join(map(str, [*parts, hashlib.sha256(repr(further).encode()).hexdigest()]))
 
     @property
     def info(self) -> GroupInfo | None:
@@ -270,7 +272,7 @@ class LlamaService:
     def readiness(self) -> Readiness:
         if self._failure is not None:
             return Readiness(False, "failed", self._failure.message, retry_after_s=10.0)
-        if self._draining:
+        if self._draining or (self._loop is not None and self._loop.is_draining):
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
         if self._loop is None:
             loading = self._supervisor.loading if self._supervisor is not None else ""

@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 
 from cluster.wire.messages import HEADER_BYTES, MAX_FRAME_BYTES, Deframer, WireError, frame
 from cluster.wire.tls import tls_context
-from deployments.engine.interface import EngineState
+from deployments.engine.interface import EngineState, SamplingDefaults
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import messages
 from deployments.fleet.affinity import PrefixIndex, PromptPrefixes
@@ -90,6 +90,7 @@ class EngineLink(asyncio.Protocol):
         self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
+        self.defaults = SamplingDefaults()
         self.running = self.waiting = 0  # as the engine has told
         self.num_fronts = 1  # that the engine serves
         self._unheard_s = 0.0  # since the engine has heard this front
@@ -145,9 +146,14 @@ class EngineLink(asyncio.Protocol):
 
     @property
     def numerics(self) -> str:
-        """Engines with the same text compute the same bits. It changes where fewer ranks serve."""
+        """Of the engine's service, with its number of ranks. It changes where fewer serve."""
         assert self.welcome is not None and self.state is not None
-        return f"{self.welcome.numerics}|{self.state.world_size}"
+        return f"{self.state.world_size}|{self.welcome.numerics}"
+
+    def continues(self, numerics: str) -> bool:
+        """Whether it samples the tokens that an engine with `numerics`, "" for any, would. Those of an engine of the former
+        release end early."""
+        return not numerics or f"{self.numerics}|".startswith(f"{numerics}|")
 
     def has_adapter(self, adapter: str) -> bool:
         """adapter: a digest; "" for none."""
@@ -303,7 +309,7 @@ class EngineLink(asyncio.Protocol):
 
     def _take(self, message: messages.FromEngine) -> None:
         if isinstance(message, messages.Welcome):
-            self.welcome, self.state = message, message.state
+            self.welcome, self.state, self.defaults = message, message.state, message.defaults
             if not self._welcomed.done():
                 self._welcomed.set_result(message)
         elif isinstance(message, messages.Accepted):
@@ -318,7 +324,7 @@ class EngineLink(asyncio.Protocol):
             if self._owner is not None:
                 self._owner.on_step(self, message)
         elif isinstance(message, messages.Beat):
-            self.state = message.state
+            self.state, self.defaults = message.state, message.defaults
             self.num_fronts, self._unheard_s = message.num_fronts, message.unheard_s
             self._counts(message.state.requests_running, message.state.requests_waiting, message.received)
             self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)

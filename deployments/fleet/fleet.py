@@ -6,7 +6,7 @@ Where a request names no model, and for what concerns no model, the first one by
 import asyncio
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import cast
 
@@ -14,7 +14,15 @@ from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
 from cluster.wire.messages import WireError
 from deployments.engine.callers import Callers
-from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import (
+    FLEET_EVENTS,
+    Engine,
+    EngineState,
+    EngineSummary,
+    Readiness,
+    SamplingDefaults,
+    TokenStream,
+)
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -72,6 +80,9 @@ class Fleet:
         self._models: dict[str, RemoteEngine] = {}
         self._met: dict[str, EngineLink] = {}  # by the engine's id
         self._refused: set[str] = set()  # engines for which the log has the reason
+        self._deployed: dict[str, Invitation] = {}  # the latest of each application
+        self._refusals: dict[str, EngineSummary] = {}  # of applications that give a model's name to other weights
+        self.unserved = asyncio.Event()  # a model has lost its last engine; the caller clears it
         self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
         self._reading = asyncio.Lock()
         self._prefixes = PrefixIndex()
@@ -79,47 +90,82 @@ class Fleet:
         self._meetings: set[asyncio.Task[None]] = set()
         self._drain_timeout_s = drain_timeout_s
 
-    async def meet(self, invitation: Invitation) -> None:
-        """Connect to an engine, unless this front is connected to it. Logs why it cannot."""
+    async def meet(self, invitation: Invitation) -> str:
+        """Connect to an engine, unless this front is connected to it. Logs why it cannot. Returns why the engine is refused, or
+        an empty text."""
         known = self._met.get(invitation.engine)
         if known is not None and not known.is_lost:
-            return
+            return ""
+        if refusal := self._refusal(invitation):
+            return refusal
         link = self._met[invitation.engine] = EngineLink(invitation, self._prefixes)
         try:
             text = await self._greeted(link)
         except BaseException as error:
-            del self._met[invitation.engine]
+            self._part(link)
             link.close()
             if not isinstance(error, Exception):
                 raise
-            level = (
-                logging.DEBUG if invitation.engine in self._refused else logging.WARNING
-            )  # it is tried every few seconds
             reason = str(error) or type(error).__name__
-            log.log(level, "no connection with engine %s of %s: %s", link.name, invitation.model, reason)
-            self._refused.add(invitation.engine)
-            return
+            self._log_once(invitation, f"no connection with engine {link.name} of {invitation.model}: {reason}")
+            return ""
         self._refused.discard(invitation.engine)
         model = self._models.get(invitation.model)
         if model is None:
-            model = self._models[invitation.model] = RemoteEngine(
-                invitation.model,
-                self._callers,
-                self._hold_timeout_s,
-                self._events,
-                self._on_step,
-                self._on_end,
-                self._on_lost,
-            )
+            tells = self._on_step, self._on_end, self._on_lost, self.unserved.set
+            model = RemoteEngine(invitation.model, self._callers, self._hold_timeout_s, self._events, *tells)
+            self._models[invitation.model] = model
         log.info("connected with engine %s of %s", link.name, invitation.model)
         model.add(link, text)
         await self._forget_unused()
+        return ""
+
+    def _refusal(self, invitation: Invitation) -> str:
+        """Why this engine is refused; an empty text if it is not. An application may update its own weights."""
+        name, model = invitation.application, invitation.model
+        same = {each.application: each for each in self._deployed.values() if each.model == model}
+        rivals = [each.application for each in same.values() if each.weights != invitation.weights]
+        if not name or name in same or not rivals:
+            self._deployed |= {name: invitation} if name else {}
+            self._refusals.pop(name, None)
+            return ""
+        self._refusals[name] = EngineSummary(invitation.engine, model, invitation.host, "refused", 0, 0, 0)
+        text = f"the application {name!r} is refused: {rivals[0]!r} has other weights for {model!r}; change a model_id"
+        self._log_once(invitation, text)
+        return text
+
+    def _log_once(self, invitation: Invitation, text: str) -> None:
+        """An engine is tried every few seconds."""
+        log.log(logging.DEBUG if invitation.engine in self._refused else logging.WARNING, text)
+        self._refused.add(invitation.engine)
+
+    def _part(self, link: EngineLink) -> None:
+        if self._met.get(link.invitation.engine) is link:  # else it has been met again
+            del self._met[link.invitation.engine]
+
+    async def keep(self, applications: Set[str]) -> None:
+        """applications: all that Serve has and does not remove. A model of none of them is served no more."""
+        self._deployed = {name: each for name, each in self._deployed.items() if name in applications}
+        self._refusals = {name: each for name, each in self._refusals.items() if name in applications}
+        deployed = {each.model for each in self._deployed.values()}
+        for model in self._models.values():
+            is_used = any(link.takes_requests or not link.invitation.application for link in model.links)
+            if model.has_application and not is_used and model.model_id not in deployed:
+                model.remove()
+        await self._forget_unused()
+
+    def limit(self, hold_timeout_s: float, drain_timeout_s: float) -> None:
+        """Change these times for all streams."""
+        self._hold_timeout_s, self._drain_timeout_s = hold_timeout_s, drain_timeout_s
+        for model in self._models.values():
+            model.hold_timeout_s = hold_timeout_s
 
     async def _forget_unused(self) -> None:
         """Models that are served no more, and texts that no engine has."""
         for name, model in list(self._models.items()):
             if not model.is_served:
                 del self._models[name]
+                self._deployed = {app: each for app, each in self._deployed.items() if each.model != name}
                 await model.stop()
         used = [link.text for model in self._models.values() for link in model.links]
         self._texts = {digest: text for digest, text in self._texts.items() if text in used}
@@ -136,7 +182,7 @@ class Fleet:
 
     def _on_lost(self, link: EngineLink) -> None:
         if link.is_leaving:
-            del self._met[link.invitation.engine]
+            self._part(link)
         else:
             meeting = asyncio.get_running_loop().create_task(self._meet_again(link.invitation))
             self._meetings.add(meeting)
@@ -152,8 +198,8 @@ class Fleet:
 
     @property
     def _served(self) -> list[RemoteEngine]:
-        """Those with an engine, or all; by name."""
-        models = [model for _, model in sorted(self._models.items())]
+        """Those with an engine, or all, but for removed ones; by name."""
+        models = [model for _, model in sorted(self._models.items()) if not model.is_removed]
         return [model for model in models if model.is_served] or models
 
     @property
@@ -166,9 +212,9 @@ class Fleet:
     @property
     def _first(self) -> RemoteEngine:
         """Raises NotReady before the first engine has been met."""
-        if not self._models:
+        if not (served := self._served):
             raise self.readiness().not_ready()
-        return self._served[0]
+        return served[0]
 
     @property
     def model_id(self) -> str:
@@ -200,7 +246,7 @@ class Fleet:
 
     def readiness(self) -> Readiness:
         """Of the model that is the most ready."""
-        states = [model.readiness() for model in self._models.values()]
+        states = [model.readiness() for model in self._served]
         best = max(states, key=lambda state: (state.ready, state.takes_requests), default=None)
         return best or Readiness(False, "loading", "no engine is connected")
 
@@ -209,7 +255,7 @@ class Fleet:
 
     def check_capacity(self, owner: str = "") -> None:
         """Of one model where there is one; several are checked when a request has named its model."""
-        if len(self._models) == 1:
+        if len(self._served) == 1:
             self._first.check_capacity(owner)
         elif not (readiness := self.readiness()).takes_requests:
             raise readiness.not_ready()
@@ -230,15 +276,11 @@ class Fleet:
         return sum(model.abort(request_id) for model in self._models.values()) > 0
 
     def describe(self) -> EngineState:
-        """Of the first model, with the engines of all."""
-        if not self._models:
-            return NO_MODEL
-        states = [model.describe() for model in self._served]
-        return replace(
-            states[0],
-            engines=tuple(engine for state in states for engine in state.engines),
-            streams=tuple(stream for state in states for stream in state.streams),
-        )
+        """Of the first model, with the engines of all, and one of each application that is refused."""
+        states = [model.describe() for model in self._served] or [NO_MODEL]
+        engines = [engine for state in states for engine in state.engines]
+        streams = [stream for state in states for stream in state.streams]
+        return replace(states[0], engines=(*engines, *self._refusals.values()), streams=tuple(streams))
 
     async def drain(self) -> None:
         await asyncio.gather(*(model.drain(self._drain_timeout_s) for model in self._models.values()))

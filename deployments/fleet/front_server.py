@@ -327,7 +327,7 @@ class FrontServer:
         return messages.Welcome(
             PROTOCOL,
             self.engine,
-            service.numerics,
+            f"{service.numerics}|{self._files.tokenizer_digest}",  # grammars depend on the tokenizer
             digest,
             files,
             service.describe(),

@@ -1,6 +1,7 @@
 """The files of a model's tokenizer and templates, as an engine sends them to a front, whose node needs no checkpoint."""
 
 import hashlib
+import json
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from llama_core.files.gguf.file import GgufFile
 from llama_core.text.model_text import ModelText, TextOptions, open_model_text
 from llama_core.text.registry import load_tokenizer, tokenizer_files
 from llama_core.text.template.files import given_template, template_files
+from llama_core.text.tokenizers.files import CONFIG_FILE
 
 _META_PARAMS = "params.json"  # tells a folder of Meta's, which has a chat format of its own
 
@@ -34,9 +36,10 @@ class ModelFiles(msgspec.Struct, frozen=True):
 
     @property
     def tokenizer_digest(self) -> str:
-        """Of what decides the tokens of a text, however it is packed."""
-        files = {name: file for name, file in self.files.items() if name.startswith("tokenizer/")}
-        decisive = files, self.tokenizer, self.num_rows, self.vocab_size
+        """Of what decides a text's tokens, and the text of tokens. Not of the template, nor of how these files are packed."""
+        own = ((name, file) for name, file in sorted(self.files.items()) if name.startswith("tokenizer/"))
+        heads = [(name, _without_template(name, file.head)) for name, file in own]
+        decisive = heads, self.tokenizer, self.num_rows, self.vocab_size
         return hashlib.sha256(msgspec.msgpack.encode(decisive)).hexdigest()
 
     @property
@@ -79,6 +82,13 @@ def unpack(packed: ModelFiles) -> ModelText:
         tokenizer = load_tokenizer(root / packed.tokenizer, packed.num_rows)
         options = TextOptions(*packed.options)
         return open_model_text(tokenizer, packed.vocab_size, root / packed.checkpoint, options)
+
+
+def _without_template(name: str, head: bytes) -> bytes:
+    if not name.endswith(f"/{CONFIG_FILE}"):
+        return head
+    fields = {field: value for field, value in json.loads(head).items() if field != "chat_template"}
+    return json.dumps(fields, sort_keys=True).encode()
 
 
 def _packed(path: Path) -> PackedFile:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from deployments.engine.interface import TokenStream
+from deployments.engine.interface import SamplingDefaults, TokenStream
 from llama_core.scheduling.request import Request
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
@@ -16,6 +16,7 @@ class EngineText(NamedTuple):
 
     text: ModelText
     tokenizer_digest: str
+    defaults: SamplingDefaults
 
 
 class Submits(Protocol):
@@ -43,6 +44,10 @@ class ModelView:
     @property
     def answer_format(self) -> AnswerFormat:
         return self._text.text.answer_format
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self._text.defaults
 
     async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
         return await self._engine.submit(request, is_timed=is_timed, text=self._text)

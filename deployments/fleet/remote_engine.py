@@ -71,19 +71,21 @@ class RemoteEngine:
         on_step: Callable[[StepStats], None],
         on_end: Callable[[TokenSink], None],
         on_lost: Callable[[EngineLink], None] = lambda link: None,
+        on_unserved: Callable[[], None] = lambda: None,
     ) -> None:
         """hold_timeout_s: how long a stream waits for an engine that can continue it. events: counts of FLEET_EVENTS. on_step,
-        on_end: for metrics. on_lost: an engine's connection has ended."""
+        on_end: for metrics. on_lost: an engine's connection has ended. on_unserved: no engine takes requests."""
         self.model_id = model_id
         self.links: list[EngineLink] = []
         self._callers = callers
-        self._hold_timeout_s = hold_timeout_s
-        self._on_step, self._on_end, self._on_lost = on_step, on_end, on_lost
+        self.hold_timeout_s = hold_timeout_s
+        self._on_step, self._on_end, self._on_lost, self._on_unserved = on_step, on_end, on_lost, on_unserved
+        self.has_application = False  # whether the latest engine has told its application
+        self.is_removed = False  # with all applications that had the model
         self._last_text: EngineText | None = None
         self._welcomes: Sequence[messages.Welcome] = ()  # that `_adapters` is made of
         self._adapters: dict[str, str] = {}  # digests by name; kept without engines: requests for them wait
         self._state: EngineState | None = None  # of the engine that was heard last
-        self._defaults = SamplingDefaults()
         self._live: dict[Seq, RoutedStream] = {}
         self._held: dict[RoutedStream, None] = {}
         self._events = events
@@ -99,8 +101,9 @@ class RemoteEngine:
     def add(self, link: EngineLink, text: ModelText) -> None:
         """Use an engine that has greeted this front. text: its model's."""
         assert link.welcome is not None and link.state is not None
-        link.text, self._defaults, self._state = text, link.welcome.defaults, link.state
-        self._last_text = EngineText(text, link.tokenizer_digest)
+        link.text, self._state = text, link.state
+        self._last_text = EngineText(text, link.tokenizer_digest, link.defaults)
+        self.is_removed, self.has_application = False, bool(link.invitation.application)
         self._num_fronts = link.num_fronts
         self.links.append(link)
         link.attach(self)
@@ -114,12 +117,14 @@ class RemoteEngine:
         self._state, self._num_fronts = link.state, link.num_fronts
         if link.is_ready and not link.was_ready:
             self._place(list(self._held))
-        elif not (link.is_ready or link.is_deaf) and link.streams:  # its ranks are replaced: streams go on elsewhere, if they can
-            self._move(link, has_failed=True, keeps=True)
+        elif link.streams and not (link.is_ready or link.is_deaf):
+            # Its ranks are replaced, or it ends: streams go on elsewhere, if they can.
+            self._move(link, has_failed=not link.is_leaving, keeps=True)
         link.was_ready = link.is_ready
 
     def on_goodbye(self, link: EngineLink, *, has_successor: bool) -> None:
-        """Streams stay there where no other engine can continue them and no successor is to come."""
+        """Streams stay there where no other engine can continue them and no successor is to come, or none with their
+        adapter."""
         log.info("engine %s of %s ends: its %d streams move", link.name, self.model_id, len(link.streams))
         self._note_loss()
         self._move(link, has_failed=False, keeps=not has_successor)
@@ -145,13 +150,18 @@ class RemoteEngine:
     def _note_loss(self) -> None:
         if not any(link.takes_requests for link in self.links):
             self._lost_s = time.monotonic()
+            self._on_unserved()
 
     def _move(self, link: EngineLink, *, has_failed: bool, keeps: bool, silent_since_s: float | None = None) -> None:
         """Continue the streams of `link`, which takes no requests any more, elsewhere. keeps: those that no other engine can
-        continue now stay there. silent_since_s: of a silent link; only engines that have been heard meanwhile continue them."""
+        continue now stay there; so do those of adapters that have been unloaded, which no engine to come has, until the
+        connection ends. silent_since_s: of a silent link; only engines that have been heard meanwhile continue them."""
+        assert link.welcome is not None
+        adapters = set() if keeps else {"", *link.welcome.adapters.values()}  # whose streams may wait for an engine
         lives = [live for live in link.streams.values() if live.is_accepted]
-        if keeps:
-            lives = [live for live in lives if self._able(live, silent_since_s, but=link)]
+        if not link.is_lost:
+            adapter = {live: live.stream.sequence.adapter for live in lives}
+            lives = [live for live in lives if adapter[live] in adapters or self._able(live, silent_since_s, but=link)]
         link.cancel(lives)
         self._events["moved"] += len(lives)
         for live in lives:
@@ -191,6 +201,9 @@ class RemoteEngine:
     def _hold(self, live: RoutedStream, *, has_engine: bool) -> None:
         """has_engine: one could continue the stream, and has no room for it."""
         live.link = None
+        if self.is_removed and not has_engine:
+            self._fail(live, NotReady(f"the application of {self.model_id} has been removed"))
+            return
         live.refused_by.clear()  # they are asked again at the next tick
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
         self._events["held"] += live not in self._held
@@ -208,7 +221,7 @@ class RemoteEngine:
             and link.is_ready
             and (silent_since_s is None or link.was_heard_since(silent_since_s))
             and link.tokenizer_digest == stream.tokenizer_digest
-            and stream.numerics in ("", link.numerics)
+            and link.continues(stream.numerics)
             and link.has_adapter(adapter)
         ]
 
@@ -248,9 +261,9 @@ class RemoteEngine:
             self._suspect_silent(now_s)
             self._place(list(self._held))
             self._use_free_slots(now_s)
-        for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self._hold_timeout_s]:
+        for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self.hold_timeout_s]:
             self._events["hold_timeout"] += 1
-            text = f"no engine could continue this stream within {self._hold_timeout_s:g} s (hold_timeout_s)"
+            text = f"no engine could continue this stream within {self.hold_timeout_s:g} s (hold_timeout_s)"
             self._fail(live, NotReady(text))
 
     def _suspect_silent(self, now_s: float) -> None:
@@ -391,7 +404,7 @@ class RemoteEngine:
             texts = Counter(link.tokenizer_digest for link in usable)
             link = max(usable, key=lambda link: (link.num_free, texts[link.tokenizer_digest]))
             assert link.text is not None
-            self._last_text = EngineText(link.text, link.tokenizer_digest)
+            self._last_text = EngineText(link.text, link.tokenizer_digest, link.defaults)
         if self._last_text is None:
             raise self.readiness().not_ready()
         return self._last_text
@@ -414,7 +427,7 @@ class RemoteEngine:
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        return self._defaults
+        return self._text.defaults
 
     @property
     def _latest(self) -> EngineState:
@@ -432,10 +445,17 @@ class RemoteEngine:
         state = self._latest
         return state.max_batch_size * state.max_seq_len + max(state.max_queue_tokens, state.max_seq_len)
 
+    def remove(self) -> None:
+        """End the streams that no engine computes, and from now on those that lose theirs."""
+        self.is_removed = True
+        self._place(list(self._held))
+
     @property
     def is_served(self) -> bool:
         """Whether it has an engine, or waits for one."""
-        return bool(self.links or self._live) or time.monotonic() - self._lost_s < self._hold_timeout_s
+        if self.is_removed:
+            return bool(self.links)
+        return bool(self.links or self._live) or time.monotonic() - self._lost_s < self.hold_timeout_s
 
     def readiness(self) -> Readiness:
         if self._draining:
@@ -444,7 +464,7 @@ class RemoteEngine:
             return Readiness(True, "ready")
         if any(link.takes_requests for link in self.links):
             return Readiness(False, "recovering", "the engines' ranks are being replaced")
-        if self.links or (self._state is not None and time.monotonic() - self._lost_s < self._hold_timeout_s):
+        if self.links or (self._state is not None and time.monotonic() - self._lost_s < self.hold_timeout_s):
             return Readiness(False, "recovering", f"no engine of {self.model_id} is connected; requests wait for one")
         return Readiness(False, "loading", f"no engine of {self.model_id} is connected")
 

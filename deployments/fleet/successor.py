@@ -1,7 +1,12 @@
-"""Whether an engine that ends is replaced by one that computes the same bits, so that fronts may hold its streams for it."""
+"""Whether an engine that ends is replaced by one that continues its streams, so that fronts may hold them for it.
+
+In doubt none is: then streams end on their engine, if `drain_timeout_s` suffices.
+"""
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from typing import Any, Final
 
 from ray import serve
@@ -10,28 +15,27 @@ from cluster.driver.ray_calls import in_passing_thread
 from deployments.args import EngineArgs, resolve
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
+from llama_core.files.code import code_version
 from llama_core.files.files import identity
+from llama_core.text.registry import tokenizer_files
+from llama_core.text.template.files import template_files
 
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = 5.0
-# The arguments on which the bits of an answer and its length depend.
+# Beside the numeric ones. Templates decide which tokens end an answer, `cpus_per_rank` torch's threads.
 _SAME: Final = (
     "model_id",
     "ckpt_dir",
     "tokenizer_path",
-    "model_parallel_size",
-    "max_seq_len",
-    "device",
-    "dtype",
-    "kv_cache_dtype",
-    "backend",
-    "quantization",
-    "batch_invariant",
+    "chat_format",
+    "chat_template",
     "lora_adapters",
     "lora_root",
-    "max_lora_rank",
+    "cpus_per_rank",
+    "runner_factory",
 )
+_RELEASE: Final = "RELEASE"  # the variable with which an update under the same path begins
 
 
 class Successor:
@@ -40,35 +44,41 @@ class Successor:
     def __init__(self, args: EngineArgs) -> None:
         self._args = args
         self._identity = _identity(args)
+        self._code = code_version()
 
     async def is_coming(self) -> bool:
         """By the configuration that Serve has deployed, which an update has changed by now. False if that is unknown."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 deployed = await in_passing_thread(_deployed_args)
-            if deployed is None:
-                return False
-            args = EngineArgs(**deployed)
-            resolved = {"device": self._args.device, "model_parallel_size": args.num_ranks()}  # as `build_engine` does
-            args = args.model_copy(update=resolved)
-            is_same = all(getattr(args, name) == getattr(self._args, name) for name in _SAME)
-            return is_same and _identity(args) == self._identity
+                return deployed is not None and await in_passing_thread(self._is_equal, EngineArgs(**deployed))
         except Exception as error:
             log.warning("whether another engine follows is unknown: %s", type(error).__name__)
             return False
 
+    def _is_equal(self, args: EngineArgs) -> bool:
+        resolved = {"device": self._args.device, "model_parallel_size": args.num_ranks()}  # as `build_engine` does
+        args = args.model_copy(update=resolved)
+        is_same = all(getattr(args, name) == getattr(self._args, name) for name in _SAME)
+        is_same = is_same and args.numeric == self._args.numeric
+        return is_same and _identity(args) == self._identity and code_version() == self._code
+
 
 def _identity(args: EngineArgs) -> int:
     adapters = [resolve(folder) / name for folder in args.lora_adapters.values() for name in (CONFIG, WEIGHTS)]
-    return identity([*open_checkpoint(args.checkpoint).files, *adapters])
+    template = [Path(args.chat_template).expanduser()] if args.chat_template else template_files(args.checkpoint)
+    return identity([*open_checkpoint(args.checkpoint).files, *tokenizer_files(args.tokenizer), *template, *adapters])
 
 
 def _deployed_args() -> dict[str, Any] | None:
-    """The arguments of this replica's application as it is configured now; None where it is being deleted. A private interface
-    of Serve's: the public one is the dashboard's, which a cluster may lack."""
+    """The arguments of this replica's application as it is configured now; None where it is being deleted, or may get
+    other code. A private interface of Serve's: the public one is the dashboard's, which a cluster may lack."""
     client: Any = serve.context._get_global_client()
     application = client.get_serve_details()["applications"].get(serve.get_replica_context().app_name)
     if application is None or application["status"] == "DELETING" or not application.get("deployed_app_config"):
         return None
-    arguments: dict[str, Any] = application["deployed_app_config"]["args"]
-    return arguments
+    config: dict[str, Any] = application["deployed_app_config"]
+    given: dict[str, Any] = config.get("runtime_env") or {}
+    variables = {name: value for name, value in given.get("env_vars", {}).items() if name != _RELEASE}
+    is_same = given.keys() <= {"env_vars"} and all(os.environ.get(name) == variables[name] for name in variables)
+    return config["args"] if is_same else None

@@ -38,6 +38,7 @@ from llama_core.backends.verify_files import FileChecks
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
+from llama_core.files.code import code_version
 from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.rank_report import RankReport
@@ -118,6 +119,7 @@ def load_rank(
         files_id=checks.files_id,
         digest=checks.digest,
         max_seq_len=loading.config.max_seq_len,
+        numerics=_numerics(kind, parallel.device),
     )
     log.info(
         "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",
@@ -132,6 +134,14 @@ def load_rank(
         config.vocab_size,
     )
     return LoadedRank(loading.config, model, parallel, slots, backend, report, former)
+
+
+def _numerics(kind: BackendKind, device: torch.device) -> str:
+    if kind != "torch" or device.type != "cpu":
+        return code_version()
+    cpu = {name: value for name, value in torch.cpu.get_capabilities().items() if not name.startswith("num_")}
+    machine = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), sorted(cpu.items())
+    return f"{code_version()} {machine}"
 
 
 @dataclass(frozen=True, slots=True)

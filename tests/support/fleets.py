@@ -5,6 +5,7 @@ Each is a process of its own, which a virtual network can stop, kill or cut off.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from deployments.args import EngineArgs, IngressArgs
@@ -85,15 +86,18 @@ class FleetOfEngines:
         self.engines: list[FakeEngineProcess] = []
         self._make = make
 
-    async def start(self, node: str = NODE, **args: Any) -> FakeEngineProcess:
+    async def start(
+        self, node: str = NODE, *, application: str = "", weights: str = "", **args: Any
+    ) -> FakeEngineProcess:
         """An engine that the front has met."""
         engine = FakeEngineProcess(self._make, **args)
         self.engines.append(engine)
-        await self.meet(await engine.start(node))
+        engine.invitation = replace(await engine.start(node), application=application, weights=weights)
+        await self.meet(engine.invitation)
         return engine
 
-    async def meet(self, invitation: Invitation) -> None:
-        await self.process.run(self.fleet.meet(invitation))
+    async def meet(self, invitation: Invitation) -> str:
+        return await self.process.run(self.fleet.meet(invitation))
 
     async def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> list[SequenceStream]:
         return list(await self.process.run(self.fleet.submit(Request([prompt], [params], **options))))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from ray import serve
 
 from deployments.args import EngineArgs
 from deployments.engine.sequence_stream import SequenceStream
@@ -57,6 +58,10 @@ async def test_a_request_does_not_sum_up_the_state_of_all_engines(monkeypatch: p
         ({"dtype": "bfloat16"}, False),
         ({"model_parallel_size": 1}, False),
         ({"max_seq_len": 64}, False),
+        ({"batch_invariant": True}, False),
+        ({"chat_template": "{{ messages }}"}, False),  # it may end answers at other tokens
+        ({"chat_format": "llama3"}, False),
+        ({"tool_format": "hermes", "sampling_defaults": "greedy"}, True),
         (None, False),
     ],
 )
@@ -73,14 +78,47 @@ async def test_no_successor_is_coming_where_the_files_have_changed_or_serve_does
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = copytree(GOLDEN / "mp2", tmp_path / "model")
-    args = EngineArgs(ckpt_dir=str(folder), device="cpu", model_parallel_size=2)
+    (folder / "own.jinja").write_text("{{ messages }}")
+    given = {"ckpt_dir": str(folder), "model_parallel_size": 2, "chat_template": str(folder / "own.jinja")}
+    args = EngineArgs(**given | {"device": "cpu"})
+    monkeypatch.setattr(successor, "_deployed_args", lambda: given)
+    for name in ("consolidated.00.pth", "tokenizer.model", "own.jinja"):
+        one = successor.Successor(args)
+        assert await one.is_coming()
+        file = folder / name
+        file.write_bytes(file.read_bytes())
+        assert not await one.is_coming()
     one = successor.Successor(args)
-    monkeypatch.setattr(successor, "_deployed_args", lambda: {"ckpt_dir": str(folder), "model_parallel_size": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(successor, "code_version", lambda: "of a new release")
+        assert not await one.is_coming()
     assert await one.is_coming()
-    shard = folder / "consolidated.00.pth"
-    shard.write_bytes(shard.read_bytes())
-    assert not await one.is_coming()
     monkeypatch.setattr(successor, "_deployed_args", lambda: 1 / 0)
+    assert not await one.is_coming()
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "is_coming"),
+    [
+        ({}, True),
+        ({"env_vars": {"RELEASE": "2"}}, True),  # as the documentation has for new code under the same path
+        ({"env_vars": {"LLAMA_DTYPE": "bfloat16"}}, False),
+        ({"working_dir": "https://example.com/2.zip"}, False),  # whose code is unknown
+    ],
+)
+async def test_a_successor_is_coming_where_the_deployed_environment_has_the_same_code(
+    monkeypatch: pytest.MonkeyPatch, runtime_env: dict[str, Any], is_coming: bool
+) -> None:
+    """The environment of this process is that of the engine."""
+    args = {"ckpt_dir": str(GOLDEN / "mp2"), "device": "cpu", "model_parallel_size": 2}
+    config = {"args": args, "runtime_env": runtime_env}
+    details = {"applications": {"demo": {"status": "RUNNING", "deployed_app_config": config}}}
+    client = SimpleNamespace(get_serve_details=lambda: details)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="demo"))
+    monkeypatch.setattr(serve.context, "_get_global_client", lambda: client)
+    one = successor.Successor(EngineArgs(**args))
+    assert await one.is_coming() is is_coming
+    details["applications"]["demo"]["status"] = "DELETING"
     assert not await one.is_coming()
 
 

@@ -196,3 +196,29 @@ async def test_an_adapter_whose_files_have_changed_is_left_out_where_an_engine_s
         assert ["its files have changed" in record.message for record in caplog.records] == [True]
         await asyncio.gather(*(engine.sync_adapters() for engine in fleet.engines))
         assert len(caplog.records) == 1, "said once"
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_streams_of_an_unloaded_adapter_end_on_the_engine_that_has_it(
+    fleet: FleetOfEngines, root: Path, replaces: bool
+) -> None:
+    """The engine that follows, and for which other streams are held, never has it."""
+    async with fleet:
+        first = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        loader = AdapterLoader(fleet.fleet, ENGINE)
+        for name in ("poet", "clerk"):
+            await loader.load(name, name, None, replaces=False)
+        unloaded, named, plain = [await begin(fleet, name) for name in ("poet", "clerk", "demo")]
+        if replaces:
+            await loader.load("poet", "clerk", None, replaces=True)
+        else:
+            await loader.unload("poet", None)
+        assert first.server is not None
+        await first.server.hand_over(has_successor=True, timeout_s=30)
+        assert unloaded.ended and not (named.ended or plain.ended)
+        first.die()
+        fleet.engines.remove(first)
+        await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        for stream in (unloaded, named, plain):
+            assert await read(stream) == expected_output(stream.sequence)
+        await first.stop()

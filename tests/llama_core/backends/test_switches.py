@@ -13,6 +13,7 @@ from llama_core.backends.native.build import Unavailable
 from llama_core.backends.parallel import Parallel, alone
 from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
+from llama_core.files.code import code_version
 from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
@@ -228,6 +229,20 @@ def test_a_float16_checkpoint_is_bfloat16_natively_and_float16_in_torch() -> Non
     for settings in ({"dtype": "float16"}, {"dtype": "auto", "backend": "torch"}, {"dtype": "auto", "block_size": 24}):
         runner = plain_model.load_runner(alone("cpu"), model, stored=stored, **settings)
         assert (runner.backend.name, runner.report.dtype) == ("torch", "float16")
+
+
+def test_torch_names_the_machine_on_which_its_bits_depend_and_the_native_backend_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def numerics(backend: str, threads: int, has_avx2: bool) -> str:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": has_avx2, "num_sockets": threads})
+        runner = plain_model.load_runner(alone("cpu"), model_with("none"), backend=backend)
+        return runner.report.numerics
+
+    machines = [(2, True), (2, False), (3, True)]
+    assert len({numerics("torch", *machine) for machine in machines}) == 3
+    assert {numerics("native", *machine) for machine in machines} == {code_version()}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""The version of the code that decides which tokens follow a prompt. Loads none of it."""
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path(__file__).parents[1]
+_SOURCES: Final = ("backends", "checkpoint", "files", "grammar", "weights", "model_config.py", "rank_share.py")
+_LIBRARIES: Final = ("torch", "llguidance")
+
+
+def code_version(root: Path = _ROOT) -> str:
+    """A digest of the sources that read weights, compute, sample and mask, as they are on the disk now, and of their libraries'
+    versions. Takes some milliseconds. root: the folder of this package."""
+    digest = hashlib.sha256(" ".join(map(version, _LIBRARIES)).encode())
+    for name in _SOURCES:
+        at = root / name
+        files = (file for file in at.rglob("*") if file.suffix in (".py", ".hpp", ".cpp"))
+        for file in sorted(files) if at.is_dir() else [at]:
+            source = file.read_bytes()
+            digest.update(f"{file.relative_to(root)} {len(source)}\n".encode() + source)
+    return digest.hexdigest()
