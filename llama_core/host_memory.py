@@ -2,23 +2,22 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 from pathlib import Path
+from typing import Final
 
-CGROUPS = (  # directory; files with the limit and the use; which entries of memory.stat are file cache
-    ("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")),
-    (
-        "/sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
+from llama_core import cgroups
+
+_CGROUP_FILES: Final = (  # files with the limit and the use; which entries of memory.stat are file cache
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
 
 
 def available_host_bytes() -> int:
-    """Memory that this process could still allocate: the machine's, or what the limit of its container leaves (cgroup v2, v1).
+    """Memory that this process could still allocate: the machine's, or what the limits of its cgroups leave.
 
     Counts the file cache as free, because the kernel drops it on demand: loading has just filled it with the checkpoint.
     """
@@ -29,10 +28,10 @@ def available_host_bytes() -> int:
         )
     except (OSError, StopIteration):
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    for directory, limit, used, of_files in CGROUPS:
+    for folder, (limit, used, of_files) in itertools.product(cgroups.folders("memory"), _CGROUP_FILES):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            left = int(Path(directory, limit).read_text()) - int(Path(directory, used).read_text())
-            stat = dict(line.split() for line in Path(directory, "memory.stat").read_text().splitlines())
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             available = min(available, left + sum(int(stat.get(name, 0)) for name in of_files))
     return max(available, 0)
 

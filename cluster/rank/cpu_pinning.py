@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from llama_core import cgroups
+
 logger = logging.getLogger(__name__)
 
-_CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 _CPUS: Final = Path("/sys/devices/system/cpu")
 
 
@@ -68,7 +69,7 @@ def pin_process(count: int) -> CoreClaim | None:
         logger.info("cores=unpinned reason=no-affinity-call platform=%s", sys.platform)
         return None
     allowed = os.sched_getaffinity(0)
-    quota = cpu_quota(_CPU_MAX)
+    quota = cgroups.cpu_quota()
     if quota is not None and quota < len(allowed):
         logger.info("cores=unpinned reason=cpu-quota quota_cpus=%.2f visible_cpus=%d", quota, len(allowed))
         return None
@@ -111,12 +112,3 @@ def _siblings(cpu: int, cpus: Path) -> set[int]:
             first, _, last = part.partition("-")
             siblings.update(range(int(first), int(last or first) + 1))
     return siblings
-
-
-def cpu_quota(cpu_max: Path) -> float | None:
-    """CPUs that this cgroup may use, from the file's "quota period" in microseconds; None without a limit or a file."""
-    try:
-        quota, period = cpu_max.read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None

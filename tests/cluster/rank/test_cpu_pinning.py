@@ -21,7 +21,7 @@ PIN = """
 import os
 from cluster.rank import cpu_pinning as cores
 cores.in_pod = lambda: False
-cores.cpu_quota = lambda path: None
+cores.cgroups.cpu_quota = lambda: None
 claim = cores.pin_process(1)
 print("none free" if claim is None else os.sched_getaffinity(0) == set(claim.cores))
 """

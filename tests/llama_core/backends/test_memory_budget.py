@@ -2,14 +2,12 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from llama_core import host_memory
 from llama_core.backends import memory_budget as memory
 from llama_core.backends.native import backend as native
 from llama_core.backends.parallel import Parallel, alone
@@ -63,20 +61,6 @@ def test_loading_begins_when_the_weights_and_the_former_cache_have_room(
     seen = DeviceMemory(monkeypatch, 300, 700, 900, 1500)
     memory.check_weights_fit(200, CUDA, former)
     assert seen.slept == pytest.approx(waits * memory._DEVICE_POLL_S)
-
-
-@pytest.mark.parametrize("version", [0, 1], ids=["cgroup v2", "v1"])
-def test_a_containers_limit_counts_and_its_file_cache_is_free_memory(
-    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, limit, used, (inactive, active) = host_memory.CGROUPS[version]
-    monkeypatch.setattr(host_memory, "CGROUPS", ((str(tmp_path), limit, used, (inactive, active)),))
-    (tmp_path / limit).write_text("1000000\n")
-    (tmp_path / used).write_text("900000\n")
-    (tmp_path / "memory.stat").write_text(f"anon 100000\n{inactive} 500000\n{active} 300000\n")
-    assert host_memory.available_host_bytes() == 900_000
-    (tmp_path / limit).write_text("max\n")
-    assert host_memory.available_host_bytes() > 1_000_000
 
 
 WITHOUT_CONTEXT = EngineConfig(
