@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llama_core.errors import ConfigError
+from llama_core.text_files import as_utf8
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class ApiKeys:
         stamp = (status.st_ctime_ns, status.st_size, status.st_ino)  # no process can set the ctime
         if stamp == self._stamp:
             return
-        lines = (line.strip() for line in file.read_bytes().splitlines())
+        lines = (line.strip() for line in as_utf8(file.read_bytes()).splitlines())
         keys = frozenset(_digest(line) for line in lines if line and not line.startswith(b"#"))
         is_first, self._stamp = self._stamp is None, stamp
         if not keys:

@@ -15,6 +15,7 @@ from llama_core.files.meta_params import may_be_tied, read_params
 from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import OUTPUT
+from llama_core.text_files import fault_of
 
 _SHARD_NAME = re.compile(r"consolidated\.(\d+)\.pth")
 _MAX_PICKLE_BYTES = 64 * 2**20  # of the list of tensors; Llama's largest has a few hundred kilobytes
@@ -126,7 +127,8 @@ def _check_archive(path: Path, index: int) -> tuple[tuple[int, int], ...]:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path}: damaged, or not a checkpoint that torch.save has written: {error}") from None
+        what = f"damaged, or not a checkpoint that torch.save has written: {error}"
+        raise CheckpointError(f"{path}: {fault_of(path, what)}") from None
     size = path.stat().st_size
     if not any(record.filename.endswith("/data.pkl") for record in records):
         raise CheckpointError(f"{path}: an archive, but not a checkpoint that torch.save has written")

@@ -8,6 +8,7 @@ from typing import Any
 
 from llama_core.errors import ConfigError
 from llama_core.model_config import MAX_SIZE
+from llama_core.text_files import fault_of
 
 _SHOWN_CHARS = 80  # of an invalid value, in error messages
 _MAX_BYTES = 100_000_000  # a file of weights that was renamed has gigabytes
@@ -28,7 +29,8 @@ def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {str(error)[:200]}") from None
+        what = f"not readable as JSON: {str(error)[:200]}"
+        raise ConfigError(f"{path}: {fault_of(path, what)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return values

@@ -13,6 +13,7 @@ from pathlib import Path
 from llama_core.errors import CheckpointError
 from llama_core.files.digest import sha256_of_each
 from llama_core.files.source import CheckpointSource
+from llama_core.text_files import as_utf8
 
 FILE_NAME = "SHA256SUMS"
 _MAX_BYTES = 16 * 2**20  # a shard given by mistake has gigabytes
@@ -47,7 +48,7 @@ class Manifest:
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise CheckpointError(f"{path}: has more than {_MAX_BYTES} bytes", param="sha256_manifest")
-            lines = path.read_text().splitlines()
+            lines = as_utf8(path.read_bytes()).decode().splitlines()
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}", param="sha256_manifest") from None
         except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from llama_core.text.template.files import find_template, given_template
 from llama_core.text.tokenizers.files import SIDE_FILES
 from llama_core.text.tokenizers.probe import probe_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
+from llama_core.text_files import fault_of
 
 # Name -> class, imported on first use. The first class that recognizes the file loads it; the last class recognizes every
 # file, so that its error describes a file of unknown kind.
@@ -60,6 +61,8 @@ def load_tokenizer(path: str | Path, num_rows: int | None = None, *, probes: boo
         raise TokenizerError(
             f"{path} has no tokenizer: neither tokenizer.json, tokenizer.model nor a .gguf file exists in it"
         )
+    if fault := fault_of(file):
+        raise TokenizerError(f"{file}: {fault}")
     if probes and file.suffix == ".json":
         probe_tokenizer(file, num_rows)
     chosen: TokenizerClass | None = None

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from llama_core.errors import CheckpointError
 from llama_core.files.gguf.types import ENCODINGS, Encoding, encoding_name
 from llama_core.files.json_fields import shown
+from llama_core.text_files import fault_of
 
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 
@@ -104,7 +105,8 @@ class _Reader:
         self._num_strings = 0  # of all arrays
 
     def fault(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: damaged, or not a GGUF file that can be read: {what}")
+        what = f"damaged, or not a GGUF file that can be read: {what}"
+        return CheckpointError(f"{self.path}: {fault_of(self.path, what)}")
 
     def counts(self) -> tuple[int, int]:
         """Numbers of tensors and of metadata keys, after the magic and the version."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.json_fields import read_object, shown
+from llama_core.text_files import fault_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TIED = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
@@ -47,9 +48,8 @@ def open_file(path: Path, framework: str) -> Any:
         with path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes > _MAX_HEADER_BYTES:
-            raise CheckpointError(
-                f"{path}: its header has {num_bytes} bytes, more than {_MAX_HEADER_BYTES}: damaged, or not safetensors"
-            )
+            what = f"its header has {num_bytes} bytes, more than {_MAX_HEADER_BYTES}: damaged, or not safetensors"
+            raise CheckpointError(f"{path}: {fault_of(path, what)}")
         return safe_open(path, framework=framework)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -138,6 +138,20 @@ def test_a_key_file_without_keys_stops_the_start(tmp_path: Path, content: str | 
         ApiKeys((), file)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
+def test_a_key_file_of_an_editor_with_byte_order_marks_has_its_keys_or_stops_the_start(
+    tmp_path: Path, encoding: str
+) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes("first\r\n# comment\r\nsecond\r\n".encode(encoding))
+    if encoding != "utf-8-sig":
+        with pytest.raises(ConfigError, match=f"^api_key_file: {file}: not text in UTF-8: save it again in UTF-8$"):
+            ApiKeys(file=file)
+    else:
+        keys = ApiKeys(file=file)
+        assert keys.owner_of(b"first") and keys.owner_of(b"second") and len(keys._from_file) == 2
+
+
 def test_keys_of_the_environment_become_digests_where_the_application_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_API_KEYS", "first, second")
     args = ServerArgs()

@@ -96,6 +96,14 @@ def test_names_in_a_manifest_elsewhere_are_relative_to_the_checkpoint(checkpoint
         build(checkpoint, manifest, tmp_path / "tokenizer.model")
 
 
+def test_a_manifest_that_another_editor_has_saved_is_read(checkpoint: Path) -> None:
+    (checkpoint / FILE_NAME).write_bytes(sums(checkpoint).replace("\n", "\r\n").encode("utf-8-sig"))
+    manifest = Manifest.find(checkpoint)
+    assert manifest is not None
+    manifest.check_complete(MetaCheckpoint(checkpoint))
+    manifest.verify([checkpoint / name for name in NAMES])
+
+
 def test_every_line_format_of_sha256sum_is_read(tmp_path: Path) -> None:
     a, b, c = ("1" * 64, "2" * 64, "AB" * 32)
     (tmp_path / FILE_NAME).write_text(
@@ -115,10 +123,11 @@ def test_every_line_format_of_sha256sum_is_read(tmp_path: Path) -> None:
         (b"12ab  params.json\n", "line 1 is not in the format of sha256sum"),
         (b"\n" + b"1" * 64 + b"\n", "line 2 is not in the format of sha256sum"),
         (b"1" * 64 + b"  x\n" + b"2" * 64 + b"  ./x\n", "line 2 contradicts another one"),
-        (b"\xff\xfe", "is not text"),
+        (b"\xff", "is not text"),
+        ("0".encode("utf-16"), "cannot be read: not text in UTF-8"),
         (b" " * (16 * 2**20 + 1), "has more than 16777216 bytes"),
     ],
-    ids=["short", "nameless", "contradiction", "binary", "huge"],
+    ids=["short", "nameless", "contradiction", "binary", "utf-16", "huge"],
 )
 def test_an_invalid_manifest_is_refused(checkpoint: Path, content: bytes, fault: str) -> None:
     (checkpoint / FILE_NAME).write_bytes(content)
