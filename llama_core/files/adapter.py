@@ -126,9 +126,11 @@ def _pairs(
         layer = int(name.split(".")[1])
         if layers is not None and layers != [] and layer not in (layers if isinstance(layers, list) else [layers]):
             raise ConfigError(f"{file}: {a.name} is of a layer that field 'layers_to_transform' leaves out")
-        alpha = _of_module(given, "alpha_pattern", module) or given.number("lora_alpha")
-        if alpha is None:
+        alpha = _of_module(given, "alpha_pattern", module)
+        if alpha is None and (alpha := given.given.get("lora_alpha")) is None:
             raise ConfigError(f"{given.source}: field 'lora_alpha' is missing")
+        if not _is_number(alpha):  # PEFT computes with 0 and with negative numbers too
+            raise given.wrong("lora_alpha", "a number")
         scale = alpha / (sqrt(rank) if given.flag("use_rslora") else rank)
         if not abs(scale) <= MAX_SCALE:
             raise ConfigError(f"{given.source}: lora_alpha divided by the rank must be at most {MAX_SCALE:g}")
@@ -147,8 +149,8 @@ def _of_module(given: Fields, field: str, module: str) -> Any:
     """What a pattern says of the module, as PEFT reads it: by its first key that matches the end of the name; None if none
     does."""
     pattern = given.given.get(field, {})
-    if not isinstance(pattern, dict) or any(not _is_positive(each) for each in pattern.values()):
-        raise given.wrong(field, "an object of positive numbers")
+    if not isinstance(pattern, dict) or any(not _is_number(each) for each in pattern.values()):
+        raise given.wrong(field, "an object of numbers")
     if any(len(re.findall(r"[*+?{]", key)) > _MAX_QUANTIFIERS or re.search(r"\)[*+{]", key) for key in pattern):
         raise ConfigError(
             f"{given.source}: field {field!r}: a key repeats a group, or has more than {_MAX_QUANTIFIERS} quantifiers"
@@ -159,5 +161,5 @@ def _of_module(given: Fields, field: str, module: str) -> Any:
         raise ConfigError(f"{given.source}: field {field!r}: not a regular expression: {error}") from None
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9

@@ -35,7 +35,7 @@ SHAPES: Mapping[str, dict[str, Any]] = {
         "lora_alpha": 8,
         "target_modules": [*ATTENTION, *MLP],
         "rank_pattern": {"k_proj": 7, r"layers\.0\.mlp\.up_proj": 1},
-        "alpha_pattern": {"down_proj": 2, "q_proj": 12},
+        "alpha_pattern": {"down_proj": 2, "q_proj": 12, "v_proj": -3, "gate_proj": 0},
     },
 }
 MAX_RANK = 16
