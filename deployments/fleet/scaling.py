@@ -9,7 +9,9 @@ SEQUENCES: Final = "sequences"  # in the statistics of `LlamaEngine.record_autos
 
 
 def by_sequences(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """So many engines that each has `target_ongoing_requests` sequences. Serve applies its delays and limits afterwards."""
-    total = sum((context.aggregated_metrics or {}).get(SEQUENCES, {}).values())
+    """So many engines that each has `target_ongoing_requests` sequences, and no fewer than now while an engine has not told
+    its own. Serve applies its delays and limits afterwards."""
+    sequences = (context.aggregated_metrics or {}).get(SEQUENCES, {})
     target: float = context.config.target_ongoing_requests  # type: ignore[union-attr]
-    return math.ceil(total / target), {}
+    least = context.current_num_replicas if len(sequences) < context.current_num_replicas else 0
+    return max(least, math.ceil(sum(sequences.values()) / target)), {}

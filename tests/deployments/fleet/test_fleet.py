@@ -122,10 +122,25 @@ async def test_a_successor_is_coming_where_the_deployed_environment_has_the_same
     assert not await one.is_coming()
 
 
-@pytest.mark.parametrize(("loads", "number"), [([], 0), ([0, 0], 0), ([16], 1), ([17], 2), ([40, 9], 4)])
-def test_engines_are_as_many_as_their_sequences_need(loads: list[int], number: int) -> None:
+@pytest.mark.parametrize(
+    ("loads", "present", "number"),
+    [
+        ([0, 0], 2, 0),
+        ([16], 1, 1),
+        ([17], 1, 2),
+        ([40, 9], 2, 4),
+        ([], 2, 2),  # autoscaling has just been turned on
+        ([5], 2, 2),  # the other engine's statistics are still to come
+        ([40], 2, 3),
+        ([0, 0], 1, 0),  # those of an engine that has left are still there
+    ],
+)
+def test_engines_are_as_many_as_their_sequences_need_and_no_fewer_until_all_have_told(
+    loads: list[int], present: int, number: int
+) -> None:
     context: Any = SimpleNamespace(
         aggregated_metrics={"sequences": dict(enumerate(loads))} if loads else {},
+        current_num_replicas=present,
         config=SimpleNamespace(target_ongoing_requests=16),
     )
     assert by_sequences(context) == (number, {})
