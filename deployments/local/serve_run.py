@@ -29,6 +29,7 @@ def cluster_variables(directory: Path) -> dict[str, str]:
     """Variables for every process of the cluster. All files of HAProxy go into `directory`."""
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send a usage report to its makers
         **ONE_LOOP,
         **FEW_PASSES,
         **PATIENT,

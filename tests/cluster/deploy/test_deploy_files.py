@@ -104,7 +104,22 @@ def test_a_pod_that_ends_drains_before_ray_stops_and_within_its_grace_period() -
     match = re.search(r"/app/(\S+) (\d+); ray stop", command)
     assert match is not None and os.access(REPOSITORY / match[1], os.X_OK)
     grace_s = pods()[2]["spec"]["terminationGracePeriodSeconds"]
-    assert application["args"]["drain_timeout_s"] + 10 < int(match[2]) < grace_s - 20
+    limits = EngineArgs(**application["args"])
+    assert limits.start_timeout_s + limits.drain_timeout_s + 10 < int(match[2]) < grace_s - 20
+
+
+def test_a_node_drains_for_as_long_as_a_replacement_may_take_to_load(tmp_path: Path) -> None:
+    """Serve ends the old replica its drain's limit before Ray's deadline, whether or not the new one serves."""
+    tool = tmp_path / ".venv" / "bin" / "ray"
+    tool.parent.mkdir(parents=True)
+    tool.write_text('#!/bin/sh\necho "$*"\nexit 1\n')
+    tool.chmod(0o755)
+    (tmp_path / "grep").write_text("#!/bin/sh\nexit 1\n")  # no replica runs here
+    (tmp_path / "grep").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "LLAMA_HOME": str(tmp_path)}
+    deadline_s = float(shell(str(DEPLOY / "drain_node.sh"), **env).rpartition(" ")[2])
+    limits = EngineArgs()
+    assert deadline_s > limits.start_timeout_s + limits.drain_timeout_s + 10
 
 
 def test_the_rayservice_survives_the_loss_of_its_head_and_the_upgrade_of_its_nodes() -> None:
@@ -172,6 +187,7 @@ def test_the_environment_file_sets_the_same_in_every_shell(script: str) -> None:
     found = exported(script, **env)
     assert found["RAY_TMPDIR"] == f"/tmp/llama-ray-{os.getuid()}"
     assert found["RAY_AUTH_MODE"] == "token" and found["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert found["RAY_USAGE_STATS_ENABLED"] == "0"
     assert found["LLAMA_HOME"] == found["PYTHONPATH"] == str(REPOSITORY)
     assert os.access(found["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
     assert float(found["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) <= 1, "a replica's drain lasts 2 s, not 30"
@@ -304,7 +320,7 @@ def test_the_image_serves_beyond_its_loopback_and_can_export_traces(tmp_path: Pa
     name, _, path, *options = command
     assert (name, path) == ("llama-ray", "/app/serve_config.yaml")
     overrides = [option for option in options if "=" in option]
-    assert read_config(REPOSITORY / "serve_config.yaml", overrides, tmp_path).host == "0.0.0.0"
+    assert read_config(REPOSITORY / "serve_config.yaml", overrides).host == "0.0.0.0"
     assert [rest for word, rest in instructions() if word == "RUN"][-1].endswith('--editable ".[otlp]"')
 
 

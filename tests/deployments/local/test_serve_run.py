@@ -36,6 +36,7 @@ def test_serve_run_with_an_import_path_gets_the_variables_of_llama_ray_up(tmp_pa
     set_cluster_variables(environment)
     assert environment.keys() == {"OTHER", *cluster_variables(tmp_path)}
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0", "a variable that is set keeps its value"
+    assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
     assert Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent.is_dir()
 
 
