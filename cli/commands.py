@@ -71,6 +71,10 @@ def up(
         bool,
         typer.Option("-v", "--verbose", help="Show the lines of Ray, Serve and HAProxy here instead of in a log file."),
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="End the applications that run on the cluster which RAY_ADDRESS names."),
+    ] = False,
 ) -> None:
     """Start a server; Ctrl-C stops it.
 
@@ -93,7 +97,9 @@ def up(
     from deployments.local.up import check_file, serve_file
 
     path, settings = _config_and_settings(config, overrides or [])
-    sys.exit(check_file(path, settings) if check else serve_file(path, settings, verbose=verbose))
+    if check:
+        sys.exit(check_file(path, settings, replaces=replace))
+    sys.exit(serve_file(path, settings, verbose=verbose, replaces=replace))
 
 
 def chat(

@@ -48,7 +48,7 @@ def server_args(ckpt: Path, given: Mapping[str, Any]) -> ServerArgs:
     """The server's arguments for a checkpoint, or those of a configuration file, overridden by `given`. Raises ConfigError."""
     content: dict[str, Any] = {"applications": [{"import_path": IMPORT_PATH, "args": {"ckpt_dir": str(ckpt)}}]}
     if ckpt.suffix in (".yaml", ".yml"):
-        content = read_config(ckpt, (), ckpt.parent).content
+        content = read_config(ckpt, ()).content
     application = content["applications"][0]
     application["args"] = {**(application.get("args") or {}), **given}
     args = ConfigFile(ckpt, content).server_args

@@ -1,5 +1,7 @@
 """The installed command `llama-ray`. Subcommands import their modules when they run, so that `--help` is fast."""
 
+import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -55,4 +57,21 @@ for command in (up, estimate, chat):
 
 def main() -> None:
     """Entry point of `llama-ray`."""
+    _complete_environment()
     app(prog_name="llama-ray")
+
+
+def _complete_environment() -> None:
+    """Give this process what every library expects: standard streams, a home directory and a working directory."""
+    for number, stream in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, stream) is None:  # the caller has closed it: another file would take its number
+            os.dup2(nowhere := os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, stream, os.fdopen(nowhere, "w" if number else "r"))
+    if not os.environ.get("HOME"):
+        os.environ.pop("HOME", None)
+        home = os.path.expanduser("~")  # of /etc/passwd
+        os.environ["HOME"] = home if home != "~" else "/nonexistent"
+    try:
+        os.getcwd()
+    except OSError as error:
+        sys.exit(f"llama-ray: the working directory cannot be used: {error.strerror}; change to another one")

@@ -16,14 +16,19 @@ from typing import Any, Final, Literal
 from cluster.driver.placement import fair_cpus_per_rank, group_bundles, resolve_device, shortage
 from deployments.args import ServerArgs
 from deployments.local.config_file import ConfigFile, check_port_is_free
+from deployments.local.private_files import VARIABLE, private_directory
+from llama_core.cgroups import usable_cpus
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.errors import ConfigError, LlamaError
+from llama_core.errors import CheckpointError, ConfigError, LlamaError
 from llama_core.host_memory import available_host_bytes
 from llama_core.model_config import ModelConfig
 from llama_core.sizes import format_bytes
 from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
+from llama_core.text_files import LFS_POINTER, fault_of
 
 CONNECT_TIMEOUT_S: Final = 5.0
+NO_GPU: Final = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
+LEAST_DISK_BYTES: Final = 16 * 2**20
 EMPTY_RANK_BYTES: Final = 210 * 10**6  # of a rank process that has imported everything and loaded nothing
 SHARE_FOR_CACHE: Final = 0.5  # of the memory that is free after loading
 _CHECKPOINT_REMEDY: Final = (
@@ -67,12 +72,13 @@ def joined_cluster() -> str | None:
     return None if address == "local" else address
 
 
-def examine(config: ConfigFile, cluster: str | None, *, reads_files: bool) -> Iterator[Finding]:
+def examine(config: ConfigFile, cluster: str | None, *, reads_files: bool, replaces: bool = False) -> Iterator[Finding]:
     """The findings. cluster: that of `joined_cluster`, whose nodes may have other variables and files. reads_files: all checks.
+    replaces: whether applications that run there may be ended.
 
     An application of other code has no arguments to check, and one with a `runtime_env` may bring its own files.
     """
-    args = None
+    args, nodes = None, _local_nodes() if cluster is None else None
     try:
         if cluster is None or reads_files:
             args = config.server_args
@@ -84,22 +90,81 @@ def examine(config: ConfigFile, cluster: str | None, *, reads_files: bool) -> It
         yield Finding("port", "ok", f"{config.host}:{config.port} is free")
     except ConfigError as error:
         yield Finding("port", "fail", error.message)
+    if cluster is not None:
+        try:
+            _check_listens(cluster)
+            nodes = _nodes_of(cluster, replaces) if reads_files else None
+            yield Finding("cluster", "ok", f"{cluster} can be joined")
+        except Exception as error:  # Ray raises ConnectionError, RuntimeError and others
+            found = f"RAY_ADDRESS={cluster}: {type(error).__name__}: {str(error)[:400]}"
+            yield Finding("cluster", "fail", found, "unset RAY_ADDRESS to let `llama-ray up` start a cluster")
+    elif (finding := _disk()).status == "fail" or reads_files:
+        yield finding
     if args is None:
         return
-    yield _placement(args, cluster)
+    if nodes is not None:
+        yield _placement(args, cluster, nodes)
     if not any(_runtime_envs(config.application)):
         yield from _contents(args, cluster) if reads_files else _files(args)
 
 
-def _placement(args: ServerArgs, cluster: str | None) -> Finding:
+def _check_listens(cluster: str) -> None:
+    """Raises OSError or ConnectionError where nothing listens: `ray.init` would try for minutes."""
+    from ray._private.services import canonicalize_bootstrap_address  # finds "auto"
+
+    host, _, port = (canonicalize_bootstrap_address(cluster.removeprefix("ray://")) or "").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+
+
+def refuse_to_replace() -> None:
+    """Raises ConfigError where the cluster that this process is connected to has applications: deploying ends those that a
+    configuration does not name."""
+    from ray import serve
+
+    if running := ", ".join(sorted(serve.status().applications)):
+        raise ConfigError(f"Serve runs {running} there, which would be replaced or end: --replace does so")
+
+
+def _nodes_of(cluster: str, replaces: bool) -> Sequence[Mapping[str, float]]:
+    """Resources of each living node. Raises what Ray raises if the cluster cannot be reached, and ConfigError as above."""
+    import ray
+
+    try:
+        ray.init(address=cluster, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
+        if not replaces:
+            refuse_to_replace()
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    finally:
+        ray.shutdown()
+
+
+def _local_nodes() -> Sequence[Mapping[str, float]]:
+    """The resources that Ray gets here from `up`."""
+    gpus, visible = len(glob("/dev/nvidia[0-9]*")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = min(gpus, sum(each not in NO_GPU for each in visible.split(",")))
+    return [{"CPU": float(usable_cpus()), "GPU": float(gpus)}]
+
+
+def _disk() -> Finding:
+    """Whether Ray can write its session. It tells of a full disk in a log of that session alone."""
+    try:
+        directory = private_directory()
+    except ConfigError as error:
+        return Finding("disk", "fail", error.message)
+    space = os.statvfs(directory)
+    free = space.f_bavail * space.f_frsize
+    found = f"{format_bytes(free)} free in {directory}"
+    if free < LEAST_DISK_BYTES:
+        return Finding("disk", "fail", found, f"make room there, or set {VARIABLE} to another directory")
+    return Finding("disk", "ok", found)
+
+
+def _placement(args: ServerArgs, cluster: str | None, nodes: Sequence[Mapping[str, float]]) -> Finding:
     try:
         num_ranks = args.num_ranks()
-        nodes = _nodes(cluster)
     except LlamaError as error:  # of the checkpoint, which has a finding of its own
         return Finding("placement", "skip", error.message)
-    except Exception as error:  # Ray raises ConnectionError, RuntimeError and others
-        found = f"{cluster}: {type(error).__name__}: {str(error)[:200]}"
-        return Finding("placement", "fail", found, "unset RAY_ADDRESS to let `llama-ray up` start a cluster")
     device = resolve_device(args.device, nodes)
     strategy = args.placement_strategy or "PACK"
     cpus = args.cpus_per_rank or fair_cpus_per_rank(device, num_ranks, nodes, strategy)
@@ -110,23 +175,6 @@ def _placement(args: ServerArgs, cluster: str | None) -> Finding:
     remedy = "lower model_parallel_size or cpus_per_rank (0.5 shares a core), set device: cpu, or add nodes"
     where = "this machine" if cluster is None else f"the cluster at {cluster}"
     return Finding("placement", "fail", f"{what}: {lacking.replace('the cluster', where)}", remedy)
-
-
-def _nodes(cluster: str | None) -> Sequence[Mapping[str, float]]:
-    """Resources of each living node. Raises what Ray raises if the cluster cannot be reached."""
-    if cluster is None:
-        gpus = len(glob("/dev/nvidia[0-9]*"))
-        return [{"CPU": float(os.cpu_count() or 1), **({"GPU": float(gpus)} if gpus else {})}]
-    import ray
-
-    host, colon, port = cluster.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():  # `ray.init` would try for minutes where nothing listens
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-    try:
-        ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR)
-        return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    finally:
-        ray.shutdown()
 
 
 def _runtime_envs(application: Mapping[str, Any]) -> Iterator[object]:
@@ -162,13 +210,16 @@ def _read_first_bytes(files: Sequence[Path]) -> None:
     for file in files:
         with file.open("rb") as opened:
             opened.read(1)
+        if fault := fault_of(file):
+            raise CheckpointError(f"{file}: {fault}")
 
 
 def _refused(check: str, error: LlamaError | OSError, argument: str, remedy: str) -> Finding:
     """argument: which the remedy names, and some errors too, with a better remedy."""
     if isinstance(error, OSError):
         return Finding(check, "fail", f"{error.filename} cannot be read: {error.strerror}", remedy)
-    return Finding(check, "fail", error.message, "" if argument in error.message else remedy)
+    has_remedy = argument in error.message or LFS_POINTER in error.message
+    return Finding(check, "fail", error.message, "" if has_remedy else remedy)
 
 
 def _contents(args: ServerArgs, cluster: str | None) -> Iterator[Finding]:

@@ -64,10 +64,16 @@ class HttpOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """`content` is Serve's schema; `path` is the file that `serve run` reads."""
+    """`content` is Serve's schema, with the overrides; `path` is the file that it was read from."""
 
     path: Path
     content: dict[str, Any]
+
+    def copied_to(self, directory: Path) -> "ConfigFile":
+        """With the overrides in the file. The copy is ASCII: Serve reads a file in the encoding of the locale."""
+        copy = directory / self.path.name
+        copy.write_text(yaml.safe_dump(self.content, sort_keys=False))
+        return ConfigFile(copy, self.content)
 
     @property
     def host(self) -> str:
@@ -111,13 +117,15 @@ class ConfigFile:
         return str((self.application.get("args") or {}).get("model_id", self.app_name))
 
 
-def read_config(path: Path, overrides: Sequence[str], directory: Path) -> ConfigFile:
-    """Read the file and apply the overrides. A changed copy is written to `directory`.
+def read_config(path: Path, overrides: Sequence[str]) -> ConfigFile:
+    """Read the file and apply the overrides.
 
     Raises ConfigError for a file without applications, for an override that is not key=value, and for wrong `http_options`.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_bytes())
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason} at byte {error.position}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # YAML's numbers and dates raise ValueError
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if (
@@ -137,11 +145,7 @@ def read_config(path: Path, overrides: Sequence[str], directory: Path) -> Config
         config.http_options  # noqa: B018  raises ValidationError
     except ValidationError as error:
         raise _refusal(error, HttpOptions.model_fields, "http_options.") from error
-    if not overrides:
-        return config
-    changed = directory / path.name
-    changed.write_text(yaml.safe_dump(content, sort_keys=False))
-    return ConfigFile(changed, content)
+    return config
 
 
 def _apply(override: str, content: dict[str, Any]) -> None:

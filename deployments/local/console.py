@@ -4,6 +4,7 @@ Ray, Serve and HAProxy write about 40 lines before a server is ready. Console re
 standard error to a log file, and keeps the terminal for one line a phase, the banner, and one line for each event that matters.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -58,12 +59,9 @@ class Console:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def _write(self, terminal: TextIO, text: str) -> None:
-        if self.log is not None:
-            print(text, flush=True)
-        try:
-            print(text, file=terminal, flush=True)
-        except OSError:  # the terminal is closed; the server continues
-            return
+        for stream in (sys.stdout, terminal) if self.log is not None else (terminal,):
+            with contextlib.suppress(OSError):  # the terminal is closed, or the disk full; the server continues
+                print(text, file=stream, flush=True)
 
 
 def new_log_file() -> Path:

@@ -1,4 +1,4 @@
-"""Follows one Serve application from its deployment until it is ready, or has failed, and tells the console.
+"""Follows one Serve application until it is ready or has failed, then while it serves, and tells the console.
 
 `serve run` submits a configuration and then sleeps; it does not report whether the application runs.
 """
@@ -22,6 +22,8 @@ from deployments.local.console import Console
 LOOK_EVERY_S: Final = 0.2
 PENDING_NOTICE_S: Final = 10.0  # wait of a placement group after which the user is told what the cluster lacks
 LOADING_NOTICE_S: Final = 10.0  # between two lines about ranks that load
+LOOK_WHILE_SERVING_S: Final = 5.0
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by the proxy that http_proxy names
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,11 @@ class ApplicationState:
     status: str | None = None
     cause: str = ""
     is_built: bool = False
+    deployed_s: float = 0.0  # the time at which it was deployed last
 
 
 class DeploymentWatcher(threading.Thread):
-    """Follows one application until it is ready or has failed; `failure` is the cause."""
+    """Follows one application; `failure` is the cause if it cannot be ready."""
 
     def __init__(self, config: ConfigFile, console: Console, *, owns_cluster: bool) -> None:
         """owns_cluster: this command started the Ray cluster, and nothing else is deployed there."""
@@ -63,6 +66,7 @@ class DeploymentWatcher(threading.Thread):
             elif state.status == "RUNNING":
                 if self._check_ready():
                     self.is_ready = True
+                    self._tell_changes(state.deployed_s)
                     return
             elif not has_noticed and time.monotonic() - begin_s > PENDING_NOTICE_S and (reason := _pending()):
                 has_noticed = True
@@ -73,6 +77,13 @@ class DeploymentWatcher(threading.Thread):
                 self._console.event(f"All output is in {self._console.log}")
             self.stopping.set()
             os.kill(os.getpid(), signal.SIGINT)  # the command then ends everything that it has started
+
+    def _tell_changes(self, deployed_s: float) -> None:
+        """Until the server ends, tell when another program deploys the application anew."""
+        while not self.stopping.wait(LOOK_WHILE_SERVING_S):
+            if (now_s := self._state().deployed_s) > deployed_s:
+                self._console.event(f"Another program has deployed the application {self.app_name} anew")
+                deployed_s = now_s
 
     def _check_ready(self) -> bool:
         """Whether the server is ready; the banner has then been printed. Notes a failure."""
@@ -114,20 +125,19 @@ class DeploymentWatcher(threading.Thread):
             return ApplicationState()
         try:
             application = serve.status().applications.get(self.app_name)
-        except Exception:  # Serve is still starting
+        except Exception:  # Serve is starting, or its controller is gone for a moment
             return ApplicationState()
         if application is None:
             return ApplicationState()
         texts = [application.message, *(deployment.message for deployment in application.deployments.values())]
         cause = next((found for text in texts if (found := last_error(text))), texts[0])
-        return ApplicationState(application.status.value, cause, bool(application.deployments))
+        deployed_s = application.last_deployed_time_s
+        return ApplicationState(application.status.value, cause, bool(application.deployments), deployed_s)
 
     def _get(self, path: str) -> dict[str, Any]:
         config = self._config
         try:
-            with urllib.request.urlopen(
-                base_url(config.host, config.port) + config.route_prefix + path, timeout=2
-            ) as response:
+            with _DIRECT.open(base_url(config.host, config.port) + config.route_prefix + path, timeout=2) as response:
                 body = response.read()
         except urllib.error.HTTPError as error:
             body = error.read()

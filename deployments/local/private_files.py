@@ -5,7 +5,9 @@ place. So they go into a folder that only this user can enter. cluster/deploy/st
 """
 
 import os
+import secrets
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,16 +18,13 @@ VARIABLE: Final = "RAY_TMPDIR"  # Ray puts its sessions into the folder `ray` of
 PARENT = Path("/tmp")  # not TMPDIR: the kernel allows 107 bytes for the path of a socket, of which Ray takes 68
 
 
-def keep_files_private() -> None:
-    """For the Ray cluster that this process starts. Sets RAY_TMPDIR unless it is set, and the umask, which Ray's processes
-    inherit. Raises ConfigError for a directory that other users can enter.
-    """
-    os.umask(0o077)  # Ray writes a new token and its logs with the mode that the umask leaves
-    with suppress(OSError):  # there is no token yet
-        (Path.home() / ".ray" / "auth_token").chmod(0o600)
-    directory = Path(os.environ.setdefault(VARIABLE, str(PARENT / f"llama-ray-{os.getuid()}")))
+def private_directory() -> Path:
+    """The directory for Ray's folder of sessions, made where it does not exist. Raises ConfigError for one that other users can
+    enter."""
+    directory = Path(os.environ.get(VARIABLE) or PARENT / f"llama-ray-{os.getuid()}")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.gettempdir()  # raises where no temporary file can be written
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()  # of a link: another user may change where it leads
     except OSError as error:
         raise ConfigError(f"{VARIABLE}: {directory} cannot be made: {error.strerror}") from error
@@ -34,3 +33,30 @@ def keep_files_private() -> None:
             f"{VARIABLE}: {directory} must be a directory of yours with mode 0700, or other users could replace Ray's sockets. "
             f"Change its mode, or set {VARIABLE} to another directory."
         )
+    return directory
+
+
+def keep_files_private() -> None:
+    """For the Ray cluster that this process starts. Sets RAY_TMPDIR, and the umask, which Ray's processes inherit. Raises
+    ConfigError as `private_directory` does.
+    """
+    os.umask(0o077)  # Ray writes a new token and its logs with the mode that the umask leaves
+    with suppress(OSError):  # there is no token yet
+        _token().chmod(0o600)
+    os.environ[VARIABLE] = str(private_directory())
+
+
+def token_variables(directory: Path) -> dict[str, str]:
+    """Variables for the Ray cluster that this process starts. A token in `directory`, where Ray can neither find nor write its
+    own in the home directory."""
+    with suppress(OSError):
+        _token().parent.mkdir(exist_ok=True)
+    if os.access(_token(), os.R_OK) or os.access(_token().parent, os.W_OK):
+        return {}
+    path = directory / "auth_token"
+    path.write_text(secrets.token_hex(32))
+    return {"RAY_AUTH_TOKEN_PATH": str(path)}
+
+
+def _token() -> Path:
+    return Path.home() / ".ray" / "auth_token"

@@ -13,7 +13,8 @@ from typing import Any, Final
 import ray
 import ray._private.node
 
-from deployments.local import ray_patches
+from deployments.local import private_files, ray_patches
+from llama_core.cgroups import usable_cpus
 
 ADDRESS: Final = "127.0.0.1"
 NAME: Final = "LOCALHOST"
@@ -37,8 +38,13 @@ def start(namespace: str, report: Callable[[str], None]) -> None:
     """Start the cluster and connect to it, as `ray.init(address="local")` does. `report` takes a line for the user."""
     if (unsupported := ray_patches.report_unsupported()) is not None:
         report(unsupported)
+    options: dict[str, Any] = {"address": "local", "namespace": namespace, "num_cpus": usable_cpus()}
+    if not os.access(
+        "/dev/shm", os.W_OK
+    ):  # where Ray puts its object store, and fails without a word if it is read-only
+        options["_plasma_directory"] = os.environ.get(private_files.VARIABLE, "/tmp")
     if os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0") or unsupported is not None:
-        ray.init(address="local", namespace=namespace)
+        ray.init(**options)
         return
     if not _is_resolved():
         report(
@@ -50,7 +56,7 @@ def start(namespace: str, report: Callable[[str], None]) -> None:
     node: Any = ray._private.node
     original, node.Node = node.Node, _SmallNode
     try:
-        ray.init(address="local", namespace=namespace, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
     finally:
         node.Node = original
 

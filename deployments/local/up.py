@@ -17,25 +17,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.local import process_tag
-from deployments.local.checks import Finding, examine, exit_status, joined_cluster
+from deployments.local.checks import NO_GPU, Finding, examine, exit_status, joined_cluster, refuse_to_replace
 from deployments.local.config_file import ConfigFile, claim_port, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
-from deployments.local.private_files import keep_files_private
+from deployments.local.private_files import keep_files_private, token_variables
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
 from llama_core.errors import ConfigError
 
 
-def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False) -> int:
+def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False, replaces: bool = False) -> int:
     """Serve the configuration file until a signal ends the server, and this process with it. Returns the exit status only where
     nothing was started: 2 for wrong settings, else 1.
 
     overrides: "key=value" arguments of the application. verbose: leave the lines of Ray, Serve and HAProxy on the terminal.
+    replaces: end what Serve runs on the cluster that RAY_ADDRESS names.
     """
-    directory = tempfile.TemporaryDirectory(prefix="llama-ray-", ignore_cleanup_errors=True)
     try:
-        config = read_config(path, overrides, Path(directory.name))
+        config = read_config(path, overrides)
         claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
         findings = list(examine(config, joined_cluster(), reads_files=False))
         if exit_status(findings) == 0 and joined_cluster() is None:
@@ -43,9 +43,10 @@ def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False) -
     except ConfigError as error:
         findings = [Finding("port" if error.param == "port" else "arguments", "fail", error.message)]
     if (status := exit_status(findings)) != 0:
-        directory.cleanup()
         print(*(finding for finding in findings if finding.status == "fail"), sep="\n", file=sys.stderr)
         return status
+    directory = tempfile.TemporaryDirectory(prefix="llama-ray-", ignore_cleanup_errors=True)
+    config = config.copied_to(Path(directory.name))
     console = Console(None if verbose else new_log_file())
     console.phase(f"starting {config.model}" + ("" if console.log is None else f", log {console.log}"))
     tag = uuid.uuid4().hex
@@ -55,7 +56,7 @@ def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False) -
     shutdown = Shutdown(watcher, console, tag, Path(directory.name), directory.cleanup)
     shutdown.start()
     try:
-        _run(config, watcher, shutdown, console)
+        _run(config, watcher, shutdown, console, replaces)
     except SystemExit:  # `serve run` has ended by itself
         pass
     except Exception as error:
@@ -65,20 +66,19 @@ def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False) -
     shutdown.end()
 
 
-def check_file(path: Path, overrides: Sequence[str]) -> int:
+def check_file(path: Path, overrides: Sequence[str], *, replaces: bool = False) -> int:
     """Print the findings of all checks, and start nothing. Returns the exit status of `exit_status`."""
-    with tempfile.TemporaryDirectory(prefix="llama-ray-") as directory:
-        try:
-            config = read_config(path, overrides, Path(directory))
-        except ConfigError as error:
-            print(error.message, file=sys.stderr)
-            return 2
-        findings = []
-        for finding in examine(config, joined_cluster(), reads_files=True):
-            findings.append(finding)
-            print(f"{finding.status:<5} {finding.check:<11} {finding.found}", flush=True)
-            if finding.remedy:
-                print(f"      {'':<11} {finding.remedy}")
+    try:
+        config = read_config(path, overrides)
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return 2
+    findings = []
+    for finding in examine(config, joined_cluster(), reads_files=True, replaces=replaces):
+        findings.append(finding)
+        print(f"{finding.status:<5} {finding.check:<11} {finding.found}", flush=True)
+        if finding.remedy:
+            print(f"      {'':<11} {finding.remedy}")
     return exit_status(findings)
 
 
@@ -89,6 +89,9 @@ def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     owns_cluster = joined_cluster() is None
     if owns_cluster:
         os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
+        os.environ.update(token_variables(directory))
+        if os.environ.get("CUDA_VISIBLE_DEVICES") in NO_GPU:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray would count -1 as a GPU
     os.environ["LLAMA_BANNER"] = "0"  # this command prints the banner
     if is_logged:
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # no escape sequences in the log file
@@ -97,7 +100,7 @@ def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     return owns_cluster
 
 
-def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, console: Console) -> None:
+def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, console: Console, replaces: bool) -> None:
     """Start Ray and Serve, deploy, and block until `serve run` ends."""
     import ray
 
@@ -110,8 +113,11 @@ def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, con
         small_cluster.start("serve", console.event)
         console.phase("Ray started")
     else:
+        console.phase(f"connecting to Ray at {joined_cluster()}, which RAY_ADDRESS names")
         ray.init(namespace="serve")
         console.phase("connected to Ray")
+        if not replaces:
+            refuse_to_replace()
     worker_lines.follow(console)
     shutdown.ray_started()
     watcher.start()

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pwd
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cli import main
 from cli.main import app
 from deployments.local import up
 from tests.support.programs import REPOSITORY, environment
@@ -88,7 +90,56 @@ def test_up_serves_or_checks_the_file_with_its_overrides(config: Path, monkeypat
     assert CliRunner().invoke(app, ["up", str(config)]).exit_code == 3
     assert CliRunner().invoke(app, ["up", str(config), "-v", "seed=2", "dtype=float32"]).exit_code == 3
     assert CliRunner().invoke(app, ["up", str(config), "seed=2", "--check"]).exit_code == 3
-    assert calls == [(config, [], False), (config, ["seed=2", "dtype=float32"], True), (config, ["seed=2"])]
+    assert CliRunner().invoke(app, ["up", str(config), "--replace"]).exit_code == 3
+    plain = [(config, [], False, False), (config, ["seed=2", "dtype=float32"], True, False)]
+    assert calls == [*plain, (config, ["seed=2"], False), (config, [], False, True)]
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from cli.main import _complete_environment
+_complete_environment()
+assert all(os.path.samefile(f"/proc/self/fd/{number}", os.devnull) for number in (0, 1))
+assert open(os.devnull).fileno() > 2
+print("nowhere", flush=True)
+sys.stdout.flush()
+print(Path.home(), file=sys.stderr)
+"""
+
+
+def test_a_command_whose_streams_are_closed_has_streams(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, PROGRAM]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment(HOME="/home/of"), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "/home/of\n")
+
+
+def test_a_user_without_a_home_has_one_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("HOME", None)
+    main._complete_environment()
+    assert os.environ["HOME"] == pwd.getpwuid(os.getuid()).pw_dir
+    os.environ["HOME"] = ""
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    main._complete_environment()
+    assert os.environ["HOME"] == "/nonexistent"
+
+
+def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    command = [
+        "sh",
+        "-c",
+        'cd "$1" && rmdir "$1" && exec "$0" -m cli --version',
+        sys.executable,
+        str(tmp_path / "gone"),
+    ]
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("llama-ray: the working directory cannot be used: No such file or directory; change")
 
 
 def test_settings_without_a_configuration_file_are_over_that_of_the_environment(

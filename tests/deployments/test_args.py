@@ -34,8 +34,8 @@ def test_the_list_of_numbers_has_those_that_everyone_sets() -> None:
 def test_every_size_takes_a_unit_from_each_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(f"applications: [{{name: llama, args: {{{name}: 2Ki}}}}]")
-    from_file: dict[str, Any] = read_config(path, (), tmp_path).content["applications"][0]["args"]
-    from_override: dict[str, Any] = read_config(path, [f"{name}=3k"], tmp_path).content["applications"][0]["args"]
+    from_file: dict[str, Any] = read_config(path, ()).content["applications"][0]["args"]
+    from_override: dict[str, Any] = read_config(path, [f"{name}=3k"]).content["applications"][0]["args"]
     assert getattr(ServerArgs(**from_file), name) == 2048
     assert getattr(ServerArgs(**from_override), name) == 3000
     monkeypatch.setenv(f"LLAMA_{name.upper()}", "4KiB")

@@ -9,9 +9,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 import yaml
+from ray import serve
 
 from benchmarks.harness.programs import free_port
 from deployments.args import PROJECT_ROOT
@@ -27,7 +30,8 @@ NOBODY = 65534
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(checks, "usable_cpus", lambda: 2)
     monkeypatch.setattr(checks, "glob", lambda pattern: [])
 
 
@@ -50,19 +54,14 @@ def config(tmp_path: Path, folder: Path) -> Path:
 
 def failures(config: Path, *overrides: str, reads_files: bool = True) -> dict[str, Finding]:
     """The failed checks by name."""
-    read = read_config(config, overrides, config.parent / "changed")
+    read = read_config(config, overrides)
     return {found.check: found for found in examine(read, None, reads_files=reads_files) if found.status == "fail"}
 
 
-@pytest.fixture(autouse=True)
-def changed(tmp_path: Path) -> None:
-    (tmp_path / "changed").mkdir()
-
-
 def test_nothing_fails_where_nothing_is_wrong(config: Path) -> None:
-    findings = list(examine(read_config(config, (), config), None, reads_files=True))
+    findings = list(examine(read_config(config, ()), None, reads_files=True))
     assert {finding.status for finding in findings} == {"ok"}, findings
-    names = ["arguments", "port", "placement", "checkpoint", "tokenizer", "digests", "memory"]
+    names = ["arguments", "port", "disk", "placement", "checkpoint", "tokenizer", "digests", "memory"]
     assert [finding.check for finding in findings] == names and exit_status(findings) == 0
     assert failures(config, reads_files=False) == {}
 
@@ -150,6 +149,28 @@ def ordinary_user() -> Iterator[None]:
             os.seteuid(0)
 
 
+@pytest.mark.parametrize("name", ["consolidated.00.pth", "tokenizer.model", "params.json"])
+def test_a_pointer_of_git_lfs_is_named_with_its_remedy_by_up_and_by_its_check(
+    config: Path, folder: Path, name: str
+) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    for reads_files in (False, True):
+        ((check, finding),) = failures(config, reads_files=reads_files).items()
+        assert check == ("tokenizer" if "tokenizer" in name else "checkpoint") and name in str(finding)
+        assert str(finding).count("git lfs pull") == 1 and "set " not in str(finding)
+
+
+def test_a_disk_without_room_or_that_cannot_be_written_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = SimpleNamespace(f_bavail=10, f_frsize=2**20)
+    monkeypatch.setattr(os, "statvfs", lambda path: space)
+    monkeypatch.setenv("RAY_TMPDIR", str(config.parent / "sessions"))
+    assert str(failures(config, reads_files=False)["disk"]) == (
+        f"10.5 MB free in {config.parent}/sessions; make room there, or set RAY_TMPDIR to another directory"
+    )
+    monkeypatch.setenv("RAY_TMPDIR", str(config / "sessions"))
+    assert failures(config)["disk"].found.startswith(f"RAY_TMPDIR: {config}/sessions cannot be made: ")
+
+
 def test_a_flipped_bit_fails_the_shards_own_checksums(config: Path, folder: Path) -> None:
     shard = folder / "consolidated.00.pth"
     data = bytearray(shard.read_bytes())
@@ -186,19 +207,30 @@ def test_too_many_ranks_fail_for_the_model_and_for_the_machine(config: Path) -> 
 
 
 def test_more_ranks_than_gpus_fail(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(checks, "usable_cpus", lambda: 8)
     assert (
         "needs 2 GPUs, this machine has 0 GPUs" in failures(config, "device=cuda", reads_files=False)["placement"].found
     )
     monkeypatch.setattr(checks, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
     assert failures(config, "device=cuda", reads_files=False) == {}
+    for visible, count in (("", 0), ("-1", 0), ("NoDevFiles", 0), ("1", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = failures(config, "device=cuda", reads_files=False)["placement"].found
+        assert f"needs 2 GPUs, this machine has {count} GPU" in found
+        if count == 0:
+            assert placement(config, "device=auto") == "2 ranks of 4 CPU"
+
+
+def placement(config: Path, *overrides: str) -> str:
+    findings = examine(read_config(config, overrides), None, reads_files=False)
+    return next(finding.found for finding in findings if finding.check == "placement")
 
 
 def test_too_little_memory_fails_and_a_small_cache_warns(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kv_cache_bytes" in failures(config, "kv_cache_bytes=1Ti")["memory"].remedy
     monkeypatch.setattr(checks, "available_host_bytes", lambda: 10**9)
     overrides = ["max_batch_size=512", "max_seq_len=4Ki"]
-    findings = list(examine(read_config(config, overrides, config.parent / "changed"), None, reads_files=True))
+    findings = list(examine(read_config(config, overrides), None, reads_files=True))
     assert [finding.check for finding in findings if finding.status == "warn"] == ["memory"]
     assert exit_status(findings) == 0
     monkeypatch.setattr(checks, "available_host_bytes", lambda: 10**8)
@@ -250,6 +282,7 @@ def test_up_leaves_files_and_placement_on_another_cluster_to_its_nodes(
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(up, "_run", lambda *_: begun.append("Ray"))
+    monkeypatch.setattr(checks, "_check_listens", lambda cluster: None)
     monkeypatch.setattr(up, "keep_files_private", lambda: None)
     monkeypatch.setattr(process_tag, "start_watcher", lambda *_: None)
     monkeypatch.setattr(Shutdown, "start", lambda _: None)
@@ -263,7 +296,33 @@ def test_up_leaves_files_and_placement_on_another_cluster_to_its_nodes(
     assert bool(begun) is starts
 
 
-def test_a_cluster_that_does_not_run_fails_the_placement(config: Path) -> None:
+@pytest.mark.parametrize("reads_files", [False, True])
+def test_a_cluster_that_does_not_run_is_named_at_once_by_up_and_by_its_check(config: Path, reads_files: bool) -> None:
     address = f"127.0.0.1:{free_port()}"
-    found = [one for one in examine(read_config(config, (), config), address, reads_files=True) if one.status == "fail"]
-    assert [one.check for one in found] == ["placement"] and "RAY_ADDRESS" in found[0].remedy
+    found = examine(read_config(config, ()), address, reads_files=reads_files)
+    failed = [finding for finding in found if finding.status == "fail"]
+    assert [finding.check for finding in failed] == ["cluster"] and "unset RAY_ADDRESS" in failed[0].remedy
+    assert failed[0].found == f"RAY_ADDRESS={address}: ConnectionRefusedError: [Errno 111] Connection refused"
+
+
+def test_what_serve_runs_on_another_cluster_is_not_replaced_unasked(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: dict[str, object] = {"llama": None, "another": None}
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}]
+    monkeypatch.setattr(checks, "_check_listens", lambda cluster: None)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=running))
+    read = read_config(config, ())
+
+    def failed(*, replaces: bool) -> list[str]:
+        found = examine(read, "10.0.0.7:6379", reads_files=True, replaces=replaces)
+        return [str(finding) for finding in found if finding.status == "fail"]
+
+    assert failed(replaces=True) == []
+    (line,) = failed(replaces=False)
+    assert "Serve runs another, llama there" in line and "--replace" in line
+    running.clear()
+    assert failed(replaces=False) == []

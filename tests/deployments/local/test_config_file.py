@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_without_overrides_is_served_as_it_is(file: Path, tmp_path: Path) -> None:
-    config = read_config(file, (), tmp_path)
+    config = read_config(file, ())
     assert config.path == file
     assert (config.host, config.port, config.app_name, config.model) == ("127.0.0.1", 8000, "llama", "demo")
 
@@ -36,7 +38,7 @@ def test_overrides_replace_arguments_of_the_application_in_a_copy_of_the_file(fi
     directory = tmp_path / "copies"
     directory.mkdir()
     overrides = ["max_batch_size=8", "speculation=false", "kv_cache_bytes=2Gi", "http_options.port=8001"]
-    config = read_config(file, overrides, directory)
+    config = read_config(file, overrides).copied_to(directory)
     assert file.read_text() == CONFIG and config.path.parent == directory
     assert yaml.safe_load(config.path.read_text()) == config.content
     assert config.content["applications"][0]["args"] == {
@@ -46,6 +48,30 @@ def test_overrides_replace_arguments_of_the_application_in_a_copy_of_the_file(fi
         "kv_cache_bytes": "2Gi",
     }
     assert config.route_prefix == "" and config.port == 8001 and config.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_is_read_the_same_in_every_locale_and_serve_gets_it_in_ascii(file: Path, encoding: str) -> None:
+    file.write_bytes(CONFIG.replace("demo", "démo").encode(encoding))
+    program = (
+        "import locale, sys; from pathlib import Path; from deployments.local.config_file import read_config;"
+        "config = read_config(Path(sys.argv[1]), ()); copy = config.copied_to(Path(sys.argv[2]));"
+        "assert locale.getencoding() == 'ISO-8859-1'; assert config.model == copy.model == 'd\\xe9mo', ascii(config.model)"
+    )
+    program = "import locale; locale.getencoding = lambda: 'ISO-8859-1'\n" + program
+    (file.parent / "copy").mkdir()
+    environ = dict(os.environ) | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", program, str(file), str(file.parent / "copy")]
+    subprocess.run(command, env=environ, check=True, timeout=120)
+    assert (
+        yaml.safe_load((file.parent / "copy" / file.name).read_bytes().decode("ascii")) == read_config(file, ()).content
+    )
+
+
+def test_a_file_in_another_encoding_is_refused_by_name(file: Path) -> None:
+    file.write_bytes(CONFIG.replace("demo", "démo").encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"^\S*serve_config\.yaml is not text in UTF-8: .* at byte \d+$"):
+        read_config(file, ())
 
 
 def test_http_options_are_those_of_serve() -> None:
@@ -63,7 +89,7 @@ def test_a_file_without_applications_is_refused_by_name(tmp_path: Path, text: st
     path = tmp_path / "other.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"other\.yaml"):
-        read_config(path, (), tmp_path)
+        read_config(path, ())
 
 
 def test_a_port_in_use_is_refused_by_name() -> None:
@@ -93,4 +119,4 @@ def test_a_port_belongs_to_the_first_command_before_a_server_listens_there() -> 
 def test_the_route_prefix_goes_in_front_of_a_route(tmp_path: Path, given: str, prefix: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"applications: [{{name: llama, route_prefix: {given}}}]")
-    assert read_config(path, (), tmp_path).route_prefix == prefix
+    assert read_config(path, ()).route_prefix == prefix

@@ -1,9 +1,14 @@
 """The terminal and the log file of `llama-ray up`."""
 
+import contextlib
+import io
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from deployments.local.console import Console
 from tests.support.programs import REPOSITORY, environment
 
 PROGRAM = """
@@ -44,3 +49,17 @@ def test_the_terminal_shows_the_consoles_lines_and_the_log_file_shows_all(tmp_pa
     for line in ("Ray started", "a line of Serve", "a line of HAProxy", "the banner", "Draining"):
         assert logged.count(line) == 1
     assert log.stat().st_mode & 0o077 == 0, "other users cannot read it"
+
+
+def test_a_full_disk_leaves_the_terminal_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    console = Console(None)
+    console.log = Path("up.log")
+    monkeypatch.setattr(console, "_out", shown)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        console.show("the banner")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert shown.getvalue() == "the banner\n"

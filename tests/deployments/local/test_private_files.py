@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.local import private_files
-from deployments.local.private_files import VARIABLE, keep_files_private
+from deployments.local.private_files import VARIABLE, keep_files_private, token_variables
 from llama_core.errors import ConfigError
 
 
@@ -58,3 +58,26 @@ def test_a_directory_that_others_could_enter_or_replace_is_refused_by_name(tmp_p
     os.environ[VARIABLE] = str(path)
     with pytest.raises(ConfigError, match=f"{VARIABLE}: {path} "):
         keep_files_private()
+
+
+@pytest.mark.parametrize("home", ["", "missing", "file/home"])
+def test_a_home_that_cannot_have_rays_token_leaves_it_to_the_commands_own_directory(tmp_path: Path, home: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "own").mkdir()
+    os.environ["HOME"] = str(tmp_path / home)
+    variables = token_variables(tmp_path / "own")
+    if not home:
+        assert variables == {} and not (tmp_path / "own" / "auth_token").exists()
+    else:
+        token = Path(variables["RAY_AUTH_TOKEN_PATH"])
+        assert len(token.read_text()) == 64 and token.parent == tmp_path / "own"
+
+
+def test_a_token_in_a_home_that_cannot_be_written_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("token")
+    monkeypatch.setattr(os, "access", lambda path, how: how == os.R_OK)  # root may write everywhere
+    assert token_variables(tmp_path) == {}
+    (tmp_path / ".ray" / "auth_token").unlink()
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    assert token_variables(tmp_path) != {}

@@ -10,6 +10,7 @@ import ray
 
 from deployments.local import ray_patches, small_cluster
 from deployments.local.ray_patches import PATCHES, is_supported, report_unsupported
+from llama_core.cgroups import usable_cpus
 
 FOLDER = Path(small_cluster.__file__).parent
 
@@ -41,4 +42,19 @@ def test_on_another_version_of_ray_the_cluster_starts_as_ray_starts_it(monkeypat
     monkeypatch.setattr(os, "environ", dict(os.environ))
     lines: list[str] = []
     small_cluster.start("serve", lines.append)
-    assert options == [{"address": "local", "namespace": "serve"}] and lines == ["Ray 9.9.9 is not Ray 2.60"]
+    assert options == [{"address": "local", "namespace": "serve", "num_cpus": usable_cpus()}] and lines == [
+        "Ray 9.9.9 is not Ray 2.60"
+    ]
+
+
+def test_the_object_store_is_on_a_disk_where_shared_memory_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "init", lambda **given: options.append(given))
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"RAY_TMPDIR": str(tmp_path)})
+    for is_writable in (True, False):
+        monkeypatch.setattr(os, "access", lambda path, how, answer=is_writable: answer or path != "/dev/shm")
+        small_cluster.start("serve", lambda line: None)
+    assert ["_plasma_directory" in given for given in options] == [False, True]
+    assert options[1]["_plasma_directory"] == str(tmp_path)
