@@ -453,9 +453,8 @@ class RemoteEngine:
     @property
     def is_served(self) -> bool:
         """Whether it has an engine, or waits for one."""
-        if self.is_removed:
-            return bool(self.links)
-        return bool(self.links or self._live) or time.monotonic() - self._lost_s < self.hold_timeout_s
+        is_waited_for = not self.is_removed and time.monotonic() - self._lost_s < self.hold_timeout_s
+        return bool(self.links or self._live) or is_waited_for
 
     def readiness(self) -> Readiness:
         if self._draining:
