@@ -97,7 +97,8 @@ class EngineLink(asyncio.Protocol):
         self.num_refusals = 0
         self.was_ready = False  # when its owner was told last
         self.is_leaving = self.is_suspected = self.is_lost = False
-        self.heard_s = self._back_s = time.monotonic()
+        self.heard_s = time.monotonic()
+        self._back_s = 0.0  # when it was heard again after a silence
         self._owner: LinkOwner | None = None
         self._deframer = Deframer(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
