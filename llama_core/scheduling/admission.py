@@ -1,7 +1,8 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
-The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. None overtakes it,
-unless no place for its adapter is free. Then it stays first until one is, and those that need no new place overtake it:
+The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. While it waits only
+for older prompts, those with much shorter prompts overtake it (`admit_before`). No other does, unless no place for its adapter
+is free. Then it stays first until one is, and those that need no new place overtake it:
 sequences without an adapter, those that have tokens or a lower priority number, and, unless it has tokens itself, as many of
 its own priority as there are slots. A sequence's prefix is looked up in the cache when it is admitted, not before. Knows
 nothing of steps and their budget.
@@ -15,6 +16,8 @@ are never chosen. A single owner loses nothing.
 
 from collections import Counter
 from collections.abc import Sequence as Seq
+from itertools import islice
+from typing import Final
 
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.model_config import FULL_ATTENTION
@@ -22,9 +25,14 @@ from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prefix_cache import PrefixCache
+from llama_core.scheduling.prompt_budget import overtakes
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
+
+# Waiting sequences that a step looks at for one that may overtake: of each owner, and of all.
+LOOK_AHEAD_OF_OWNER: Final = 8
+LOOK_AHEAD: Final = 64
 
 
 class Admission:
@@ -115,15 +123,37 @@ class Admission:
         seq = self._next(running, Counter(other.owner for other in running))
         if seq is None or not self._may_run(seq, running):
             return None
-        cached = self.prefixes.lookup(seq)
+        if not self._admit(seq, running, self.prefixes.lookup(seq)):
+            self._head_lacks_blocks = True
+            return None
+        return seq
+
+    def admit_before(self, older: Sequence, running: Seq[Sequence]) -> Sequence | None:
+        """`admit_next`, of the sequences whose prompts may be computed before the rest of `older`, a running one. One whose
+        prefix is being computed waits for it."""
+        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+            return None
+        num_running = Counter(other.owner for other in running)
+        places = self._adapter_places
+        lacks_place = not places.has_place(self.waiting.first(num_running), running)
+        for seq in islice(self.waiting.in_turn(num_running, LOOK_AHEAD_OF_OWNER), LOOK_AHEAD):
+            if seq.adapter and (lacks_place or not places.has_place(seq, running)):
+                continue
+            cached = self.prefixes.lookup(seq)
+            is_before = overtakes(seq, seq.length - len(cached) * self.pool.block_size, older)
+            if is_before and self._may_run(seq, running) and not self.prefixes.is_coming(seq, len(cached), running):
+                return seq if self._admit(seq, running, cached) else None
+        return None
+
+    def _admit(self, seq: Sequence, running: Seq[Sequence], cached: list[int]) -> bool:
+        """Take a waiting sequence from the queue into a slot. False if it lacks blocks. cached: those of its prefix."""
         num_released = self._window.num_behind(len(cached) * self.pool.block_size)
         num_held = min(self.pool.blocks_for(seq.length) - num_released, self._window.num_held(seq.length))
         needed, shared = num_held - (len(cached) - num_released), cached[num_released:]
         # Reserve a block for each running sequence; otherwise the new sequence would be preempted first.
         blocks = self.pool.try_allocate(needed, shared=shared, reserve=len(running))
         if blocks is None:
-            self._head_lacks_blocks = True
-            return None
+            return False
         self.waiting.remove(seq)
         self._num_adapted += bool(seq.adapter)
         seq.slot = self.free_slots.pop()
@@ -134,7 +164,7 @@ class Admission:
         if seq.num_cached is None:  # else the sequence ran before, and its prompt was counted then
             self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
             seq.num_cached = seq.scheduled
-        return seq
+        return True
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""

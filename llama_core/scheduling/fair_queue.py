@@ -56,11 +56,11 @@ class _PriorityClass:
         owner = min(self.by_owner, key=lambda owner: self._turn(owner, num_running))
         return next(iter(self.by_owner[owner]))
 
-    def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
+    def in_turn(self, num_running: Mapping[str, int], of_each: int | None) -> Iterator[Sequence]:
         if self.by_owner:
             self._lift_floor()
         for owner in sorted(self.by_owner, key=lambda owner: self._turn(owner, num_running)):
-            yield from self.by_owner[owner]
+            yield from islice(self.by_owner[owner], of_each)
 
     def _lift_floor(self) -> None:
         self.floor = max(self.floor, min(self.counters[owner] for owner in self.by_owner))
@@ -149,11 +149,11 @@ class WaitingQueue:
             num_running
         )
 
-    def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
-        """The requests as their owners' turns are now: all of an owner, then all of the next one."""
+    def in_turn(self, num_running: Mapping[str, int], of_each: int | None = None) -> Iterator[Sequence]:
+        """The requests as their owners' turns are now: all of an owner, or the first `of_each`, then those of the next one."""
         yield from self._begun
         for priority in sorted(self._classes):
-            yield from self._classes[priority].in_turn(num_running)
+            yield from self._classes[priority].in_turn(num_running, of_each)
 
     def count_served(self, seq: Sequence, cost: float) -> None:
         """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""

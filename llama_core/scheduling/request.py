@@ -182,6 +182,11 @@ class Sequence:
         return len(self.tokens)
 
     @property
+    def num_pending(self) -> int:
+        """Known tokens still to be sent through the model."""
+        return self.length - self.scheduled
+
+    @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_len :]
 

@@ -163,8 +163,12 @@ class Bench:
 
     def schedule(self) -> bool:
         """Send one more step unless the pipeline is full. Returns whether there was one."""
-        if len(self.in_flight) >= self.world.depth or (batch := self.scheduler.schedule()) is None:
+        if len(self.in_flight) >= self.world.depth:
             return False
+        prompts = {seq: seq.num_pending for seq in self.scheduler._running if seq.num_pending > 1 and not seq.inflight}
+        if (batch := self.scheduler.schedule()) is None:
+            return False
+        self._check_prompts(batch, prompts)
         config = self.scheduler.config
         assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
         assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of samples"
@@ -311,6 +315,22 @@ class Bench:
 
         least = min(turn(heard) for heard in mine if heard.seq.owner == seq.owner)
         assert turn(self.heard[seq]) == least, "an older sequence of the same owner waits"
+
+    def _check_prompts(self, batch: StepInput, prompts: dict[Sequence, int]) -> None:
+        """The oldest prompt has a third of the prompt tokens of each step, or its end. Until then only prompts of a lower
+        priority number, or of half its length, have the rest. prompts: tokens that were left to compute, oldest first."""
+        by_slot = {seq.slot: seq for seq in self.scheduler._running}
+        admitted = {init.slot for init in batch.admit}
+        rows = {by_slot[row.slot]: row for row in batch.rows if row.slot in admitted or by_slot[row.slot] in prompts}
+        oldest = next((seq for seq in prompts if seq.slot is not None and seq.slot not in admitted), None)
+        if oldest is None or not rows:
+            return
+        assert oldest in rows, "younger prompts are computed, and the oldest is not"
+        own = rows.pop(oldest)
+        assert own.length == prompts[oldest] or 3 * own.length >= own.length + sum(row.length for row in rows.values())
+        for seq, row in rows.items() if own.length < prompts[oldest] else ():
+            is_shorter = seq.priority == oldest.priority and 2 * (seq.length - row.start) <= prompts[oldest]
+            assert seq.priority < oldest.priority or is_shorter, "a prompt overtakes one that is not much longer"
 
     def check(self) -> None:
         """The rules that hold after every operation."""

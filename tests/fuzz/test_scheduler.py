@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from llama_core.errors import RankFailure
-from llama_core.scheduling import prefix_cache
+from llama_core.scheduling import admission, prefix_cache
+from llama_core.scheduling import scheduler as scheduling
 from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
@@ -60,9 +61,9 @@ def _go_on(seq: Sequence) -> None:
     seq.scheduled = scheduled
 
 
-def _forget_deferrals(admission: Admission, seq: Sequence) -> None:
+def _forget_deferrals(own: Admission, seq: Sequence) -> None:
     inflight, seq.inflight = seq.inflight, 0
-    _release_behind_window(admission, seq)
+    _release_behind_window(own, seq)
     seq.inflight = inflight
 
 
@@ -85,6 +86,8 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a deferred sample is left out": (Sequence, "defer", _go_on),
     "a deferred sample's window is released": (Admission, "release_behind_window", _forget_deferrals),
     "new ranks lack adapters": (AdapterPlaces, "forget", lambda places: None),
+    "short prompts take whole steps": (scheduling, "for_shorter", lambda budget: budget),
+    "a long prompt overtakes": (admission, "overtakes", lambda *given: True),
     "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }
 
