@@ -76,31 +76,46 @@ class Admission:
         self.prefixes = PrefixCache(pool.prefixes, self._window, is_enabled=self._prefix_caching)
         self._head_lacks_blocks = False
 
-    def check_capacity(self, lengths: Seq[int], owner: str) -> None:
-        """Raise unless a request whose sequences have this many tokens each may be queued as a whole: QueueFull if the capacity
-        is taken now, InvalidParameter if no idle server could ever take it.
+    def victims(self, lengths: Seq[int], owner: str) -> list[Sequence]:
+        """The waiting sequences that have to give way, so that a request whose sequences have this many tokens each may be
+        queued as a whole. Raises QueueFull if the capacity is taken now, InvalidParameter if no idle server could ever take it.
 
         A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
         """
-        num_waiting, num_free = len(self.waiting), len(self.free_slots)
+        victims: list[Sequence] = []
+        while (exceeded := self._exceeded(lengths, owner, victims)) is not None:
+            limit, by_tokens = exceeded
+            last = self.waiting.last_of_largest(owner, sum(lengths), victims, by_tokens=True) if by_tokens else []
+            last = last or self.waiting.last_of_largest(owner, len(lengths), victims, by_tokens=False)
+            if not last:
+                raise QueueFull(limit)
+            victims += last
+        return victims
+
+    def _exceeded(self, lengths: Seq[int], owner: str, victims: Seq[Sequence]) -> tuple[str, bool] | None:
+        """The limit that the request would exceed without the victims, and whether it is the one of tokens. Raises what
+        `victims` raises."""
+        num_waiting, num_free = len(self.waiting) - len(victims), len(self.free_slots)
         if num_waiting + len(lengths) <= num_free:
-            return
+            return None
         self._check_fits_idle(lengths)
         capacity = None if self._max_waiting is None else self._max_waiting + num_free - num_waiting
         if capacity is not None and len(lengths) > capacity:
             num_queued = max(0, num_waiting - num_free)
-            raise QueueFull(f"{num_queued} sequences wait already, the limit is {self._max_waiting}")
+            return f"{num_queued} sequences wait already, the limit is {self._max_waiting}", False
         capacity_tokens = None
         if self._max_waiting_tokens is not None:
-            queued_tokens = self.waiting.tokens_behind(num_free)
+            queued_tokens = self.waiting.tokens_behind(num_free, victims)
             capacity_tokens = self._max_waiting_tokens - queued_tokens
             queued_here = lengths[max(0, num_free - num_waiting) :]
             if (queued_tokens or len(queued_here) > 1) and sum(queued_here) > capacity_tokens:
-                raise QueueFull(
-                    f"sequences of {queued_tokens} tokens wait already, the limit is {self._max_waiting_tokens}"
+                return (
+                    f"sequences of {queued_tokens} tokens wait already, the limit is {self._max_waiting_tokens}",
+                    True,
                 )
         if not self.waiting.has_capacity(owner, capacity, capacity_tokens):
             raise QueueFull("most waiting requests are of this key or user; the remaining capacity is for others")
+        return None
 
     def queue(self, seq: Sequence) -> None:
         self.waiting.add(seq)
@@ -155,6 +170,7 @@ class Admission:
         if blocks is None:
             return False
         self.waiting.remove(seq)
+        seq.progress.has_begun = True
         self._num_adapted += bool(seq.adapter)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
+from llama_core.errors import NonFiniteLogits, NoTokenAllowed, QueueFull, RankFailure
 from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
@@ -131,8 +131,18 @@ class Scheduler:
     # The life of a sequence.
 
     def check_capacity(self, lengths: Seq[int] = (1,), owner: str = "") -> None:
-        """Raises QueueFull or InvalidParameter unless sequences of so many tokens each may be queued together."""
-        self.admission.check_capacity(lengths, owner)
+        """Raises QueueFull or InvalidParameter unless sequences of so many tokens each may be queued together, once
+        `make_room` has made room for them."""
+        self.admission.victims(lengths, owner)
+
+    def make_room(self, lengths: Seq[int], owner: str) -> list[Sequence]:
+        """`check_capacity`, and end the waiting sequences that have to give way. Returns them; none of their requests has
+        begun."""
+        victims = self.admission.victims(lengths, owner)
+        for seq in victims:
+            seq.error = QueueFull("the queue is full: this request has given way to one of a key or user with fewer")
+            self.finish(seq, FinishReason.ERROR)
+        return victims
 
     def add(self, seq: Sequence, *, first: bool = False) -> None:
         """Queue a sequence that has not run here. One that may not grow and has nothing to report ends at once. first: before
@@ -159,7 +169,7 @@ class Scheduler:
             self._running.remove(seq)
         else:
             self.admission.leave_queue(seq)
-        if reason is FinishReason.ERROR and seq.adapter:
+        if reason is FinishReason.ERROR and seq.adapter and seq.num_cached is not None:
             self.adapter_places.drop(seq.adapter, self._running)
 
     def restart(self, epoch: int, failure: RankFailure | None = None) -> Sequence | None:

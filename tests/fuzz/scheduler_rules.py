@@ -11,7 +11,7 @@ from random import Random
 from llama_core.errors import InvalidParameter, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.request import FinishReason, RequestProgress, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -95,6 +95,8 @@ class Bench:
         self.in_flight: deque[tuple[StepInput, StepOutput]] = deque()
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
         self.num_ended = self.num_deferrals = 0
+        self.requests: dict[Sequence, set[Sequence]] = {}  # all sequences of each one's request
+        self._begun: set[Sequence] = set()  # have been admitted
         self._numbers = 0
         queue = self.scheduler.admission.waiting
         first = queue.first
@@ -126,12 +128,21 @@ class Bench:
     ) -> list[Sequence]:
         """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
+        held = dict(self.scheduler.admission.waiting._waiting_of)
         try:
-            self.scheduler.check_capacity([len(prompt)] * n, owner)
+            victims = self.scheduler.make_room([len(prompt)] * n, owner)
         except (QueueFull, InvalidParameter) as error:
             self._check_refusal(n, len(prompt), owner, is_for_ever=isinstance(error, InvalidParameter))
             return []
-        added = []
+        gone = {seq for seq in self.heard if seq.finished}
+        for seq in victims:
+            assert isinstance(seq.error, QueueFull) and seq.owner
+            own = zip(held[seq.owner], held.get(owner, (0, 0)), strict=True)
+            assert any(theirs > ours for theirs, ours in own), "it gives way to an owner that has more waiting"
+            assert not self._begun & self.requests[seq], "a request that has begun gives way"
+            assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
+            self._ended(self.heard[seq])
+        added, progress = [], RequestProgress()
         for index in range(n):
             params = SamplingParams(
                 ignore_eos=ignore_eos,
@@ -141,7 +152,9 @@ class Bench:
                 grammar="a grammar" if has_grammar and not ignore_eos else "",
             )
             max_length = min(len(prompt) + max_new, MAX_LENGTH)
-            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, adapter=adapter)
+            seq = Sequence(
+                prompt, params, max_length, owner=owner, priority=priority, adapter=adapter, progress=progress
+            )
             seq.drafting = Oracle(self.world.model, adapted(params.seed, adapter)) if oracle else None
             self._numbers += 1
             heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
@@ -150,6 +163,7 @@ class Bench:
             if seq.finished:
                 self._ended(heard)
             added.append(seq)
+        self.requests |= {seq: set(added) for seq in added}
         return added
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
@@ -169,6 +183,7 @@ class Bench:
         if (batch := self.scheduler.schedule()) is None:
             return False
         self._check_prompts(batch, prompts)
+        self._begun.update(seq for seq in self.scheduler._running)
         config = self.scheduler.config
         assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
         assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of samples"
@@ -290,6 +305,13 @@ class Bench:
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
         assert never_fits or is_full or (owner and mine and others), "refused although there is capacity"
+        if never_fits or mine or n > 1 or most_tokens is not None:
+            return
+        # A newcomer gets a place, unless all that the largest owner has waiting have begun.
+        unbegun = {one.owner for one in {*queue} - {*queue._begun} if not self._begun & self.requests[one]}
+        sizes = {one: num for one, (num, _) in queue._waiting_of.items() if one}
+        largest = [one for one, num in sizes.items() if num == max(sizes.values())]
+        assert max(sizes.values(), default=0) < 2 or not unbegun.issuperset(largest), "a newcomer has no place"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Restarted sequences come first; then the lowest priority number, the owner that runs fewest, of these the one with

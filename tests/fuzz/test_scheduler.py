@@ -71,6 +71,13 @@ def _newest_first(queue: WaitingQueue, num_running: Any) -> Sequence:
     return list(queue)[-1]
 
 
+def _admit_unseen(own: Admission, seq: Sequence, *given: Any) -> bool:
+    is_admitted = _admit(own, seq, *given)
+    seq.progress.has_begun = False
+    return is_admitted
+
+
+_admit = Admission._admit
 _release, _allocate = BlockPool.release, BlockPool.try_allocate
 _restart, _verify = Scheduler.restart, Speculation.verify
 _defer, _release_behind_window = Sequence.defer, Admission.release_behind_window
@@ -88,6 +95,8 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "new ranks lack adapters": (AdapterPlaces, "forget", lambda places: None),
     "short prompts take whole steps": (scheduling, "for_shorter", lambda budget: budget),
     "a long prompt overtakes": (admission, "overtakes", lambda *given: True),
+    "a newcomer is shut out": (WaitingQueue, "last_of_largest", lambda *given, **limit: []),
+    "a begun request gives way": (Admission, "_admit", _admit_unseen),
     "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }
 
