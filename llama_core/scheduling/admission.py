@@ -11,7 +11,7 @@ Owners share what runs. Where the next sequence lacks a slot or blocks, and some
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
 others; never for a sequence of a lower priority. A preemption brings the two owners closer and never past each other, so it
 is not reversed: without arrivals and ends there are fewer of them than slots. An owner's oldest sequences, up to its share,
-are never chosen. A single owner loses nothing.
+are never chosen. A single owner loses nothing. Adapters' places are shared alike, but all sequences of one adapter make way.
 """
 
 from collections import Counter
@@ -181,6 +181,35 @@ class Admission:
             self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
             seq.num_cached = seq.scheduled
         return True
+
+    def preemptible_for_place(self, running: Seq[Sequence]) -> list[Sequence]:
+        """The running sequences to preempt for a waiting one, which is the next then and lacks a place for its adapter: all
+        those of one adapter, in the order of admission. [] unless its owner is due a place."""
+        by_adapter: dict[str, list[Sequence]] = {}
+        for seq in running if self.waiting and self._adapter_places.num_places else ():
+            if seq.adapter:
+                by_adapter.setdefault(seq.adapter, []).append(seq)
+        if not by_adapter or len(by_adapter) < self._adapter_places.num_places:
+            return []
+        users = {adapter: {seq.owner for seq in group} for adapter, group in by_adapter.items()}
+        num_places = Counter(owner for owners in users.values() for owner in owners)
+        kept = {seq.owner: seq.adapter for seq in reversed(running) if seq.adapter}  # by the owner's oldest sequence
+        for seq in self.waiting.in_turn(Counter(other.owner for other in running), 1):
+            if not seq.adapter or seq.adapter in by_adapter or not self._may_run(seq, running):
+                continue
+            groups = [
+                group
+                for adapter, group in reversed(by_adapter.items())  # the newest first
+                if len(users[adapter]) == 1
+                and kept[group[0].owner] != adapter
+                and num_places[group[0].owner] >= num_places[seq.owner] + 2
+                and min(other.priority for other in group) >= seq.priority
+            ]
+            if groups:
+                self.waiting.remove(seq)
+                self.waiting.add_first(seq)
+                return min(groups, key=lambda group: (-num_places[group[0].owner], len(group)))
+        return []
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""

@@ -234,8 +234,11 @@ class Scheduler:
 
     def schedule(self) -> StepInput | None:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
-        if (over_share := self.admission.preemptible_for_next(self._running)) is not None:
-            self._preempt(over_share)
+        if over_share := self.admission.preemptible_for_place(self._running):
+            for seq in reversed(over_share):
+                self._preempt(seq)
+        elif (newest := self.admission.preemptible_for_next(self._running)) is not None:
+            self._preempt(newest)
         step = _InFlightStep(StepInput(self.epoch, self._step + 1, rows=[]))
         prefills, budget = self._add_decodes(step)
         num_prompts = len(prefills) + min(len(self._waiting), len(self.admission.free_slots))

@@ -180,8 +180,10 @@ class Bench:
         if len(self.in_flight) >= self.world.depth:
             return False
         prompts = {seq: seq.num_pending for seq in self.scheduler._running if seq.num_pending > 1 and not seq.inflight}
+        num_preemptions = self.scheduler.num_preemptions + self._is_due_a_place()
         if (batch := self.scheduler.schedule()) is None:
             return False
+        assert self.scheduler.num_preemptions >= num_preemptions, "an owner keeps all places of adapters"
         self._check_prompts(batch, prompts)
         self._begun.update(seq for seq in self.scheduler._running)
         config = self.scheduler.config
@@ -337,6 +339,24 @@ class Bench:
 
         least = min(turn(heard) for heard in mine if heard.seq.owner == seq.owner)
         assert turn(self.heard[seq]) == least, "an older sequence of the same owner waits"
+
+    def _is_due_a_place(self) -> bool:
+        """Whether one owner uses both places, and a sequence of another one, whose turn it is, has to get one."""
+        by_adapter: dict[str, list[Sequence]] = {}
+        for seq in self.scheduler._running:
+            if seq.adapter:
+                by_adapter.setdefault(seq.adapter, []).append(seq)
+        owners = {seq.owner for group in by_adapter.values() for seq in group}
+        if len(by_adapter) < 2 or len(owners) > 1 or self.scheduler.quarantine._quarantined:
+            return False
+        least = min(seq.priority for seq in list(by_adapter.values())[-1])  # of those that make way
+        queue = self.scheduler.admission.waiting
+        turns = queue.in_turn(Counter(seq.owner for seq in self.scheduler._running), 1) if queue else ()
+        return any(
+            seq.adapter and seq.adapter not in by_adapter and {seq.owner} != owners and seq.priority <= least
+            for seq in turns
+            if not seq.inflight
+        )
 
     def _check_prompts(self, batch: StepInput, prompts: dict[Sequence, int]) -> None:
         """The oldest prompt has a third of the prompt tokens of each step, or its end. Until then only prompts of a lower

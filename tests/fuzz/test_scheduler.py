@@ -97,6 +97,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a long prompt overtakes": (admission, "overtakes", lambda *given: True),
     "a newcomer is shut out": (WaitingQueue, "last_of_largest", lambda *given, **limit: []),
     "a begun request gives way": (Admission, "_admit", _admit_unseen),
+    "one owner keeps all places": (Admission, "preemptible_for_place", lambda *given: []),
     "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }
 
