@@ -102,13 +102,15 @@ class SequenceStream:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
         stop string. Later tokens of the same step are then removed."""
         began_s = time.perf_counter() if self.is_timed else 0.0
-        for num_pushed, token in enumerate(tokens, 1):
-            self._extend(self._detokenizer.push_one(token))
+        seq = self.sequence
+        last = seq.length - seq.prompt_len - len(tokens)  # of the answer's tokens, counted from 1
+        for last, token in enumerate(tokens, last + 1):
+            self._extend(self._detokenizer.push_one(token), last)
             if self._stopped:
-                self.sequence.cut(len(tokens) - num_pushed)
+                seq.cut(seq.length - seq.prompt_len - last)
                 break
-        if self.sequence.finish_reason is not None and not self._stopped:
-            self._extend(self._detokenizer.flush())
+        if seq.finish_reason is not None and not self._stopped:
+            self._extend(self._detokenizer.flush(), last)
             if not self._stopped:
                 self._texts.append(self._stop.flush())
         if self.is_timed:
@@ -216,7 +218,8 @@ class SequenceStream:
             if self._wake is not None:
                 self._wake()
 
-    def _extend(self, text: str) -> None:
+    def _extend(self, text: str, last: int) -> None:
+        """Text of the answer's token number `last`. In the first `min_tokens` no stop string ends."""
         if self._has_stops and text:
-            text, self._stopped = self._stop.push(text)
+            text, self._stopped = self._stop.push(text, may_stop=last > self.sequence.params.min_tokens)
         self._texts.append(text)

@@ -1,6 +1,7 @@
 """Streams of a front over engines that end, stall, drain and start."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -270,6 +271,8 @@ async def test_a_stop_string_ends_the_engines_sequence() -> None:
         assert len(await read(stream)) < 60
         await until(lambda: engine.service.loop.num_live == 0)
         assert stream.matched_stop == text[-3:]
+        late = replace(GREEDY, min_tokens=60)
+        assert [await read(one) for one in await fleet.submit(PROMPT, late, stop=(text[-3:],), n=2)] == [expected()] * 2
 
 
 async def test_the_queues_limit_holds_for_all_fronts_together() -> None:
