@@ -103,14 +103,14 @@ class SequenceStream:
         stop string. Later tokens of the same step are then removed."""
         began_s = time.perf_counter() if self.is_timed else 0.0
         seq = self.sequence
-        last = seq.length - seq.prompt_len - len(tokens)  # of the answer's tokens, counted from 1
-        for last, token in enumerate(tokens, last + 1):
-            self._extend(self._detokenizer.push_one(token), last)
+        num_known = seq.length - seq.prompt_len  # tokens of the answer
+        for number, token in enumerate(tokens, num_known - len(tokens) + 1):
+            self._extend(self._detokenizer.push_one(token), number)
             if self._stopped:
-                seq.cut(seq.length - seq.prompt_len - last)
+                seq.cut(num_known - number)
                 break
         if seq.finish_reason is not None and not self._stopped:
-            self._extend(self._detokenizer.flush(), last)
+            self._extend(self._detokenizer.flush(), num_known)
             if not self._stopped:
                 self._texts.append(self._stop.flush())
         if self.is_timed:
@@ -218,8 +218,8 @@ class SequenceStream:
             if self._wake is not None:
                 self._wake()
 
-    def _extend(self, text: str, last: int) -> None:
-        """Text of the answer's token number `last`. In the first `min_tokens` no stop string ends."""
+    def _extend(self, text: str, number: int) -> None:
+        """number: of the token that completes the text, from 1 on. A stop string that ends in the first `min_tokens` is text."""
         if self._has_stops and text:
-            text, self._stopped = self._stop.push(text, may_stop=last > self.sequence.params.min_tokens)
+            text, self._stopped = self._stop.push(text, may_stop=number > self.sequence.params.min_tokens)
         self._texts.append(text)
