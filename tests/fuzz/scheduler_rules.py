@@ -307,7 +307,8 @@ class Bench:
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
         assert never_fits or is_full or (owner and mine and others), "refused although there is capacity"
-        if never_fits or mine or n > 1 or most_tokens is not None:
+        # Preempted sequences may wait beyond the limit.
+        if never_fits or mine or n > 1 or most is None or most_tokens is not None or len(queue) > most + free:
             return
         # A newcomer gets a place, unless all that the largest owner has waiting have begun.
         unbegun = {one.owner for one in {*queue} - {*queue._begun} if not self._begun & self.requests[one]}
