@@ -219,7 +219,7 @@ class SequenceStream:
                 self._wake()
 
     def _extend(self, text: str, number: int) -> None:
-        """number: of the token that completes the text, from 1 on. A stop string that ends in the first `min_tokens` is text."""
+        """number: of the token that completes the text, from 1 on. A stop string in the text of `min_tokens` tokens is text."""
         if self._has_stops and text:
             text, self._stopped = self._stop.push(text, may_stop=number > self.sequence.params.min_tokens)
         self._texts.append(text)
