@@ -2,10 +2,10 @@
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. While it waits only
 for older prompts, those with much shorter prompts overtake it (`admit_before`). No other does, unless no place for its adapter
-is free. Then it stays first until one is, and those that need no new place overtake it:
-sequences without an adapter, those that have tokens or a lower priority number, and, unless it has tokens itself, as many of
-its own priority as there are slots. A sequence's prefix is looked up in the cache when it is admitted, not before. Knows
-nothing of steps and their budget.
+is free. Then it stays first until one is, and those that need no new place overtake it: sequences without an adapter, those
+that have tokens or a lower priority number, and of its own priority those of owners that use no more places than its owner,
+and, unless it has tokens itself, as many others as there are slots. A sequence's prefix is looked up in the cache when it is
+admitted, not before. Knows nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -14,7 +14,8 @@ is not reversed: without arrivals and ends there are fewer of them than slots. A
 are never chosen. A single owner loses nothing. Adapters' places are shared alike, but all sequences of one adapter make way.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import Final
@@ -33,6 +34,15 @@ from llama_core.scheduling.sliding_window import SlidingWindow
 # Waiting sequences that a step looks at for one that may overtake: of each owner, and of all.
 LOOK_AHEAD_OF_OWNER: Final = 8
 LOOK_AHEAD: Final = 64
+
+
+def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
+    """The adapters of each owner's running sequences."""
+    adapters = defaultdict[str, set[str]](set)
+    for seq in running:
+        if seq.adapter:
+            adapters[seq.owner].add(seq.adapter)
+    return adapters
 
 
 class Admission:
@@ -150,9 +160,12 @@ class Admission:
             return None
         num_running = Counter(other.owner for other in running)
         places = self._adapter_places
-        lacks_place = not places.has_place(self.waiting.first(num_running), running)
-        for seq in islice(self.waiting.in_turn(num_running, LOOK_AHEAD_OF_OWNER), LOOK_AHEAD):
-            if seq.adapter and (lacks_place or not places.has_place(seq, running)):
+        if places.has_place(first := self.waiting.first(num_running), running):
+            turns = self.waiting.in_turn(num_running, LOOK_AHEAD_OF_OWNER)
+        else:
+            turns = self._overtaking(first, running, num_running)
+        for seq in islice(turns, LOOK_AHEAD):
+            if not places.has_place(seq, running):
                 continue
             cached = self.prefixes.lookup(seq)
             is_before = overtakes(seq, seq.length - len(cached) * self.pool.block_size, older)
@@ -191,8 +204,7 @@ class Admission:
                 by_adapter.setdefault(seq.adapter, []).append(seq)
         if not by_adapter or len(by_adapter) < self._adapter_places.num_places:
             return []
-        users = {adapter: {seq.owner for seq in group} for adapter, group in by_adapter.items()}
-        num_places = Counter(owner for owners in users.values() for owner in owners)
+        used = adapters_by_owner(running)
         kept = {seq.owner: seq.adapter for seq in reversed(running) if seq.adapter}  # by the owner's oldest sequence
         for seq in self.waiting.in_turn(Counter(other.owner for other in running), 1):
             if not seq.adapter or seq.adapter in by_adapter or not self._may_run(seq, running):
@@ -200,15 +212,15 @@ class Admission:
             groups = [
                 group
                 for adapter, group in reversed(by_adapter.items())  # the newest first
-                if len(users[adapter]) == 1
+                if len({other.owner for other in group}) == 1
                 and kept[group[0].owner] != adapter
-                and num_places[group[0].owner] >= num_places[seq.owner] + 2
+                and len(used[group[0].owner]) >= len(used[seq.owner]) + 2
                 and min(other.priority for other in group) >= seq.priority
             ]
             if groups:
                 self.waiting.remove(seq)
                 self.waiting.add_first(seq)
-                return min(groups, key=lambda group: (-num_places[group[0].owner], len(group)))
+                return min(groups, key=lambda group: (-len(used[group[0].owner]), len(group)))
         return []
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
@@ -264,19 +276,28 @@ class Admission:
         if places.has_place(first, running):
             self._lacks_place = None
             return first
+        return next(self._overtaking(first, running, num_running), None)
+
+    def _overtaking(self, first: Sequence, running: Seq[Sequence], num_running: Counter[str]) -> Iterator[Sequence]:
+        """The sequences that may overtake the first one, which lacks a place."""
         if first is not self._lacks_place:
             self.waiting.remove(first)
             self.waiting.add_first(first)
             self._lacks_place, self._num_adapted = first, 0
         takes_peers = first.length == first.prompt_len and self._num_adapted < self._num_slots
+        used = adapters_by_owner(running)
 
         def may_overtake(seq: Sequence) -> bool:
             if not seq.adapter:
                 return True
-            is_before = seq.length > seq.prompt_len or seq.priority < first.priority
-            return seq.adapter in places.held and (is_before or (takes_peers and seq.priority == first.priority))
+            if seq.adapter not in self._adapter_places.held:
+                return False
+            if seq.length > seq.prompt_len or seq.priority < first.priority:
+                return True
+            has_less = seq.owner != first.owner and len(used[seq.owner] | {seq.adapter}) <= len(used[first.owner])
+            return seq.priority == first.priority and (takes_peers or has_less)
 
-        return next(filter(may_overtake, self.waiting.in_turn(num_running)), None)
+        return filter(may_overtake, self.waiting.in_turn(num_running))
 
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
         # Of a sequence that was preempted in mid-step, the sampled token has not been read back.

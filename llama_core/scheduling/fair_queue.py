@@ -140,7 +140,7 @@ class WaitingQueue:
         if not largest or sizes[largest] <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
             return []
         for priority in sorted(self._classes, reverse=True):
-            waiting = self._classes[priority].by_owner.get(largest, {})
+            waiting = self._classes[priority].by_owner.get(largest, OrderedDict())
             for seq in reversed(waiting):
                 if not seq.progress.has_begun and seq not in without:
                     return [other for other in waiting if other.progress is seq.progress]

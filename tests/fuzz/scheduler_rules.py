@@ -137,8 +137,8 @@ class Bench:
         gone = {seq for seq in self.heard if seq.finished}
         for seq in victims:
             assert isinstance(seq.error, QueueFull) and seq.owner
-            own = zip(held[seq.owner], held.get(owner, (0, 0)), strict=True)
-            assert any(theirs > ours for theirs, ours in own), "it gives way to an owner that has more waiting"
+            sizes = zip(held[seq.owner], held.get(owner, (0, 0)), strict=True)
+            assert any(theirs > ours for theirs, ours in sizes), "it gives way to an owner that has more waiting"
             assert not self._begun & self.requests[seq], "a request that has begun gives way"
             assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
             self._ended(self.heard[seq])
