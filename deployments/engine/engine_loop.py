@@ -126,7 +126,7 @@ class EngineLoop:
         """Queue a sequence that another engine has begun. num_failures: engines that ended with it. first: before all others.
         Raises NotReady or RankFailure."""
         self._check_takes_requests()
-        sink.sequence.progress.has_begun = True  # or one of its request's may have
+        sink.sequence.progress.has_begun = True  # or another of its request has
         self.enter(sink, first=first)
         if not sink.sequence.finished:
             self.scheduler.quarantine.suspect(sink.sequence, num_failures)

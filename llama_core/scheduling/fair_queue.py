@@ -110,7 +110,6 @@ class WaitingQueue:
 
     def add_first(self, seq: Sequence) -> None:
         """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn."""
-        seq.progress.has_begun = True  # it never gives way
         self._begun[seq] = None
         self._begun.move_to_end(seq, last=False)
         self._length += 1
@@ -135,7 +134,8 @@ class WaitingQueue:
         that give way already."""
         sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items() if one})
         for seq in without:
-            sizes[seq.owner] -= seq.length if by_tokens else 1
+            if seq not in self._begun:
+                sizes[seq.owner] -= seq.length if by_tokens else 1
         largest = max(sizes, key=lambda one: sizes[one], default="")
         if not largest or sizes[largest] <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
             return []
@@ -143,7 +143,7 @@ class WaitingQueue:
             waiting = self._classes[priority].by_owner.get(largest, OrderedDict())
             for seq in reversed(waiting):
                 if not seq.progress.has_begun and seq not in without:
-                    return [other for other in waiting if other.progress is seq.progress]
+                    return [other for other in (*self._begun, *waiting) if other.progress is seq.progress]
         return []
 
     def tokens_behind(self, num_free: int, without: Collection[Sequence]) -> int:
@@ -151,7 +151,7 @@ class WaitingQueue:
         if len(self) - len(without) <= num_free:
             return 0
         first = islice((seq for seq in self if seq not in without), num_free)
-        gone = [*(seq for seq in first if seq.num_cached is None and seq not in self._begun), *without]
+        gone = [seq for seq in (*first, *without) if seq.num_cached is None and seq not in self._begun]
         return self.num_tokens - sum(seq.length for seq in gone)
 
     def remove(self, seq: Sequence) -> None:
