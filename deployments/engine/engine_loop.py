@@ -81,8 +81,19 @@ class EngineLoop:
         try:
             self.scheduler.check_capacity(lengths, owner)
         except QueueFull as error:
-            error.retry_after_s = self._retry.seconds(self.scheduler.num_waiting)
-            raise
+            raise self._with_retry(error) from None
+
+    def make_room(self, owner: str, lengths: Seq[int]) -> None:
+        """`check_capacity`, and end the streams that have to give way with QueueFull. None of their requests has begun."""
+        self.check_capacity(owner, lengths)
+        for seq in self.scheduler.make_room(lengths, owner):
+            stream = self._streams.drop(seq)
+            assert stream is not None and isinstance(seq.error, QueueFull)
+            stream.fail(self._with_retry(seq.error))
+
+    def _with_retry(self, error: QueueFull) -> QueueFull:
+        error.retry_after_s = self._retry.seconds(self.scheduler.num_waiting)
+        return error
 
     def submit(self, request: Request, *, is_timed: bool = False) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
@@ -101,8 +112,8 @@ class EngineLoop:
         """The sequences of a request that may be queued as a whole; `enter` queues them. Raises what `submit` raises."""
         self._check_takes_requests()
         self.check_adapter(request.adapter)
-        self.check_capacity(request.owner, [len(prompt) for prompt in request.prompts for _ in range(request.n)])
         sequences = sequences_of(request, self.vocab_size, self.max_seq_len, request_id)
+        self.make_room(request.owner, [seq.prompt_len for seq in sequences])
         self.num_requests += 1
         return sequences
 
@@ -115,6 +126,7 @@ class EngineLoop:
         """Queue a sequence that another engine has begun. num_failures: engines that ended with it. first: before all others.
         Raises NotReady or RankFailure."""
         self._check_takes_requests()
+        sink.sequence.progress.has_begun = True  # or another of its request has
         self.enter(sink, first=first)
         if not sink.sequence.finished:
             self.scheduler.quarantine.suspect(sink.sequence, num_failures)
@@ -136,7 +148,7 @@ class EngineLoop:
         self._check_takes_requests()
         left = [stream for stream in streams if not stream.ended]
         if left:
-            self.check_capacity(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
+            self.make_room(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
         subject = log_subject.get()
         for stream in streams:
             stream.begin_again(is_timed=is_timed)

@@ -102,13 +102,15 @@ class SequenceStream:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
         stop string. Later tokens of the same step are then removed."""
         began_s = time.perf_counter() if self.is_timed else 0.0
-        for num_pushed, token in enumerate(tokens, 1):
-            self._extend(self._detokenizer.push_one(token))
+        seq = self.sequence
+        num_known = seq.length - seq.prompt_len  # tokens of the answer
+        for number, token in enumerate(tokens, num_known - len(tokens) + 1):
+            self._extend(self._detokenizer.push_one(token), number)
             if self._stopped:
-                self.sequence.cut(len(tokens) - num_pushed)
+                seq.cut(num_known - number)
                 break
-        if self.sequence.finish_reason is not None and not self._stopped:
-            self._extend(self._detokenizer.flush())
+        if seq.finish_reason is not None and not self._stopped:
+            self._extend(self._detokenizer.flush(), num_known)
             if not self._stopped:
                 self._texts.append(self._stop.flush())
         if self.is_timed:
@@ -216,7 +218,8 @@ class SequenceStream:
             if self._wake is not None:
                 self._wake()
 
-    def _extend(self, text: str) -> None:
+    def _extend(self, text: str, number: int) -> None:
+        """number: of the token that completes the text, from 1 on. A stop string in the text of `min_tokens` tokens is text."""
         if self._has_stops and text:
-            text, self._stopped = self._stop.push(text)
+            text, self._stopped = self._stop.push(text, may_stop=number > self.sequence.params.min_tokens)
         self._texts.append(text)

@@ -213,7 +213,7 @@ class FrontConnection(asyncio.Protocol):
                 self.server.engine_loop.check_adapter(message.adapter)
                 stream = self._streams[first] = FrontStream(self, first, _continued(message, self.server.engine_loop))
                 if message.is_readmitted:
-                    self.server.engine_loop.check_capacity(message.owner, [len(message.prompt)])
+                    self.server.engine_loop.make_room(message.owner, [len(message.prompt)])
                 self.server.engine_loop.continue_(stream, message.num_failures, first=message.has_begun)
         except LlamaError as error:
             self._streams.pop(first, None)

@@ -42,10 +42,23 @@ def logprobs_of(
     logits: torch.Tensor, tokens: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Natural log of the raw softmax at `tokens` [B], and the num_top most likely: values [B, num_top], ids [B, num_top]."""
+    ids = most_likely(logits, min(num_top, logits.shape[-1]))
     logprobs = logits.log_softmax(-1)
-    chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
-    top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    return chosen, top.values, top.indices
+    return logprobs.gather(-1, tokens[:, None]).squeeze(-1), logprobs.gather(-1, ids), ids
+
+
+def most_likely(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids [B, count] of the greatest logits, the greatest first; of equal ones the lower id first, and rather than others."""
+    if not count:
+        return logits.new_empty((len(logits), 0), dtype=torch.int64)
+    values, ids = logits.topk(count, dim=-1)
+    # `topk` takes any of the tokens that equal the last value.
+    least, vocab = values[:, -1:], logits.shape[-1]
+    from_end = torch.arange(vocab, 0, -1, dtype=torch.int32, device=logits.device)
+    lowest = vocab - torch.where(logits == least, from_end, 0).topk(count, dim=-1).values.long()
+    ties = values == least
+    ids = torch.where(ties, lowest.gather(-1, (ties.cumsum(-1) - 1).clamp(min=0)), ids).sort(dim=-1).values
+    return ids.gather(-1, logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices)
 
 
 def _invert(ordered: torch.Tensor, sampling: SamplingTensors, numbers: torch.Tensor) -> torch.Tensor:

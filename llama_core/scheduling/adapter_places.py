@@ -15,7 +15,7 @@ class AdapterPlaces:
 
     def __init__(self, num_places: int) -> None:
         self.folders: dict[str, str] = {}
-        self._num_places = num_places
+        self.num_places = num_places
         self._held: dict[str, int] = {}  # in the order of their last use
 
     @property
@@ -34,7 +34,7 @@ class AdapterPlaces:
 
     def has_place(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether the sequence may run beside these."""
-        if not seq.adapter or seq.adapter in self._held or len(self._held) < self._num_places:
+        if not seq.adapter or seq.adapter in self._held or len(self._held) < self.num_places:
             return True
         return not self._held.keys() <= {other.adapter for other in running}
 
@@ -44,7 +44,7 @@ class AdapterPlaces:
             return 0, None
         place, load = self._held.pop(seq.adapter, 0), None
         if not place:
-            free = set(range(1, self._num_places + 1)) - set(self._held.values())
+            free = set(range(1, self.num_places + 1)) - set(self._held.values())
             if free:
                 place = min(free)
             else:

@@ -1,20 +1,24 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
-The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. None overtakes it,
-unless no place for its adapter is free. Then it stays first until one is, and those that need no new place overtake it:
-sequences without an adapter, those that have tokens or a lower priority number, and, unless it has tokens itself, as many of
-its own priority as there are slots. A sequence's prefix is looked up in the cache when it is admitted, not before. Knows
-nothing of steps and their budget.
+The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. While it waits only
+for older prompts, those with much shorter prompts overtake it (`admit_before`). No other does, unless no place for its adapter
+is free. Then it stays first until one is, and those that need no new place overtake it: sequences without an adapter, those
+that have tokens or a lower priority number, and of its own priority those of owners that use no more places than its owner,
+and, unless it has tokens itself, as many others as there are slots. A sequence's prefix is looked up in the cache when it is
+admitted, not before. Knows nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
 others; never for a sequence of a lower priority. A preemption brings the two owners closer and never past each other, so it
 is not reversed: without arrivals and ends there are fewer of them than slots. An owner's oldest sequences, up to its share,
-are never chosen. A single owner loses nothing.
+are never chosen. A single owner loses nothing. Adapters' places are shared alike, but all sequences of one adapter make way.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import islice
+from typing import Final
 
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.model_config import FULL_ATTENTION
@@ -22,9 +26,23 @@ from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prefix_cache import PrefixCache
+from llama_core.scheduling.prompt_budget import overtakes
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
+
+# Waiting sequences that a step looks at for one that may overtake: of each owner, and of all.
+LOOK_AHEAD_OF_OWNER: Final = 8
+LOOK_AHEAD: Final = 64
+
+
+def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
+    """The adapters of each owner's running sequences."""
+    adapters = defaultdict[str, set[str]](set)
+    for seq in running:
+        if seq.adapter:
+            adapters[seq.owner].add(seq.adapter)
+    return adapters
 
 
 class Admission:
@@ -68,31 +86,46 @@ class Admission:
         self.prefixes = PrefixCache(pool.prefixes, self._window, is_enabled=self._prefix_caching)
         self._head_lacks_blocks = False
 
-    def check_capacity(self, lengths: Seq[int], owner: str) -> None:
-        """Raise unless a request whose sequences have this many tokens each may be queued as a whole: QueueFull if the capacity
-        is taken now, InvalidParameter if no idle server could ever take it.
+    def victims(self, lengths: Seq[int], owner: str) -> list[Sequence]:
+        """The waiting sequences that have to give way, so that a request whose sequences have this many tokens each may be
+        queued as a whole. Raises QueueFull if the capacity is taken now, InvalidParameter if no idle server could ever take it.
 
         A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
         """
-        num_waiting, num_free = len(self.waiting), len(self.free_slots)
+        victims: list[Sequence] = []
+        while (exceeded := self._exceeded(lengths, owner, victims)) is not None:
+            limit, by_tokens = exceeded
+            last = self.waiting.last_of_largest(owner, sum(lengths), victims, by_tokens=True) if by_tokens else []
+            last = last or self.waiting.last_of_largest(owner, len(lengths), victims, by_tokens=False)
+            if not last:
+                raise QueueFull(limit)
+            victims += last
+        return victims
+
+    def _exceeded(self, lengths: Seq[int], owner: str, victims: Seq[Sequence]) -> tuple[str, bool] | None:
+        """The limit that the request would exceed without the victims, and whether it is the one of tokens. Raises what
+        `victims` raises."""
+        num_waiting, num_free = len(self.waiting) - len(victims), len(self.free_slots)
         if num_waiting + len(lengths) <= num_free:
-            return
+            return None
         self._check_fits_idle(lengths)
         capacity = None if self._max_waiting is None else self._max_waiting + num_free - num_waiting
         if capacity is not None and len(lengths) > capacity:
             num_queued = max(0, num_waiting - num_free)
-            raise QueueFull(f"{num_queued} sequences wait already, the limit is {self._max_waiting}")
+            return f"{num_queued} sequences wait already, the limit is {self._max_waiting}", False
         capacity_tokens = None
         if self._max_waiting_tokens is not None:
-            queued_tokens = self.waiting.tokens_behind(num_free)
+            queued_tokens = self.waiting.tokens_behind(num_free, victims)
             capacity_tokens = self._max_waiting_tokens - queued_tokens
             queued_here = lengths[max(0, num_free - num_waiting) :]
             if (queued_tokens or len(queued_here) > 1) and sum(queued_here) > capacity_tokens:
-                raise QueueFull(
-                    f"sequences of {queued_tokens} tokens wait already, the limit is {self._max_waiting_tokens}"
+                return (
+                    f"sequences of {queued_tokens} tokens wait already, the limit is {self._max_waiting_tokens}",
+                    True,
                 )
         if not self.waiting.has_capacity(owner, capacity, capacity_tokens):
             raise QueueFull("most waiting requests are of this key or user; the remaining capacity is for others")
+        return None
 
     def queue(self, seq: Sequence) -> None:
         self.waiting.add(seq)
@@ -115,16 +148,42 @@ class Admission:
         seq = self._next(running, Counter(other.owner for other in running))
         if seq is None or not self._may_run(seq, running):
             return None
-        cached = self.prefixes.lookup(seq)
+        if not self._admit(seq, running, self.prefixes.lookup(seq)):
+            self._head_lacks_blocks = True
+            return None
+        return seq
+
+    def admit_before(self, older: Sequence, running: Seq[Sequence]) -> Sequence | None:
+        """`admit_next`, of the sequences whose prompts may be computed before the rest of `older`, a running one. One whose
+        prefix is being computed waits for it."""
+        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+            return None
+        num_running = Counter(other.owner for other in running)
+        places = self._adapter_places
+        if places.has_place(first := self.waiting.first(num_running), running):
+            turns = self.waiting.in_turn(num_running, LOOK_AHEAD_OF_OWNER)
+        else:
+            turns = self._overtaking(first, running, num_running)
+        for seq in islice(turns, LOOK_AHEAD):
+            if not places.has_place(seq, running):
+                continue
+            cached = self.prefixes.lookup(seq)
+            is_before = overtakes(seq, seq.length - len(cached) * self.pool.block_size, older)
+            if is_before and self._may_run(seq, running) and not self.prefixes.is_coming(seq, len(cached), running):
+                return seq if self._admit(seq, running, cached) else None
+        return None
+
+    def _admit(self, seq: Sequence, running: Seq[Sequence], cached: list[int]) -> bool:
+        """Take a waiting sequence from the queue into a slot. False if it lacks blocks. cached: those of its prefix."""
         num_released = self._window.num_behind(len(cached) * self.pool.block_size)
         num_held = min(self.pool.blocks_for(seq.length) - num_released, self._window.num_held(seq.length))
         needed, shared = num_held - (len(cached) - num_released), cached[num_released:]
         # Reserve a block for each running sequence; otherwise the new sequence would be preempted first.
         blocks = self.pool.try_allocate(needed, shared=shared, reserve=len(running))
         if blocks is None:
-            self._head_lacks_blocks = True
-            return None
+            return False
         self.waiting.remove(seq)
+        seq.progress.has_begun = True
         self._num_adapted += bool(seq.adapter)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks
@@ -134,7 +193,35 @@ class Admission:
         if seq.num_cached is None:  # else the sequence ran before, and its prompt was counted then
             self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
             seq.num_cached = seq.scheduled
-        return seq
+        return True
+
+    def preemptible_for_place(self, running: Seq[Sequence]) -> list[Sequence]:
+        """The running sequences to preempt for a waiting one, which is the next then and lacks a place for its adapter: all
+        those of one adapter, in the order of admission. [] unless its owner is due a place."""
+        by_adapter: dict[str, list[Sequence]] = {}
+        for seq in running if self.waiting and self._adapter_places.num_places else ():
+            if seq.adapter:
+                by_adapter.setdefault(seq.adapter, []).append(seq)
+        if not by_adapter or len(by_adapter) < self._adapter_places.num_places:
+            return []
+        used = adapters_by_owner(running)
+        kept = {seq.owner: seq.adapter for seq in reversed(running) if seq.adapter}  # by the owner's oldest sequence
+        for seq in self.waiting.in_turn(Counter(other.owner for other in running), 1):
+            if not seq.adapter or seq.adapter in by_adapter or not self._may_run(seq, running):
+                continue
+            groups = [
+                group
+                for adapter, group in reversed(by_adapter.items())  # the newest first
+                if len({other.owner for other in group}) == 1
+                and kept[group[0].owner] != adapter
+                and len(used[group[0].owner]) >= len(used[seq.owner]) + 2
+                and min(other.priority for other in group) >= seq.priority
+            ]
+            if groups:
+                self.waiting.remove(seq)
+                self.waiting.add_first(seq)
+                return min(groups, key=lambda group: (-len(used[group[0].owner]), len(group)))
+        return []
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""
@@ -189,19 +276,28 @@ class Admission:
         if places.has_place(first, running):
             self._lacks_place = None
             return first
+        return next(self._overtaking(first, running, num_running), None)
+
+    def _overtaking(self, first: Sequence, running: Seq[Sequence], num_running: Counter[str]) -> Iterator[Sequence]:
+        """The sequences that may overtake the first one, which lacks a place."""
         if first is not self._lacks_place:
             self.waiting.remove(first)
             self.waiting.add_first(first)
             self._lacks_place, self._num_adapted = first, 0
         takes_peers = first.length == first.prompt_len and self._num_adapted < self._num_slots
+        used = adapters_by_owner(running)
 
         def may_overtake(seq: Sequence) -> bool:
             if not seq.adapter:
                 return True
-            is_before = seq.length > seq.prompt_len or seq.priority < first.priority
-            return seq.adapter in places.held and (is_before or (takes_peers and seq.priority == first.priority))
+            if seq.adapter not in self._adapter_places.held:
+                return False
+            if seq.length > seq.prompt_len or seq.priority < first.priority:
+                return True
+            has_less = seq.owner != first.owner and len(used[seq.owner] | {seq.adapter}) <= len(used[first.owner])
+            return seq.priority == first.priority and (takes_peers or has_less)
 
-        return next(filter(may_overtake, self.waiting.in_turn(num_running)), None)
+        return filter(may_overtake, self.waiting.in_turn(num_running))
 
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
         # Of a sequence that was preempted in mid-step, the sampled token has not been read back.

@@ -7,11 +7,11 @@ al., "Fairness in Serving Large Language Models", OSDI 2024). Each priority has 
 does not count at another. The counter of an owner that returns after a pause is lifted to the lowest of those that wait, so
 that a pause gains no service. One owner cannot fill the queue where other owners are known: a share of the remaining capacity
 stays free (the dynamic thresholds of Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
-IEEE/ACM Transactions on Networking, 1998).
+IEEE/ACM Transactions on Networking, 1998). Where the queue is full, the last request of the owner with the most gives way.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -56,11 +56,11 @@ class _PriorityClass:
         owner = min(self.by_owner, key=lambda owner: self._turn(owner, num_running))
         return next(iter(self.by_owner[owner]))
 
-    def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
+    def in_turn(self, num_running: Mapping[str, int], of_each: int | None) -> Iterator[Sequence]:
         if self.by_owner:
             self._lift_floor()
         for owner in sorted(self.by_owner, key=lambda owner: self._turn(owner, num_running)):
-            yield from self.by_owner[owner]
+            yield from islice(self.by_owner[owner], of_each)
 
     def _lift_floor(self) -> None:
         self.floor = max(self.floor, min(self.counters[owner] for owner in self.by_owner))
@@ -126,12 +126,33 @@ class WaitingQueue:
             for mine, free in zip(waiting, (num_free, num_free_tokens), strict=True)
         )
 
-    def tokens_behind(self, num_free: int) -> int:
-        """Tokens of the requests that still wait when the first `num_free` have found a slot."""
-        if len(self) <= num_free:
+    def last_of_largest(
+        self, owner: str, num_more: int, without: Collection[Sequence], *, by_tokens: bool
+    ) -> list[Sequence]:
+        """The last request of the owner with the most waiting sequences, or the most tokens of them, all its sequences: it may
+        give way to `num_more` of `owner`, which then has no more. [] if there is none that has not begun. without: sequences
+        that give way already."""
+        sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items() if one})
+        for seq in without:
+            if seq not in self._begun:
+                sizes[seq.owner] -= seq.length if by_tokens else 1
+        largest = max(sizes, key=lambda one: sizes[one], default="")
+        if not largest or sizes[largest] <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
+            return []
+        for priority in sorted(self._classes, reverse=True):
+            waiting = self._classes[priority].by_owner.get(largest, OrderedDict())
+            for seq in reversed(waiting):
+                if not seq.progress.has_begun and seq not in without:
+                    return [other for other in (*self._begun, *waiting) if other.progress is seq.progress]
+        return []
+
+    def tokens_behind(self, num_free: int, without: Collection[Sequence]) -> int:
+        """Tokens of the requests that still wait when the first `num_free` have found a slot. without: do not count these."""
+        if len(self) - len(without) <= num_free:
             return 0
-        first = islice(self, num_free)
-        return self.num_tokens - sum(seq.length for seq in first if seq.num_cached is None and seq not in self._begun)
+        first = islice((seq for seq in self if seq not in without), num_free)
+        gone = [seq for seq in (*first, *without) if seq.num_cached is None and seq not in self._begun]
+        return self.num_tokens - sum(seq.length for seq in gone)
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`, which must be waiting."""
@@ -149,11 +170,11 @@ class WaitingQueue:
             num_running
         )
 
-    def in_turn(self, num_running: Mapping[str, int]) -> Iterator[Sequence]:
-        """The requests as their owners' turns are now: all of an owner, then all of the next one."""
+    def in_turn(self, num_running: Mapping[str, int], of_each: int | None = None) -> Iterator[Sequence]:
+        """The requests as their owners' turns are now: all of an owner, or the first `of_each`, then those of the next one."""
         yield from self._begun
         for priority in sorted(self._classes):
-            yield from self._classes[priority].in_turn(num_running)
+            yield from self._classes[priority].in_turn(num_running, of_each)
 
     def count_served(self, seq: Sequence, cost: float) -> None:
         """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""

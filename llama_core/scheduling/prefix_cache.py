@@ -120,6 +120,19 @@ class PrefixCache:
             return self._index.lookup(hashes)
         return self._index.lookup_behind(list(hashes), self._window)
 
+    def is_coming(self, seq: Sequence, num_found: int, running: Iterable[Sequence]) -> bool:
+        """Whether a running sequence is about to compute the block of `seq` after the `num_found` ones that `lookup` finds."""
+        end = (num_found + 1) * self._block_size
+        if not self._is_enabled or seq.wants_prompt_logprobs or end >= seq.length:
+            return False
+        root = seq.cache_scope, seq.adapter
+        return any(
+            other.scheduled < end <= other.length
+            and (other.cache_scope, other.adapter) == root
+            and other.tokens[:end] == seq.tokens[:end]
+            for other in running
+        )
+
     def evict(self, seq: Sequence) -> None:
         """No later sequence finds what this one has computed, also in blocks that it has released."""
         self._index.evict_prefixes(seq.block_hashes)

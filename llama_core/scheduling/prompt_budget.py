@@ -1,6 +1,12 @@
-"""Decides how many tokens of prompts one step computes. Prompt tokens delay the decodes in the same step."""
+"""Decides how many tokens of prompts one step computes, and which prompt may be computed before an older one.
+
+Prompt tokens delay the decodes in the same step. A long prompt would delay the first token of each short one that comes after
+it, so a share of every step is for prompts that are much shorter than the oldest one, or of a higher priority.
+"""
 
 from typing import Final
+
+from llama_core.scheduling.request import Sequence
 
 # Prompt tokens beside decodes, and of each prompt in a burst: most prompts fit into one step; longer ones come in several.
 # `use_chunk` raises it for fast ranks.
@@ -34,3 +40,22 @@ class PromptBudget:
         if 2 * num_prompts >= num_decodes:
             budget = max(budget, self.chunk * num_prompts)
         return min(budget, self.max_tokens)
+
+    def for_oldest(self, budget: int, num_taken: int) -> int:
+        """What is left of a step's prompt tokens for the oldest prompt, when shorter ones have taken `num_taken`, which is at
+        most `for_shorter`. Where they have taken some, the oldest has no more than a chunk or a third: they wait for it."""
+        left = budget - num_taken
+        return min(left, max(self.chunk, budget - for_shorter(budget))) if num_taken else left
+
+
+def for_shorter(budget: int) -> int:
+    """The share of a step's prompt tokens that shorter prompts may take before the oldest one. Without end they slow it to a
+    third; it makes each of them half as long again."""
+    return budget * 2 // 3
+
+
+def overtakes(seq: Sequence, num_left: int, older: Sequence) -> bool:
+    """Whether a prompt of which `num_left` tokens are left to compute may be computed before the rest of an older one."""
+    if seq.priority != older.priority:
+        return seq.priority < older.priority
+    return 2 * num_left <= older.num_pending

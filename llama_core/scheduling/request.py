@@ -84,14 +84,14 @@ def sequences_of(request: Request, vocab_size: int, max_seq_len: int, request_id
     prompts = [check_prompt(prompt, vocab_size, max_seq_len) for prompt in request.prompts]
     for params in {id(params): params for params in request.params}.values():
         params.check_tokens(vocab_size)
-    sequences = []
+    sequences, progress = [], RequestProgress()
     for prompt, params in replace(request, prompts=prompts).choices():
         max_length = min(max_seq_len, len(prompt) + params.max_tokens)
         if params.min_tokens > (room := max_length - len(prompt)):
             raise InvalidParameter(f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens")
         owner, priority, scope = request.owner, request.priority, request.cache_scope
         sequences.append(
-            Sequence(prompt, params, max_length, owner, priority, scope, request_id, adapter=request.adapter)
+            Sequence(prompt, params, max_length, owner, priority, scope, request_id, request.adapter, progress)
         )
     return sequences
 
@@ -105,6 +105,13 @@ class TokenLogprob:
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True, eq=False)
+class RequestProgress:
+    """What the sequences of one request share. has_begun: one of them has been admitted, here or on another engine."""
+
+    has_begun: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -134,6 +141,7 @@ class Sequence:
     cache_scope: str = ""  # cached blocks are shared within one scope
     request_id: str = ""  # for log lines
     adapter: str = ""  # the digest of a LoRA adapter
+    progress: RequestProgress = field(default_factory=RequestProgress)
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
@@ -162,7 +170,10 @@ class Sequence:
     def continued(self) -> "Sequence":
         """A new sequence that goes on after these tokens, which are computed again."""
         owner, priority, scope = self.owner, self.priority, self.cache_scope
-        seq = Sequence(self.prompt, self.params, self.max_length, owner, priority, scope, adapter=self.adapter)
+        adapter, progress = self.adapter, self.progress
+        seq = Sequence(
+            self.prompt, self.params, self.max_length, owner, priority, scope, adapter=adapter, progress=progress
+        )
         seq.tokens += self.output
         seq.logprobs = list(self.logprobs)
         if not self.wants_prompt_logprobs:
@@ -180,6 +191,11 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens still to be sent through the model."""
+        return self.length - self.scheduled
 
     @property
     def output(self) -> list[int]:

@@ -60,8 +60,9 @@ class SamplingParams:
 
     min_p: no token less likely than this part of the most likely one's probability, after the temperature. presence_penalty,
     frequency_penalty: OpenAI's, of generated tokens. repetition_penalty: transformers', of the prompt's and generated tokens.
-    min_tokens: end-of-sequence and stop_token_ids are not sampled before so many tokens. stop_token_ids: end the generation
-    as end-of-sequence does. include_stop_str_in_output: the output has the stop string, or the token, that ended it.
+    min_tokens: end-of-sequence and stop_token_ids are not sampled before so many tokens, and stop strings that end there are
+    text. stop_token_ids: end the generation as end-of-sequence does. include_stop_str_in_output: the output has the stop
+    string, or the token, that ended it.
     logit_bias: (token, bias) pairs. bad_words: token sequences that are not generated. allowed_token_ids: nothing else is
     sampled, except to end; () for all tokens. grammar: what the text must follow, in a form that `llguidance.LLMatcher`
     reads; "" for none. Logits change in vLLM's order: allowed tokens and the grammar, bad_words, min_tokens, logit_bias,

@@ -3,8 +3,9 @@
 A step is made in three moves under one budget of tokens. Decodes, oldest first: a row for each running sequence that has one
 known token to compute. A sequence that crosses into a new block gets one; when none is free, the sequence admitted last is
 preempted: it releases its blocks and waits, before its owner's others, to be computed again from its tokens. Prefills:
-prompts in chunks of what is left, and of fewer tokens where they would delay the decodes beside them (`prompt_budget.py`).
-Admission (`admission.py`): the next waiting sequence gets a slot, blocks and its first row, as long as there is budget.
+prompts in chunks of what is left, and of fewer tokens where they would delay the decodes beside them. The oldest prompt comes
+first, but a share of each step is for much shorter ones (`prompt_budget.py`). Admission (`admission.py`): the next waiting
+sequence gets a slot, blocks and its first row, as long as there is budget.
 
 Steps may be pipelined. `schedule` counts a step's tokens as computed and its samples as in flight; `commit` takes the outputs
 in the order of the steps. Ranks run steps in order, so blocks that a sequence releases may be given to the next step at once,
@@ -22,13 +23,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
+from llama_core.errors import NonFiniteLogits, NoTokenAllowed, QueueFull, RankFailure
 from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
-from llama_core.scheduling.prompt_budget import PromptBudget
+from llama_core.scheduling.prompt_budget import PromptBudget, for_shorter, overtakes
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -83,6 +84,7 @@ class Scheduler:
         )
         self._waiting = self.admission.waiting
         self._step = 0
+        self._leaves_prompt = False  # the step made last leaves tokens of a prompt to compute
         self._running: list[Sequence] = []  # in the order of admission
         self._in_flight: deque[_InFlightStep] = deque()
 
@@ -129,8 +131,18 @@ class Scheduler:
     # The life of a sequence.
 
     def check_capacity(self, lengths: Seq[int] = (1,), owner: str = "") -> None:
-        """Raises QueueFull or InvalidParameter unless sequences of so many tokens each may be queued together."""
-        self.admission.check_capacity(lengths, owner)
+        """Raises QueueFull or InvalidParameter unless sequences of so many tokens each may be queued together, once
+        `make_room` has made room for them."""
+        self.admission.victims(lengths, owner)
+
+    def make_room(self, lengths: Seq[int], owner: str) -> list[Sequence]:
+        """`check_capacity`, and end the waiting sequences that have to give way. Returns them; none of their requests has
+        begun."""
+        victims = self.admission.victims(lengths, owner)
+        for seq in victims:
+            seq.error = QueueFull("the queue is full: this request has given way to one of a key or user with fewer")
+            self.finish(seq, FinishReason.ERROR)
+        return victims
 
     def add(self, seq: Sequence, *, first: bool = False) -> None:
         """Queue a sequence that has not run here. One that may not grow and has nothing to report ends at once. first: before
@@ -157,7 +169,7 @@ class Scheduler:
             self._running.remove(seq)
         else:
             self.admission.leave_queue(seq)
-        if reason is FinishReason.ERROR and seq.adapter:
+        if reason is FinishReason.ERROR and seq.adapter and seq.num_cached is not None:
             self.adapter_places.drop(seq.adapter, self._running)
 
     def restart(self, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
@@ -209,8 +221,9 @@ class Scheduler:
 
     @property
     def admits_newcomers(self) -> bool:
-        """Whether a request that came now could be admitted to the next step: none waits before it, and a slot is free."""
-        return bool(self.admission.free_slots) and not self._waiting
+        """Whether a request that came now could be admitted to the next step: a slot is free, and none waits before it, or a
+        prompt is being computed, which it could overtake."""
+        return bool(self.admission.free_slots) and (self._leaves_prompt or not self._waiting)
 
     def drop_unsent(self) -> None:
         """Forget the step made last, which has reached no rank. `restart` must follow: its tokens count as computed and are
@@ -221,22 +234,23 @@ class Scheduler:
 
     def schedule(self) -> StepInput | None:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
-        if (over_share := self.admission.preemptible_for_next(self._running)) is not None:
-            self._preempt(over_share)
+        if over_share := self.admission.preemptible_for_place(self._running):
+            for seq in reversed(over_share):
+                self._preempt(seq)
+        elif (newest := self.admission.preemptible_for_next(self._running)) is not None:
+            self._preempt(newest)
         step = _InFlightStep(StepInput(self.epoch, self._step + 1, rows=[]))
         prefills, budget = self._add_decodes(step)
         num_prompts = len(prefills) + min(len(self._waiting), len(self.admission.free_slots))
-        budget = min(budget, self.prompt_budget.of_step(len(step.sequences), num_prompts))
+        num_decodes = len(step.sequences)
+        budget = min(budget, self.prompt_budget.of_step(num_decodes, num_prompts))
+        if prefills:
+            budget = self._add_shorter(prefills, step, budget)
         for seq in prefills:
             budget -= self._add_prefill(seq, step, budget)
-        # All streams wait while an adapter is loaded, so a step loads one.
-        while budget and not step.batch.adapters and (admitted := self.admission.admit_next(self._running)) is not None:
-            place, load = self.adapter_places.take(admitted, self._running)
-            if load is not None:
-                step.batch.adapters.append(load)
-            self._running.append(admitted)
-            step.batch.admit.append(SlotInit.of(admitted, self.config.stop_ids, place))
+        while budget and (admitted := self._admit(step)) is not None:
             budget -= self._add_prefill(admitted, step, budget)
+        self._leaves_prompt = not all(row.samples for row in step.batch.rows[num_decodes:])
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
             return None
@@ -374,6 +388,39 @@ class Scheduler:
         if seq.drafting is None:
             return []
         return self.speculation.propose(seq.drafting, seq.tokens, limit, price, ignore_eos=seq.params.ignore_eos)
+
+    def _add_shorter(self, prefills: list[Sequence], step: _InFlightStep, budget: int) -> int:
+        """Add rows for prompts that may overtake the oldest one, running and waiting ones, the shortest first; they leave
+        `prefills`. Returns the budget of the others."""
+        oldest, *others = prefills
+        shorter = sorted(
+            (seq for seq in others if overtakes(seq, seq.num_pending, oldest)),
+            key=lambda seq: (seq.priority, seq.num_pending),
+        )
+        left = share = for_shorter(budget)
+        while left:
+            if (seq := self._admit(step, shorter[0] if shorter else oldest)) is None:
+                if not shorter:
+                    break
+                seq = shorter.pop(0)
+                prefills.remove(seq)
+            left -= self._add_prefill(seq, step, left)
+        return self.prompt_budget.for_oldest(budget, share - left)
+
+    def _admit(self, step: _InFlightStep, older: Sequence | None = None) -> Sequence | None:
+        """Admit a waiting sequence to the step; its first row is to follow. older: one that may overtake this prompt."""
+        if step.batch.adapters:  # all streams wait while an adapter is loaded, so a step loads one
+            return None
+        running, admission = self._running, self.admission
+        admitted = admission.admit_next(running) if older is None else admission.admit_before(older, running)
+        if admitted is None:
+            return None
+        place, load = self.adapter_places.take(admitted, running)
+        if load is not None:
+            step.batch.adapters.append(load)
+        running.append(admitted)
+        step.batch.admit.append(SlotInit.of(admitted, self.config.stop_ids, place))
+        return admitted
 
     def _add_prefill(self, seq: Sequence, step: _InFlightStep, budget: int) -> int:
         """Add a row for as many of the sequence's known tokens as the budget allows. Returns their number."""

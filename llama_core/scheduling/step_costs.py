@@ -91,10 +91,10 @@ class StepCosts:
         return None if decode is None else _GAP_SHARE * decode
 
     def decode_ms(self, num_rows: int) -> float | None:
-        """The time of a step of `num_rows` decodes, or of the nearest number that was measured."""
+        """The time of a step of `num_rows` decodes, or of the nearest number that was measured; 0 for none before that."""
         known = self._decode_ms
         if num_rows in known or not known:
-            return known.get(num_rows)
+            return known.get(num_rows, None if num_rows else 0.0)
         return known[min(known, key=lambda rows: abs(rows - num_rows))]
 
     def draft_ms(self, num_rows: int) -> float | None:

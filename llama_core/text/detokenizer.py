@@ -119,8 +119,9 @@ class StopChecker:
         self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""  # always a prefix of a stop string
 
-    def push(self, text: str) -> StopCheck:
-        """Takes more text. After a stop, every push is ignored and returns ("", True)."""
+    def push(self, text: str, *, may_stop: bool = True) -> StopCheck:
+        """Takes more text. After a stop, every push is ignored and returns ("", True). A stop string that is complete in a text
+        that may not stop is passed through."""
         if self.matched is not None:
             return StopCheck("", True)
         if not self._patterns:
@@ -128,7 +129,7 @@ class StopChecker:
         seen = self._held + text
         for end, char in enumerate(text, start=len(self._held) + 1):
             for pattern in self._patterns:  # longest first
-                if pattern.advance(char):
+                if pattern.advance(char) and may_stop:
                     self.matched, self._held = pattern.stop, ""
                     return StopCheck(seen[: end if self._includes_stop else end - len(pattern.stop)], True)
         num_held = max(pattern.num_matched for pattern in self._patterns)
@@ -155,9 +156,12 @@ class _Pattern:
             self._border[i] = self._extend(self._border[i - 1], stop[i])
 
     def advance(self, char: str) -> bool:
-        """Takes one character. True if it completes the stop string; no call may follow then."""
+        """Takes one character. True if it completes the stop string."""
         self.num_matched = self._extend(self.num_matched, char)
-        return self.num_matched == len(self.stop)
+        if self.num_matched < len(self.stop):
+            return False
+        self.num_matched = self._border[-1]
+        return True
 
     def _extend(self, num_matched: int, char: str) -> int:
         while num_matched and self.stop[num_matched] != char:

@@ -11,7 +11,7 @@ from random import Random
 from llama_core.errors import InvalidParameter, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.request import FinishReason, RequestProgress, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -95,6 +95,8 @@ class Bench:
         self.in_flight: deque[tuple[StepInput, StepOutput]] = deque()
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
         self.num_ended = self.num_deferrals = 0
+        self.requests: dict[Sequence, set[Sequence]] = {}  # all sequences of each one's request
+        self._begun: set[Sequence] = set()  # have been admitted
         self._numbers = 0
         queue = self.scheduler.admission.waiting
         first = queue.first
@@ -126,12 +128,21 @@ class Bench:
     ) -> list[Sequence]:
         """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
+        held = dict(self.scheduler.admission.waiting._waiting_of)
         try:
-            self.scheduler.check_capacity([len(prompt)] * n, owner)
+            victims = self.scheduler.make_room([len(prompt)] * n, owner)
         except (QueueFull, InvalidParameter) as error:
             self._check_refusal(n, len(prompt), owner, is_for_ever=isinstance(error, InvalidParameter))
             return []
-        added = []
+        gone = {seq for seq in self.heard if seq.finished}
+        for seq in victims:
+            assert isinstance(seq.error, QueueFull) and seq.owner
+            sizes = zip(held[seq.owner], held.get(owner, (0, 0)), strict=True)
+            assert any(theirs > ours for theirs, ours in sizes), "it gives way to an owner that has more waiting"
+            assert not self._begun & self.requests[seq], "a request that has begun gives way"
+            assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
+            self._ended(self.heard[seq])
+        added, progress = [], RequestProgress()
         for index in range(n):
             params = SamplingParams(
                 ignore_eos=ignore_eos,
@@ -141,7 +152,9 @@ class Bench:
                 grammar="a grammar" if has_grammar and not ignore_eos else "",
             )
             max_length = min(len(prompt) + max_new, MAX_LENGTH)
-            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, adapter=adapter)
+            seq = Sequence(
+                prompt, params, max_length, owner=owner, priority=priority, adapter=adapter, progress=progress
+            )
             seq.drafting = Oracle(self.world.model, adapted(params.seed, adapter)) if oracle else None
             self._numbers += 1
             heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
@@ -150,6 +163,7 @@ class Bench:
             if seq.finished:
                 self._ended(heard)
             added.append(seq)
+        self.requests |= {seq: set(added) for seq in added}
         return added
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
@@ -163,8 +177,15 @@ class Bench:
 
     def schedule(self) -> bool:
         """Send one more step unless the pipeline is full. Returns whether there was one."""
-        if len(self.in_flight) >= self.world.depth or (batch := self.scheduler.schedule()) is None:
+        if len(self.in_flight) >= self.world.depth:
             return False
+        prompts = {seq: seq.num_pending for seq in self.scheduler._running if seq.num_pending > 1 and not seq.inflight}
+        num_preemptions = self.scheduler.num_preemptions + self._is_due_a_place()
+        if (batch := self.scheduler.schedule()) is None:
+            return False
+        assert self.scheduler.num_preemptions >= num_preemptions, "an owner keeps all places of adapters"
+        self._check_prompts(batch, prompts)
+        self._begun.update(seq for seq in self.scheduler._running)
         config = self.scheduler.config
         assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
         assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of samples"
@@ -286,6 +307,14 @@ class Bench:
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
         assert never_fits or is_full or (owner and mine and others), "refused although there is capacity"
+        # Preempted sequences may wait beyond the limit.
+        if never_fits or mine or n > 1 or most is None or most_tokens is not None or len(queue) > most + free:
+            return
+        # A newcomer gets a place, unless all that the largest owner has waiting have begun.
+        unbegun = {one.owner for one in {*queue} - {*queue._begun} if not self._begun & self.requests[one]}
+        sizes = {one: num for one, (num, _) in queue._waiting_of.items() if one}
+        largest = [one for one, num in sizes.items() if num == max(sizes.values())]
+        assert max(sizes.values(), default=0) < 2 or not unbegun.issuperset(largest), "a newcomer has no place"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Restarted sequences come first; then the lowest priority number, the owner that runs fewest, of these the one with
@@ -311,6 +340,40 @@ class Bench:
 
         least = min(turn(heard) for heard in mine if heard.seq.owner == seq.owner)
         assert turn(self.heard[seq]) == least, "an older sequence of the same owner waits"
+
+    def _is_due_a_place(self) -> bool:
+        """Whether one owner uses both places, and a sequence of another one, whose turn it is, has to get one."""
+        by_adapter: dict[str, list[Sequence]] = {}
+        for seq in self.scheduler._running:
+            if seq.adapter:
+                by_adapter.setdefault(seq.adapter, []).append(seq)
+        owners = {seq.owner for group in by_adapter.values() for seq in group}
+        if len(by_adapter) < 2 or len(owners) > 1 or self.scheduler.quarantine._quarantined:
+            return False
+        least = min(seq.priority for seq in list(by_adapter.values())[-1])  # of those that make way
+        queue = self.scheduler.admission.waiting
+        turns = queue.in_turn(Counter(seq.owner for seq in self.scheduler._running), 1) if queue else ()
+        return any(
+            seq.adapter and seq.adapter not in by_adapter and {seq.owner} != owners and seq.priority <= least
+            for seq in turns
+            if not seq.inflight
+        )
+
+    def _check_prompts(self, batch: StepInput, prompts: dict[Sequence, int]) -> None:
+        """The oldest prompt has a third of the prompt tokens of each step, or its end. Until then only prompts of a lower
+        priority number, or of half its length, have the rest. prompts: tokens that were left to compute, oldest first."""
+        by_slot = {seq.slot: seq for seq in self.scheduler._running}
+        admitted = {init.slot for init in batch.admit}
+        rows = {by_slot[row.slot]: row for row in batch.rows if row.slot in admitted or by_slot[row.slot] in prompts}
+        oldest = next((seq for seq in prompts if seq.slot is not None and seq.slot not in admitted), None)
+        if oldest is None or not rows:
+            return
+        assert oldest in rows, "younger prompts are computed, and the oldest is not"
+        own = rows.pop(oldest)
+        assert own.length == prompts[oldest] or 3 * own.length >= own.length + sum(row.length for row in rows.values())
+        for seq, row in rows.items() if own.length < prompts[oldest] else ():
+            is_shorter = seq.priority == oldest.priority and 2 * (seq.length - row.start) <= prompts[oldest]
+            assert seq.priority < oldest.priority or is_shorter, "a prompt overtakes one that is not much longer"
 
     def check(self) -> None:
         """The rules that hold after every operation."""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from llama_core.errors import RankFailure
-from llama_core.scheduling import prefix_cache
+from llama_core.scheduling import admission, prefix_cache
+from llama_core.scheduling import scheduler as scheduling
 from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
@@ -60,9 +61,9 @@ def _go_on(seq: Sequence) -> None:
     seq.scheduled = scheduled
 
 
-def _forget_deferrals(admission: Admission, seq: Sequence) -> None:
+def _forget_deferrals(own: Admission, seq: Sequence) -> None:
     inflight, seq.inflight = seq.inflight, 0
-    _release_behind_window(admission, seq)
+    _release_behind_window(own, seq)
     seq.inflight = inflight
 
 
@@ -70,6 +71,13 @@ def _newest_first(queue: WaitingQueue, num_running: Any) -> Sequence:
     return list(queue)[-1]
 
 
+def _admit_unseen(own: Admission, seq: Sequence, *given: Any) -> bool:
+    is_admitted = _admit(own, seq, *given)
+    seq.progress.has_begun = False
+    return is_admitted
+
+
+_admit = Admission._admit
 _release, _allocate = BlockPool.release, BlockPool.try_allocate
 _restart, _verify = Scheduler.restart, Speculation.verify
 _defer, _release_behind_window = Sequence.defer, Admission.release_behind_window
@@ -85,6 +93,11 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a deferred sample is left out": (Sequence, "defer", _go_on),
     "a deferred sample's window is released": (Admission, "release_behind_window", _forget_deferrals),
     "new ranks lack adapters": (AdapterPlaces, "forget", lambda places: None),
+    "short prompts take whole steps": (scheduling, "for_shorter", lambda budget: budget),
+    "a long prompt overtakes": (admission, "overtakes", lambda *given: True),
+    "a newcomer is shut out": (WaitingQueue, "last_of_largest", lambda *given, **limit: []),
+    "a begun request gives way": (Admission, "_admit", _admit_unseen),
+    "one owner keeps all places": (Admission, "preemptible_for_place", lambda *given: []),
     "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }
 

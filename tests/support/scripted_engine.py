@@ -159,7 +159,7 @@ class FakeStream:
                 raise RequestCancelled("cancelled")
             is_last = i == len(answer) - 1
             text = detokenizer.push([token]) + (detokenizer.flush() if is_last else "")
-            emit, stopped = stops.push(text)
+            emit, stopped = stops.push(text, may_stop=i >= params.min_tokens)
             self.matched_stop = stops.matched
             if is_last and not stopped:
                 emit += stops.flush()

@@ -96,8 +96,8 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
         _head_bytes(model, parallel, dtype, rows),
     )
     without_graph = int(largest / LARGEST_PADDING)
-    # Of prompt logprobs: logits in float32, and then their logarithms beside them.
-    logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
+    # Of prompt logprobs: logits in float32, and beside them a mask and ids of int32, and then their logarithms.
+    logprobs = LOGITS_AT_A_TIME * config.vocab_size * (2 * _FLOAT32 + 1)
     eager = max(logprobs, _head_bytes(model, parallel, dtype, LOGITS_AT_A_TIME))
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
         eager = max(eager, _body_bytes(*about, without_graph, split_decodes))

@@ -95,6 +95,19 @@ async def test_an_owner_with_many_requests_does_not_keep_another_waiting() -> No
             await read(stream)
 
 
+async def test_a_newcomer_gets_the_place_of_a_flood_s_last_request_which_is_told_when_to_try_again() -> None:
+    async with running(FakeGroup(token=lambda tokens: 5), slots=1, max_waiting=3) as loop:
+        flood = [submit(loop, [1, 3], greedy(4), owner="flood") for _ in range(4)]
+        loop.check_capacity("new")
+        newcomer = submit(loop, [1, 3], greedy(4), owner="new")
+        with pytest.raises(QueueFull, match="given way") as refused:
+            await read(flood[3])
+        assert refused.value.retry_after_s >= SHORTEST_RETRY_S
+        for stream in (newcomer, *flood[:3]):
+            assert len((await read(stream))[1]) == 4
+        assert loop.num_live == 0
+
+
 async def test_draining_gives_up_after_its_limit() -> None:
     group = FakeGroup()
     group.go.clear()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from llama_core.config import MAX_DRAFTS
-from llama_core.scheduling.request import FinishReason
+from llama_core.scheduling.request import FinishReason, Request
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS, continuation
 from tests.support.requests import submit
@@ -58,6 +58,23 @@ async def test_an_included_stop_token_has_its_text_and_logprob(max_drafts: int) 
             await read(ended)
             assert ended.finish_reason is FinishReason.STOP and ended.stop_reason is None
             assert loop.scheduler.pool.num_used == 0
+
+
+@pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
+@pytest.mark.parametrize("min_tokens", [0, 1, 15, 16, 17, 30])
+async def test_a_stop_string_that_ends_in_the_first_min_tokens_is_text(min_tokens: int, max_drafts: int) -> None:
+    group = FakeGroup(token=lambda tokens: 5)
+    piece = TOKENIZER.decode([5])
+    async with running(group, max_drafts=max_drafts) as loop:
+        request = Request([[1, 3]], [greedy(40, min_tokens=min_tokens)], n=2, stop=(piece * 16,))
+        for stream in loop.submit(request):
+            text, tokens, reason = await read(stream)
+            assert len(tokens) == max(16, min_tokens + 1) and text == piece * (len(tokens) - 16)
+            assert reason is FinishReason.STOP and stream.stop_reason == piece * 16
+        (stream,) = loop.submit(replace(request, params=[greedy(30, min_tokens=30)], n=1))
+        text, tokens, reason = await read(stream)
+        assert (text, reason) == (piece * 30, FinishReason.LENGTH)
+        assert loop.num_live == 0
 
 
 async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_step() -> None:

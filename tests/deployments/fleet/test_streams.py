@@ -1,6 +1,7 @@
 """Streams of a front over engines that end, stall, drain and start."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -270,6 +271,8 @@ async def test_a_stop_string_ends_the_engines_sequence() -> None:
         assert len(await read(stream)) < 60
         await until(lambda: engine.service.loop.num_live == 0)
         assert stream.matched_stop == text[-3:]
+        late = replace(GREEDY, min_tokens=60)
+        assert [await read(one) for one in await fleet.submit(PROMPT, late, stop=(text[-3:],), n=2)] == [expected()] * 2
 
 
 async def test_the_queues_limit_holds_for_all_fronts_together() -> None:
@@ -281,6 +284,19 @@ async def test_the_queues_limit_holds_for_all_fronts_together() -> None:
         with pytest.raises(QueueFull):
             await fleet.submit(PROMPT, GREEDY)
         assert [await read(stream) for stream in streams] == [expected(), expected()]
+
+
+async def test_a_newcomer_on_one_front_gets_the_place_of_a_flood_s_last_request_on_another() -> None:
+    async with FleetOfEngines(slow) as fleet, FleetOfEngines(slow) as other:
+        engine = await fleet.start(max_batch_size=1, max_queue=2)
+        assert engine.invitation is not None
+        await other.fleet.meet(engine.invitation)
+        flood = [stream for _ in range(3) for stream in await fleet.submit(PROMPT, GREEDY, owner="flood")]
+        (newcomer,) = await other.submit(PROMPT, GREEDY, owner="new")
+        with pytest.raises(QueueFull, match="given way") as refused:
+            await read(flood[2])
+        assert refused.value.retry_after_s >= 1.0
+        assert [await read(stream) for stream in (newcomer, *flood[:2])] == [expected()] * 3
 
 
 async def test_a_request_before_any_engine_is_refused_as_not_ready() -> None:

@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 
-from llama_core.backends.sampling import sample, uniform
+from llama_core.backends.sampling import sample, token_logprobs, uniform
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.full_runs import with_full_ones
 from tests.support.sampling_cases import sampling_rows
@@ -51,6 +51,19 @@ def test_samples_follow_the_reference_nucleus(vocab: int, temperature: float, to
         return
     scale = n / sum(wanted)
     assert scipy.stats.chisquare(observed, [w * scale for w in wanted]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("vocab", [30, 3000, 70_000])
+def test_of_equally_likely_tokens_those_with_the_lower_ids_are_reported_in_any_batch(vocab: int) -> None:
+    logits = torch.randn((5, vocab), generator=torch.Generator().manual_seed(vocab)).mul(8).round() / 8
+    logits[1] = 0.5
+    logits[2, 7:] = -0.0
+    counts = [20, 0, 5, 20, 1]
+    found = token_logprobs(logits, [3] * 5, counts)
+    for i, row in enumerate(found):
+        order = logits[i].add(0.0).sort(dim=-1, descending=True, stable=True).indices[: counts[i]].tolist()
+        assert [token for token, _ in row.top] == order
+        assert token_logprobs(logits[i : i + 1], [3], [counts[i]]) == [row]
 
 
 def test_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_positions() -> None:

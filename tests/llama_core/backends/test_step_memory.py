@@ -15,10 +15,11 @@ from llama_core.backends.fused.step_memory import max_split_decode_tokens, step_
 from llama_core.backends.fused.step_plan import CAPTURED_PROMPT_TOKENS, LARGEST_PADDING
 from llama_core.backends.memory_budget import planned_weight_bytes
 from llama_core.backends.parallel import Parallel
+from llama_core.backends.sampling import logprobs_of
 from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
-from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from tests.support.counted_memory import META, CountingDevice, LiveBytes, meta_backend, without_kernels
 
@@ -109,7 +110,8 @@ def run_without_graphs(backend: FusedBackend, slots: DeviceSlots, config: Engine
 
 
 def prompt_logprobs(backend: FusedBackend) -> None:
-    backend.logits_of_tokens(range(LOGITS_AT_A_TIME)).log_softmax(-1)
+    logits = backend.logits_of_tokens(range(LOGITS_AT_A_TIME))
+    logprobs_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), MAX_TOP_LOGPROBS)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import AdapterLoad, StepInput
-from tests.support.fake_ranks import EOS, FakeRanks
+from tests.support.fake_ranks import EOS, FakeRanks, expected_output
 
 SLOTS = 8
 
@@ -168,3 +168,66 @@ def test_new_ranks_load_the_adapters_again() -> None:
     batch = places.step()
     assert places.loaded == [AdapterLoad(1, "a", "/a")]
     assert [init.adapter_place for init in batch.admit] == [1]
+
+
+def running(places: Places) -> list[Sequence]:
+    return [seq for seq in places.scheduler.live() if seq.slot is not None]
+
+
+@pytest.mark.parametrize("rival", [None, "d"], ids=["", "beside a sequence that waits for a place itself"])
+def test_an_owner_of_all_places_gives_one_up(rival: str | None) -> None:
+    places = Places(slots=16)
+    many = [places.add(adapter, "many") for adapter in "ab" * 3]
+    for _ in range(3):
+        places.step()
+    if rival:
+        places.add(rival, "many")
+        places.step()
+    few = places.add("c", "few")
+    places.step()
+    assert few.slot is not None and places.loaded == [AdapterLoad(2, "c", "/c")]
+    assert running(places) == [*many[::2], few], "the adapter of the owner's oldest sequence keeps its place"
+    for _ in range(3):
+        places.step()
+    assert [seq.adapter for seq in running(places)] == ["a", "a", "a", "c"], "shares that are reached stay"
+    places.add("d", "few")
+    places.step()
+    assert places.scheduler.num_preemptions == 3, "each has one"
+    places.scheduler.finish(few, FinishReason.ABORT)
+    while not all(seq.finished for seq in many):
+        places.step()
+    assert all(seq.output == expected_output(seq) for seq in many)
+
+
+def test_a_place_that_another_owner_uses_too_is_not_given_up() -> None:
+    places = Places()
+    places.add("a", "many"), places.add("b", "many"), places.add("b", "other")
+    places.step()
+    places.step()
+    waiting = places.add("c", "few")
+    places.step()
+    assert waiting.slot is None and places.scheduler.num_preemptions == 0
+
+
+def test_no_place_is_given_up_to_a_lower_priority() -> None:
+    places = Places()
+    places.add("a", "many"), places.add("b", "many")
+    places.step()
+    places.step()
+    late, urgent = places.add("c", "few", priority=1), places.add("d", "fewer", priority=0)
+    places.step()
+    assert late.slot is None and urgent.slot is not None
+
+
+def test_short_requests_beside_an_owner_of_many_adapters_are_served_at_once_and_all_end() -> None:
+    places = Places(slots=6)
+    sequences = [places.add("abcd"[i % 4], "many") for i in range(12)]
+    for _ in range(10):
+        short = places.add("d", "few")
+        for _ in range(5):
+            places.step()
+        assert short.output
+        places.scheduler.finish(short, FinishReason.ABORT)
+    while places.scheduler.has_work:
+        places.step()
+    assert all(seq.output == expected_output(seq) for seq in sequences)

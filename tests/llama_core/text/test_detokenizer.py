@@ -60,9 +60,10 @@ def test_a_detokenizer_with_a_prefix_continues_its_text(prefix: list[int], ids: 
 # Stop strings
 
 
-def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: the stop string that is complete first (the longest of those that end there), and the text before it."""
-    for end in range(len(text) + 1):
+def first_stop(text: str, stops: list[str], num_text: int = 0) -> tuple[str, str | None]:
+    """By definition: the stop string that is complete first (the longest of those that end there), and the text before it.
+    num_text: those that end in so many characters are text."""
+    for end in range(num_text + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             longest = max(ending, key=len)
@@ -83,6 +84,16 @@ def test_stopping_does_not_depend_on_the_division_into_pushes(text: str, stops: 
     emitted += checker.flush()
     assert (emitted, checker.matched) == first_stop(text, stops)
     assert stopped == (checker.matched is not None)
+
+
+@given(small_text, small_stops, st.integers(0, 30))
+def test_stop_strings_that_end_in_a_text_that_may_not_stop_are_passed_through(
+    text: str, stops: list[str], num_text: int
+) -> None:
+    checker, emitted = StopChecker(stops), ""
+    for end, char in enumerate(text, start=1):
+        emitted += checker.push(char, may_stop=end > num_text).emit
+    assert (emitted + checker.flush(), checker.matched) == first_stop(text, stops, num_text)
 
 
 @given(small_text, small_stops)
