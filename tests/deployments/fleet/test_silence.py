@@ -15,6 +15,7 @@ from tests.support.fake_ranks import continuation
 from tests.support.fleets import FleetOfEngines
 from tests.support.recovering_service import read, steady
 from tests.support.virtual_loop import AS_UVLOOP, network
+from tests.support.virtual_network import End
 
 LOOPS = AS_UVLOOP
 STEP_S = 0.25
@@ -159,21 +160,25 @@ async def test_streams_go_on_when_their_front_is_back(silent_s: float, both: boo
         assert await all_right(streams)
 
 
-async def test_a_link_that_takes_no_more_bytes_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine does not read, and still beats."""
-    long = [1, *(3 + i % 400 for i in range(450))]
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_link_that_takes_no_more_bytes_counts_as_silent(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not read, and still beats. Without another engine its streams stay, and requests wait for one."""
     async with FleetOfEngines(group) as fleet:
-        await fleet.start(max_batch_size=64, max_queue=10**6, max_queue_tokens=10**9)
+        streams = await fleet_with_streams(fleet, 1, 2)
         (engine,) = fleet.engines
-        assert engine.server is not None
+        for _ in range(others):
+            await fleet.start(max_batch_size=64)
         network().silence(fleet.process, engine.process, both=False)
-        requests = [asyncio.ensure_future(fleet.submit(long, greedy())) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        ends = [end for end in network().ends if end.process is fleet.process]
-        assert ends
-        monkeypatch.setattr(type(ends[0]), "get_write_buffer_size", lambda end: 65 * 2**20 if end in ends else 0)
-        requests.append(asyncio.ensure_future(fleet.submit(long, greedy())))
-        second = await fleet.start(max_batch_size=64)
-        streams = [stream for choices in await asyncio.wait_for(asyncio.gather(*requests), 3) for stream in choices]
-        assert second.service.loop.num_live == 3
+        await asyncio.sleep(1)
+        (end,) = (end for end in network().ends if end.process is fleet.process and end.peer.process is engine.process)
+        monkeypatch.setattr(End, "get_write_buffer_size", lambda each: 65 * 2**20 if each is end else 0)
+        request = asyncio.ensure_future(fleet.submit(prompt(2), greedy()))
+        await asyncio.sleep(NOTICED_S)
+        if not others:
+            assert fleet.fleet.readiness().phase == "recovering" and not request.done()
+            await fleet.start(max_batch_size=64)
+            await asyncio.sleep(0.1)
+        streams += request.result()
+        await asyncio.sleep(3 * STEP_S)
+        assert fleet.engines[1].service.loop.num_live == 3
         assert await all_right(streams)
