@@ -7,14 +7,16 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -26,10 +28,11 @@ from ray.exceptions import RayError
 
 from deployments.args import resolve
 from tests.chaos.asks import KINDS as REQUESTS_OF_ONE_ENGINE
-from tests.chaos.asks import asks
+from tests.chaos.asks import Ask, asks
+from tests.chaos.free_slots import FreeSlots
 from tests.chaos.from_outside import spread
 from tests.chaos.load import Streams
-from tests.chaos.nodes import MODEL, Nodes
+from tests.chaos.nodes import LOADED, MODEL, SECOND, Nodes
 from tests.support import adapters
 from tests.support.main_thread import MainThread
 from tests.support.ray_nodes import few_processes
@@ -38,10 +41,13 @@ from tests.support.waiting import until_true
 REQUESTS: Final = (*REQUESTS_OF_ONE_ENGINE, "four choices", "adapter")
 SHORT: Final = ("stop", "whole", "tool call", "cut")  # kinds of requests that cannot be read slowly
 ADAPTERS: Final = ("all", "stabilized", "patterns")
+NAMES: Final = (*ADAPTERS, LOADED)
 MAX_LORAS: Final = 2  # of an engine: an adapter replaces another one, or waits
 SLOW_STREAMS: Final = 0.1  # share of --num-streams, at least, where clients are slow
-SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
-KINDS: Final = (*SINGLE, "controller", "down", "upgrade", "upgrade_with_room", "front", "front_down")
+SINGLE: Final = ("engine", "node", "power", "rank", "cut", "silence", "stop", "slow")  # faults of one engine
+FRONTS: Final = ("front", "front_power")  # whose clients come back
+UPDATES: Final = ("down", "upgrade", "upgrade_with_room", "front_down", "template", "adapter")
+KINDS: Final = (*SINGLE, *FRONTS, *UPDATES, "controller")
 
 
 @dataclass
@@ -60,6 +66,7 @@ class Course:
 
     streams: Streams
     slow: Streams
+    free_slots: FreeSlots
     faults: list[Fault] = field(default_factory=list)
     memory: dict[str, list[int]] = field(default_factory=dict)
 
@@ -80,20 +87,22 @@ class Course:
 
 
 async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namespace) -> Course:
-    returns, kinds = "front" in options.kinds, options.requests
+    returns, kinds = bool({*FRONTS} & {*options.kinds}), options.requests
     num_slow = round(options.slow * options.streams)
     num_fast = options.streams - num_slow
-    requests = asks(max(num_fast, 3 * len(kinds)), MODEL, options.max_tokens, kinds=kinds, adapters=ADAPTERS)
-    streams = Streams(nodes.url, requests, num_fast, returns=returns)
+    requests = asks(max(num_fast, 3 * len(kinds)), MODEL, options.max_tokens, kinds=kinds, adapters=NAMES)
+    streams = Streams(nodes.url, of_both_models(requests), num_fast, returns=returns)
     kinds = [kind for kind in kinds if kind not in SHORT]
-    requests = asks(min(num_slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, ADAPTERS)
-    slow = Streams(nodes.url, requests, num_slow, returns=returns, lasts_s=options.slow_s)
-    course = Course(streams, slow)
+    requests = asks(min(num_slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, NAMES)
+    slow = Streams(nodes.url, of_both_models(requests), num_slow, returns=returns, lasts_s=options.slow_s)
+    if "adapter" in kinds:
+        await main_thread.run(nodes.load_adapter)
+    course = Course(streams, slow, FreeSlots(nodes.url, options.max_batch_size))
     for each in (streams, slow):
         await each.learn(MODEL)
     for each in (streams, slow):
         each.start()
-    watching = asyncio.create_task(course.watch_memory(nodes))
+    watching = asyncio.gather(course.watch_memory(nodes), course.free_slots.watch())
     faults = course.faults
     is_settled, draw = True, nodes.draw
     for kind in chain.from_iterable(draw.sample(options.kinds, len(options.kinds)) for _ in range(2 * options.faults)):
@@ -121,6 +130,14 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     with contextlib.suppress(asyncio.CancelledError):
         await watching
     return course
+
+
+def of_both_models(requests: Sequence[Ask]) -> list[Ask]:
+    """Every other one is for the second model, which has no adapters, and whose template knows no tools."""
+    return [
+        ask if i % 2 == 0 or ask.kind in ("adapter", "tool call") else replace(ask, body=ask.body | {"model": SECOND})
+        for i, ask in enumerate(requests)
+    ]
 
 
 def pauses(fault: Fault, streams: Streams, until: float) -> list[tuple[float, str]]:
@@ -166,6 +183,12 @@ def report(course: Course) -> dict[str, Any]:
         "lost": len(lost),
         "differing": len(differing),
         "doubled": streams.num_doubled + slow.num_doubled,
+        "waits beside a free slot": spread(list(course.free_slots.waits.values())),
+        "longest waits beside a free slot": sorted(
+            (f"{seconds:.2f} s: {name}" for name, seconds in course.free_slots.waits.items()),
+            key=lambda text: float(text.partition(" ")[0]),
+            reverse=True,
+        )[:5],
         "examples": (lost + differing)[:10],
         "slow answers": {"as slow as asked": slow.num_slow, "seconds": spread(slow.lasted)},
         "MB every 30 s": {process: " ".join(map(str, each)) for process, each in course.memory.items()},
@@ -174,20 +197,31 @@ def report(course: Course) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    engine: dict[str, Any] = {
+    of_first: dict[str, Any] = {
         "model_parallel_size": options.ranks,
         "cpus_per_rank": 1 / options.ranks,  # a node has one CPU
     }
     main_thread = MainThread()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name, few_processes():
-        folders = {each: str(Path(name, "adapters", each)) for each in ADAPTERS if "adapter" in options.requests}
-        for each, folder in folders.items():
-            adapters.write(Path(folder), resolve("demo"), adapters.SHAPES[each])
-        longest = 1048 + max(options.max_tokens, options.slow_tokens)
-        engine |= {"max_seq_len": longest, "lora_adapters": folders, "max_loras": MAX_LORAS}
+        if "adapter" in options.requests:
+            root = Path(name, "adapters")
+            for each in ADAPTERS:
+                adapters.write(root / each, resolve("demo"), adapters.SHAPES[each])
+            for number in range(2):
+                adapters.write(
+                    root / f"{LOADED}-{number}", resolve("demo"), adapters.SHAPES["patterns"], 1, 2.0**number
+                )
+            of_first |= {"lora_adapters": {each: str(root / each) for each in ADAPTERS}}
+            of_first |= {"lora_root": str(root), "max_loras": MAX_LORAS}
         nodes = Nodes(
-            Path(name), options.engines, random.Random(options.seed), max_batch_size=options.max_batch_size, **engine
+            Path(name),
+            options.engines,
+            random.Random(options.seed),
+            of_first,
+            max_batch_size=options.max_batch_size,
+            max_seq_len=1048 + max(options.max_tokens, options.slow_tokens),
         )
+        signal.signal(signal.SIGTERM, lambda *_: _end_at_once(nodes))
         try:
             with ThreadPoolExecutor(1) as pool:
                 striking = pool.submit(asyncio.run, strike(nodes, main_thread, options))
@@ -199,13 +233,19 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             nodes.end()
 
 
+def _end_at_once(nodes: Nodes) -> None:
+    """The clients' thread would wait for its answers."""
+    nodes.end()
+    os._exit(128 + signal.SIGTERM)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--streams", type=int, default=50)
-    parser.add_argument("--engines", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="of an engine")
-    parser.add_argument("--max-batch-size", type=int, default=128, help="of an engine; by default one has room for all")
+    parser.add_argument("--engines", type=int, default=2, help="of each of two models")
+    parser.add_argument("--ranks", type=int, default=2, help="of an engine of the first model")
+    parser.add_argument("--max-batch-size", type=int, default=8, help="of an engine; by default most are full")
     parser.add_argument("--max-tokens", type=int, default=1000)
     parser.add_argument("--num-streams", type=int, default=0, help="answers, over which the faults are spread evenly")
     parser.add_argument("--slow", type=float, default=0.0, help="share of the clients that read slowly")
@@ -217,6 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "other_numerics"], help="of faults")
     parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
+    parser.add_argument(
+        "--free-slot-s",
+        type=float,
+        default=2.0,
+        help="a wait beside a free slot that fails: 1 s, and as fronts tell it",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="file for the logs of the replicas")
@@ -226,7 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(text)
     if options.json:
         options.json.write_text(text + "\n")
-    if result["lost"] or result["differing"]:
+    waits = result["waits beside a free slot"]
+    if result["lost"] or result["differing"] or (waits and waits["most"] > options.free_slot_s):
         sys.exit(1)
 
 

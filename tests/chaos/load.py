@@ -41,6 +41,8 @@ async def hear(
 ) -> Heard:
     """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive.
 
+    The request's id begins with its kind and its model.
+
     returns: after a broken connection, and where no replica has answered, ask again, for the rest. s_per_char: of a slow
     reader.
     """
@@ -96,7 +98,7 @@ async def _hear_connection(
 
 
 async def _hear_whole(client: httpx.AsyncClient, ask: Ask, heard: Heard) -> bool:
-    response = await client.post(ask.path, json=ask.body)
+    response = await client.post(ask.path, json=ask.body, headers=_named(ask))
     if response.status_code == 200:
         _take(heard, response.json())
         heard.done = True
@@ -107,7 +109,7 @@ async def _hear_whole(client: httpx.AsyncClient, ask: Ask, heard: Heard) -> bool
 
 async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None, s_per_char: float) -> bool:
     """Read the events of one connection. Returns False if the client cut it."""
-    headers = {} if cuts is None else cuts.begin()
+    headers = _named(ask) | ({} if cuts is None else cuts.begin())
     async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
         if response.status_code != 200:
             heard.error = f"{response.status_code} {(await response.aread())[:200]!r}"
@@ -134,6 +136,10 @@ async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: 
                 due = heard.began + s_per_char * sum(map(len, heard.texts.values()))
                 await asyncio.sleep(min(due - time.monotonic(), LONGEST_WAIT_S))
     return True
+
+
+def _named(ask: Ask) -> dict[str, str]:
+    return {"X-Request-Id": f"{ask.kind.replace(' ', '-')}.{ask.body['model']}.{uuid.uuid4().hex}"}
 
 
 def _take(heard: Heard, event: dict[str, Any]) -> None:

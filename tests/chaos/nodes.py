@@ -8,10 +8,12 @@ import signal
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import psutil
 import ray
 from ray import serve
@@ -21,11 +23,18 @@ from ray.serve.schema import ServeDeploySchema
 from benchmarks.harness.programs import free_port
 from deployments.local import process_tag
 from deployments.local.serve_run import cluster_variables
+from tests.chaos.relays import Relays
 from tests.support.programs import REPOSITORY
 from tests.support.waiting import wait_until
 
 NUM_FRONTS: Final = 2
+LOADED: Final = "loaded"  # an adapter
 MODEL: Final = "llama-demo"
+SECOND: Final = "llama-second"
+ADMIN_KEY: Final = "chaos-admin"
+APPLICATIONS: Final = {"demo": MODEL, "second": SECOND}  # with an engine each
+# Of the second model. Versions differ in a comment, so that answers are the same.
+TEMPLATE: Final = "{{% for message in messages %}}{{{{ message['content'] }}}}{{% endfor %}}{{# version {version} #}}"
 SETTLED_WITHIN_S: Final = 420.0  # a front that leaves keeps its place until its streams have ended
 DRAIN_TIMEOUT_S: Final = 300.0  # of a front: longer than the slowest stream
 # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
@@ -38,18 +47,28 @@ _PIDFD_GETFD: Final = 438  # the system call's number, the same on every archite
 
 
 class Nodes:
-    """A cluster that serves the demo model. Its methods are to be called in the main thread, as Ray demands of `add_node`."""
+    """A cluster that serves the demo model under two names. Its methods are to be called in the main thread, as Ray demands of
+    `add_node`."""
 
-    def __init__(self, directory: Path, num_engines: int, draw: random.Random, **engine_args: Any) -> None:
+    def __init__(
+        self, directory: Path, num_engines: int, draw: random.Random, of_first: dict[str, Any], **engine_args: Any
+    ) -> None:
+        """num_engines: of each model. of_first: arguments of the first one's engines. The second one has one rank."""
         self.num_engines, self.draw, self._directory = num_engines, draw, directory
-        self._engine_args: dict[str, Any] = {"model_id": MODEL, "ckpt_dir": "demo"}
-        self._engine_args |= {"max_queue": 1000, "spare_ranks": False} | engine_args
+        common = {"ckpt_dir": "demo", "max_queue": 1000, "spare_ranks": False} | engine_args
+        second = {"model_parallel_size": 1, "cpus_per_rank": 1, "chat_template": TEMPLATE.format(version=0)}
+        self._args: dict[str, dict[str, Any]] = {
+            "demo": {"model_id": MODEL} | common | of_first,
+            "second": {"model_id": SECOND} | common | second,
+        }
+        self._version = 0  # of the template, and of the adapter that is loaded
         self._tag, self._port = uuid.uuid4().hex, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._struck_s = 0.0
         process_tag.start_watcher(self._tag, str(directory))
         os.environ |= cluster_variables(directory) | {"RAY_TMPDIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
-        os.environ |= {process_tag.VARIABLE: self._tag, "SPT_NOENV": "1"}
+        os.environ |= {process_tag.VARIABLE: self._tag, "SPT_NOENV": "1", "LLAMA_ADMIN_KEYS": ADMIN_KEY}
+        self._relays = Relays(directory / "relays")
         front: dict[str, Any] = {"num_cpus": 0, "resources": {"front": 1}}
         self._cluster = Cluster(
             initialize_head=True,
@@ -57,10 +76,11 @@ class Nodes:
         )
         for _ in range(NUM_FRONTS - 1):
             self._cluster.add_node(**front)
-        self._engine_nodes = [self._cluster.add_node(num_cpus=1) for _ in range(num_engines)]
+        self._engine_nodes = [self._cluster.add_node(num_cpus=1) for _ in range(num_engines * len(APPLICATIONS))]
         ray.init(address=self._cluster.address, namespace="serve", log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": self._port})
-        self.change(num_engines)
+        self._sizes, self._num_fronts = dict.fromkeys(APPLICATIONS, num_engines), NUM_FRONTS
+        self.change()
 
     def end(self) -> None:
         with contextlib.suppress(Exception):
@@ -83,40 +103,48 @@ class Nodes:
                     found[f"{deployment} {pid}"] = psutil.Process(pid).memory_info().rss // 2**20
         return found
 
-    def change(self, num_engines: int, num_fronts: int = NUM_FRONTS, **engine_args: Any) -> None:
-        """Deploy, and wait until it has happened. engine_args: arguments that change, for new engines."""
-        others: frozenset[str] = self.settle() if engine_args else frozenset()
-        self._sizes, self._engine_args = (num_engines, num_fronts), self._engine_args | engine_args
+    def change(
+        self, application: str = "", num_engines: int = 0, num_fronts: int = NUM_FRONTS, **engine_args: Any
+    ) -> None:
+        """Deploy, and wait until it has happened. engine_args: arguments that change, for new engines of the application."""
+        model = APPLICATIONS.get(application)
+        others = frozenset(each for each in self.settle() if each[0] == model) if engine_args else frozenset()
+        self._num_fronts = num_fronts
+        if application:
+            self._sizes[application] = num_engines
+            self._args[application] |= engine_args
         front = {"name": "LlamaIngress", "num_replicas": num_fronts}
         front |= {"ray_actor_options": {"num_cpus": 0, "resources": {"front": 1}}}
-        engine = {"name": "LlamaEngine", "num_replicas": num_engines}
         http = {"host": "127.0.0.1", "port": self._port}
         # All nodes have one address, so HAProxy runs on the head only.
         config: dict[str, Any] = {"proxy_location": "HeadOnly", "http_options": http, "applications": []}
-        for name, route, build, args, deployment in (
-            ("llama", "/", "build_ingress", {"drain_timeout_s": DRAIN_TIMEOUT_S}, front),
-            ("demo", None, "build_engine", self._engine_args, engine),
-        ):
-            place = {"name": name, "route_prefix": route, "import_path": f"deployments.app:{build}"}
-            config["applications"].append(place | {"args": args, "deployments": [deployment]})
+        of_front = {"route_prefix": "/", "import_path": "deployments.app:build_ingress", "deployments": [front]}
+        config["applications"].append({"name": "llama", "args": {"drain_timeout_s": DRAIN_TIMEOUT_S}} | of_front)
+        for name, args in self._args.items():
+            engine = {"name": "LlamaEngine", "num_replicas": self._sizes[name]}
+            place = {"name": name, "route_prefix": None, "import_path": "tests.chaos.relays:build_engine"}
+            config["applications"].append(place | {"args": args, "deployments": [engine]})
         self._strikes()
         _client().deploy_apps(ServeDeploySchema.model_validate(config))
         self.settle(other_than=others)
 
-    def settle(self, other_than: frozenset[str] = frozenset()) -> frozenset[str]:
+    def settle(self, other_than: frozenset[tuple[str, str]] = frozenset()) -> frozenset[tuple[str, str]]:
         """Wait until every front is connected with all engines, which are ready; none of them one of `other_than`. Returns the
-        ids of the engines."""
-        num_engines, num_fronts = self._sizes
+        engines' models and ids."""
+        sizes = {APPLICATIONS[name]: size for name, size in self._sizes.items()}
 
-        def found() -> frozenset[str] | None:
+        def found() -> frozenset[tuple[str, str]] | None:
             for node in [node for node in self._engine_nodes if not node.remaining_processes_alive()]:
                 self._replace(node)  # Ray has ended a node that answered too late on a busy machine
             fronts = _broadcast("LlamaIngress", "llama", "describe")
-            ready = {frozenset(e["id"] for e in front["engines"] if e["phase"] == "ready") for front in fronts}
-            engines = ready.pop() if len(fronts) == num_fronts and len(ready) == 1 else frozenset()
-            return engines if len(engines) == num_engines and not engines & other_than else None
+            ready = {
+                frozenset((e["model"], e["id"]) for e in front["engines"] if e["phase"] == "ready") for front in fronts
+            }
+            engines = ready.pop() if len(fronts) == self._num_fronts and len(ready) == 1 else frozenset()
+            is_all = Counter(model for model, _ in engines) == sizes
+            return engines if is_all and not engines & other_than else None
 
-        return wait_until(f"all fronts have {num_engines} engines", found, SETTLED_WITHIN_S, 0.2)
+        return wait_until(f"all fronts have engines {sizes}", found, SETTLED_WITHIN_S, 0.2)
 
     def strike(self, kind: str, *, settles: bool) -> float:
         """Have something happen. When it did, by time.time(). settles: wait until the cluster serves as before."""
@@ -131,7 +159,7 @@ class Nodes:
 
     def engine(self) -> None:
         """An engine's process is killed."""
-        self._kill(self._replica("demo", "LlamaEngine"))
+        self._kill(self._engine())
 
     def front(self) -> None:
         """A front's process is killed."""
@@ -140,16 +168,54 @@ class Nodes:
     def node(self) -> None:
         """An engine's node is killed, raylet first, and then started again."""
         node = self.draw.choice(self._engine_nodes)
-        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        self._kill(*(process.pid for process in [raylet, *raylet.children(recursive=True)]))
+        self._kill(*_pids(node))
         self._replace(node)
+
+    def power(self) -> None:
+        """An engine's node loses power: no connection with a front ends."""
+        node = self.draw.choice(self._engine_nodes)
+        pids = _pids(node)
+        self._strikes()
+        for pid in pids:
+            if (relay := self._relays.of.get(pid)) is not None:
+                relay.silence(("to", "from"))
+        self._kill(*pids)
+        self._replace(node)
+
+    def front_power(self) -> None:
+        """A front's process ends, and no engine is told."""
+        pid = self._replica("llama", "LlamaIngress")
+        self._strikes()
+        for relay in self._relays.of.values():
+            for port in _ports_to(relay.port, pid):
+                relay.silence(("to", "from"), port)
+        self._kill(pid)
+
+    def silence(self) -> None:
+        """What one engine sends to some fronts, or they to it, does not arrive for a while."""
+        pid = self._engine()
+        wait_until("the engine has a relay", lambda: pid in self._relays.of, SETTLED_WITHIN_S)
+        relay, fronts = self._relays.of[pid], _replicas("llama", "LlamaIngress")
+        directions = self.draw.choice((("to",), ("from",), ("to", "from")))
+        ports: list[int | None] = [
+            port for front in self.draw.sample(fronts, 1) for port in _ports_to(relay.port, front)
+        ]
+        if self.draw.random() < 0.5:
+            ports = [None]
+        self._strikes()
+        for port in ports:
+            relay.silence(directions, port)
+        time.sleep(self.draw.choice((1.0, 3.0, 3.0, 18.0)))
+        for port in ports:
+            relay.silence((), port)
 
     def rank(self) -> None:
         self._kill(self._one("a rank runs", lambda: self._processes("ray::RankWorker")))
 
     def cut(self) -> None:
         """The connections of one engine with some fronts are cut."""
-        engine = self._one("an engine answers", lambda: _broadcast("LlamaEngine", "demo", "invitation"))
+        name = self._application()
+        engine = self._one("an engine answers", lambda: _broadcast("LlamaEngine", name, "invitation"))
         pids = _replicas("llama", "LlamaIngress")
         fronts = self.draw.sample(pids, self.draw.randint(min(1, len(pids)), len(pids)))
         self._strikes()
@@ -158,11 +224,11 @@ class Nodes:
 
     def stop(self) -> None:
         """An engine's process stands still for 4 s."""
-        self._pause(self._replica("demo", "LlamaEngine"), self.draw.choice((4.0, 4.0, 18.0)))
+        self._pause(self._engine(), self.draw.choice((4.0, 4.0, 18.0)))
 
     def slow(self) -> None:
         """An engine's process stands still again and again."""
-        pid = self._replica("demo", "LlamaEngine")
+        pid = self._engine()
         for _ in range(8):
             self._pause(pid, 0.3)
             time.sleep(0.2)
@@ -173,28 +239,55 @@ class Nodes:
 
     def down(self) -> None:
         """One engine less, then again all."""
-        self.change(self.num_engines - 1)
-        self.change(self.num_engines)
+        name = self._application()
+        self.change(name, self.num_engines - 1)
+        self.change(name, self.num_engines)
 
     def front_down(self) -> None:
         """One front less while engines are upgraded, so that the one that drains needs the new engines; then again all."""
-        self.change(self.num_engines, NUM_FRONTS - 1, max_queue=self._engine_args["max_queue"] + 1)
-        self.change(self.num_engines)
+        name = self._application()
+        self.change(name, self.num_engines, NUM_FRONTS - 1, max_queue=self._args[name]["max_queue"] + 1)
+        self.change(name, self.num_engines)
 
     def upgrade(self) -> None:
         """Engines with another argument, without room: each ends before its successor starts."""
-        self.change(self.num_engines, max_queue=self._engine_args["max_queue"] + 1)
+        name = self._application()
+        self.change(name, self.num_engines, max_queue=self._args[name]["max_queue"] + 1)
+
+    def template(self) -> None:
+        """The second model has another chat template."""
+        self._version += 1
+        self.change("second", self.num_engines, chat_template=TEMPLATE.format(version=self._version))
+
+    def adapter(self) -> None:
+        """Another adapter is loaded under a name that is in use."""
+        self._version += 1
+        self._strikes()
+        self.load_adapter()
+
+    def load_adapter(self) -> None:
+        """One of two folders, whose adapters have the same product."""
+        body = {"lora_name": LOADED, "lora_path": f"{LOADED}-{self._version % 2}", "load_inplace": True}
+        response = httpx.post(
+            f"{self.url}/v1/load_lora_adapter",
+            json=body | {"base_model_name": MODEL},
+            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            timeout=60.0,
+            trust_env=False,
+        )
+        assert response.status_code == 200, response.text
 
     def upgrade_with_room(self) -> None:
         """One engine less, whose room the successor of another one has."""
-        self.change(self.num_engines - 1)
-        self.change(self.num_engines - 1, max_queue=self._engine_args["max_queue"] + 1)
-        self.change(self.num_engines)
+        name = self._application()
+        self.change(name, self.num_engines - 1)
+        self.change(name, self.num_engines - 1, max_queue=self._args[name]["max_queue"] + 1)
+        self.change(name, self.num_engines)
 
     def other_numerics(self) -> None:
         """An upgrade to engines that compute other bits: answers may differ."""
-        count = 3 - self._engine_args["model_parallel_size"]
-        self.change(self.num_engines, model_parallel_size=count, cpus_per_rank=1 / count)
+        count = 3 - self._args["demo"]["model_parallel_size"]
+        self.change("demo", self.num_engines, model_parallel_size=count, cpus_per_rank=1 / count)
 
     def _replace(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
@@ -219,6 +312,12 @@ class Nodes:
     def _processes(self, name: str) -> list[int]:
         return [pid for pid in process_tag.tagged_processes(self._tag) if name in _command(pid)]
 
+    def _application(self) -> str:
+        return self.draw.choice(list(APPLICATIONS))
+
+    def _engine(self) -> int:
+        return self._replica(self._application(), "LlamaEngine")
+
     def _replica(self, application: str, deployment: str) -> int:
         return int(self._one("a replica runs", lambda: _replicas(application, deployment)))
 
@@ -237,6 +336,20 @@ def cut_connections(pid: int, port: int) -> None:
             assert descriptor >= 0, os.strerror(ctypes.get_errno())
             with socket.socket(fileno=descriptor) as own, contextlib.suppress(OSError):
                 own.shutdown(socket.SHUT_RDWR)
+
+
+def _pids(node: Any) -> list[int]:
+    """Of a node's raylet and of all that it has started."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return [process.pid for process in [raylet, *raylet.children(recursive=True)]]
+
+
+def _ports_to(port: int, pid: int) -> list[int]:
+    """The ports of a process's connections with `port` of this machine."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = psutil.Process(pid).net_connections("tcp")
+        return [each.laddr.port for each in found if each.raddr and each.raddr.port == port]
+    return []
 
 
 def _command(pid: int) -> str:

@@ -52,8 +52,9 @@ class Merged(NamedTuple):
     scale: float
 
 
-def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0) -> list[Merged]:
-    """Write an adapter with random matrices for the model in `base`. Returns what it adds to the model's weights."""
+def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0, scale: float = 1.0) -> list[Merged]:
+    """Write an adapter with random matrices for the model in `base`. Returns what it adds to the model's weights. scale: of A,
+    whose inverse B has; a power of two leaves the bits of answers as they are."""
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(PLAIN | dict(fields)))
     generator, merged = torch.Generator().manual_seed(seed), []
@@ -75,8 +76,8 @@ def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0) ->
         rank = int(of("rank_pattern", module, fields["r"]))
         alpha = of("alpha_pattern", module, fields["lora_alpha"])
         factor = alpha / (rank**0.5 if fields.get("use_rslora") else rank)
-        a = torch.randn((rank, shape[1]), generator=generator) * shape[1] ** -0.5
-        b = torch.randn((shape[0], rank), generator=generator) * 0.3
+        a = torch.randn((rank, shape[1]), generator=generator) * shape[1] ** -0.5 * scale
+        b = torch.randn((shape[0], rank), generator=generator) * 0.3 / scale
         merged.append(Merged(name, a, b, factor))
         tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
     save_file(tensors, folder / "adapter_model.safetensors")

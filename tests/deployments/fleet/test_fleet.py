@@ -20,7 +20,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import adapters
 from tests.support.fake_rank_group import FakeGroup, until
-from tests.support.fake_ranks import expected_output
+from tests.support.fake_ranks import continuation, expected_output
 from tests.support.fleets import FleetOfEngines, seeded
 from tests.support.recovering_service import read, steady
 
@@ -37,6 +37,16 @@ async def test_requests_choose_a_model_and_all_fronts_have_the_same_default() ->
         (stream,) = await fleet.submit([1, 5], SamplingParams(max_tokens=3, temperature=0.0))
         assert len(await read(stream)) == 3
         assert [engine.service.loop.num_requests for engine in fleet.engines] == [0, 1]
+
+
+@pytest.mark.parametrize("node", ["this node", "another node"])
+async def test_a_stream_of_a_remote_engine_has_the_tokens_and_text_of_a_local_one(node: str) -> None:
+    async with FleetOfEngines(lambda: FakeGroup(num_blocks=400, token=steady)) as fleet:
+        engine = await fleet.start(node)
+        (stream,) = await fleet.submit([1, 5], SamplingParams(max_tokens=60, temperature=0.0))
+        assert await read(stream) == continuation([1, 5], 60, steady)
+        assert fleet.fleet.tokenizer.n_words == engine.service.tokenizer.n_words
+        await until(lambda: fleet.fleet.describe().engines[0].requests == 1)
 
 
 async def test_a_request_does_not_sum_up_the_state_of_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet.remote_engine import CLOSE_AFTER_S
+from deployments.fleet.messages import CLOSE_AFTER_S
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation

@@ -19,7 +19,9 @@ from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
 from tests.support.fleets import FakeEngineProcess, FleetOfEngines
 from tests.support.recovering_service import read, steady
+from tests.support.virtual_loop import AS_UVLOOP
 
+LOOPS = AS_UVLOOP
 PROMPT = [1, *range(3, 40)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 
@@ -44,16 +46,6 @@ def _is_in_batch(fleet: FleetOfEngines, engine: FakeEngineProcess, stream: Seque
 
 async def begun(stream: SequenceStream, count: int = 5) -> None:
     await until(lambda: stream.sequence.length - stream.sequence.prompt_len >= count)
-
-
-@pytest.mark.parametrize("node", ["this node", "another node"])
-async def test_a_stream_of_a_remote_engine_has_the_tokens_and_text_of_a_local_one(node: str) -> None:
-    async with FleetOfEngines(slow) as fleet:
-        engine = await fleet.start(node)
-        (stream,) = await fleet.submit(PROMPT, GREEDY)
-        assert await read(stream) == expected()
-        assert fleet.fleet.tokenizer.n_words == engine.service.tokenizer.n_words
-        await until(lambda: fleet.fleet.describe().engines[0].requests == 1)
 
 
 @pytest.mark.parametrize("number", [1, 2])
