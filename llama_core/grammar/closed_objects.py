@@ -1,0 +1,150 @@
+"""Closes the objects of a JSON schema that names their properties: models that may add properties add them without end.
+
+A closed object is one as by `unevaluatedProperties: false`, which llguidance lacks. It stays open where it, or a schema that it
+is composed with, says what further properties may be. Alternatives are closed one by one. A schema with a reference that is no
+JSON pointer stays as it is, and so does one that takes long to read.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote
+
+_MOST_READ: Final = 20_000  # schemas and names of properties; llguidance takes 2,500 properties
+_CHOICES: Final = ("anyOf", "oneOf")
+_OPENING: Final = {"additionalProperties", "patternProperties", "const", "enum", "$dynamicRef", "$recursiveRef"}
+_ROOTS_OWN: Final = {"$defs", "definitions", "$id", "$anchor"}
+
+
+def closed_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with `additionalProperties` false where an object is closed."""
+    closing = _Closing(schema)
+    try:
+        written: dict[str, Any] = closing.closed(schema)
+    except (_Lost, RecursionError):
+        return schema
+    return written if not closing.opened else {**written, "$defs": {**written.get("$defs", {}), **closing.opened}}
+
+
+class _Lost(Exception):
+    """The schema is invalid, refers to something unknown, or has too much to read."""
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What schemas that describe an object together say. names: of its properties, as an ordered set."""
+
+    names: dict[str, None] = field(default_factory=dict)
+    is_named: bool = False  # some of the names are those of `properties`
+    is_open: bool = False
+
+
+class _Closing:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.opened: dict[str, Any] = {}  # copies of schemas that are composed by reference, by their names in $defs
+        self._root = root
+        self._copies: dict[str, str] = {}  # their names, by reference
+        self._left = _MOST_READ
+
+    def closed(self, schema: Any, outer: Collection[str] = ()) -> Any:
+        """The schema of a value, or an alternative. outer: names of the properties that the schemas around it have."""
+        if not isinstance(schema, dict):
+            return schema
+        self._work(len(outer))
+        beside = self._facts(schema, but=("$ref",))
+        if not (outer or beside.names or beside.is_named or beside.is_open):
+            return self._open(schema, but=("$ref",))  # what it refers to is closed where it stands
+        whole = self._facts(schema, but=_CHOICES)
+        if whole.is_open:
+            return self._open(schema)
+        choices = [key for key in _CHOICES if key in schema]
+        if whole.is_named or outer:
+            choices = [key for key in choices if self._facts(*schema[key]).is_named]
+            if not choices:
+                properties = dict.fromkeys([*outer, *self._facts(schema).names], True)
+                written = self._open(schema)
+                written["properties"] = written.get("properties", {}) | properties | written.get("properties", {})
+                return written | {"additionalProperties": False}
+        written = self._open(schema, but=choices)
+        for key in choices:
+            others = self._facts(schema, but=(key,))
+            names = [*outer, *others.names] if others.is_named or outer else []
+            written[key] = [self.closed(each, names) for each in schema[key]]
+        return written
+
+    def _open(self, schema: Any, but: Collection[str] = ()) -> Any:
+        """The schema, whose own object is closed elsewhere or open; those of its values are closed. but: keywords to keep."""
+        if not isinstance(schema, dict):
+            return schema
+        written = dict(schema)
+        for key, value in schema.items():
+            if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+                written[key] = {name: self.closed(each) for name, each in value.items()}
+            elif key in ("items", "prefixItems", "additionalItems", "additionalProperties"):
+                written[key] = [self.closed(each) for each in value] if isinstance(value, list) else self.closed(value)
+            elif key in ("allOf", *_CHOICES) and key not in but:
+                written[key] = [self._open(each) for each in value]
+            elif key == "$ref" and key not in but:
+                written[key] = f"#/$defs/{self._copy(value)}"
+        return written
+
+    def _copy(self, reference: str) -> str:
+        if reference not in self._copies:
+            self._copies[reference] = name = f"composed-{len(self._copies)}"
+            target = self._found(reference)
+            self.opened[name] = self._open({key: each for key, each in target.items() if key not in _ROOTS_OWN})
+        return self._copies[reference]
+
+    def _found(self, reference: Any) -> dict[str, Any]:
+        """What the reference, a JSON pointer, refers to. Raises _Lost."""
+        found: Any = self._root
+        start, *parts = unquote(str(reference)).split("/")
+        for part in parts:
+            if isinstance(found, list) and part.isdecimal():
+                found = dict(enumerate(found)).get(int(part))
+            else:
+                found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+            if isinstance(found, dict) and "$id" in found:  # its own references are to places within it
+                raise _Lost
+        if start != "#" or not isinstance(found, dict):
+            raise _Lost
+        return found
+
+    def _facts(self, *schemas: Any, but: Collection[str] = ()) -> _Facts:
+        """Of schemas that describe an object beside one another. but: keywords of theirs to leave out."""
+        facts, seen = _Facts(), set[str]()
+        waiting: list[Any] = [
+            {key: each[key] for key in each if key not in but} for each in schemas if isinstance(each, dict)
+        ]
+        waiting.reverse()
+        while waiting:
+            if not isinstance(each := waiting.pop(), dict):
+                continue
+            named, required = each.get("properties", {}), each.get("required", [])
+            if not isinstance(named, dict) or not isinstance(required, list):
+                raise _Lost
+            self._work(1 + len(named) + len(required))
+            facts.names |= dict.fromkeys([*named, *map(str, required)])
+            facts.is_named |= "properties" in each
+            # False closes the object: llguidance refuses it, or is told to ignore it.
+            facts.is_open |= not _OPENING.isdisjoint(each) or each.get("unevaluatedProperties", False) is not False
+            parts: list[Any] = []  # in the order in which llguidance composes them
+            for key, value in each.items():
+                if key in ("allOf", *_CHOICES):
+                    if not isinstance(value, list):
+                        raise _Lost
+                    parts += value
+                elif key in ("if", "then", "else"):
+                    parts.append(value)
+                elif key in ("dependentSchemas", "dependencies") and isinstance(value, dict):
+                    parts += value.values()
+                elif key == "$ref" and str(value) not in seen:
+                    seen.add(str(value))
+                    parts.append(self._found(value))
+            waiting += reversed(parts)
+        return facts
+
+    def _work(self, num_read: int) -> None:
+        self._left -= num_read
+        if self._left < 0:
+            raise _Lost
