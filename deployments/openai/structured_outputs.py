@@ -20,7 +20,7 @@ MAX_STRUCTURES: Final = 128
 # Fields that a `response_format` of each type may have.
 _FORMATS: Final = {
     "text": {"type"},
-    "json_object": {"type"},
+    "json_object": {"type", "schema"},
     "json_schema": {"type", "json_schema"},
     "structural_tag": {"type", "structures", "triggers", "format"},
 }
@@ -86,6 +86,8 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, Any] | None:
                 param="response_format.json_schema.schema",
             )
         return "json", wrapped["schema"]
+    if kind == "json_object" and isinstance(given.get("schema"), dict):  # llama.cpp's form
+        return "json", {"type": "object"} | given["schema"]
     return None if kind == "text" else (kind, given)
 
 

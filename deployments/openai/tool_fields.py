@@ -189,9 +189,9 @@ def _tool_calls(value: object) -> list[dict[str, Any]]:
         function = each.get("function") if isinstance(each, dict) else None
         if not isinstance(each, dict) or not isinstance(function, dict) or each.get("type", "function") != "function":
             raise InvalidParameter(f"[{index}]: must be an object with id, type 'function' and function")
-        call_id = each.get("id")
-        if not isinstance(call_id, str) or not 1 <= len(call_id) <= MAX_ID_CHARS:
-            raise InvalidParameter(f"[{index}].id: must be a string of 1 to {MAX_ID_CHARS} characters")
+        call_id = each.get("id") or ""
+        if not isinstance(call_id, str) or len(call_id) > MAX_ID_CHARS:
+            raise InvalidParameter(f"[{index}].id: must be a string of at most {MAX_ID_CHARS} characters")
         calls.append({"id": call_id, "type": "function", "function": called(function, f"[{index}].function")})
     return calls
 
@@ -200,12 +200,12 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
     """Name and arguments of an earlier call. An object that `max_tokens` cut off is completed. Other arguments stay text: one
     mistake of a model must not refuse all later turns."""
     name, arguments = function.get("name"), function.get("arguments")
-    if arguments is None:
-        arguments = ""
+    if arguments is None or isinstance(arguments, dict):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(f"{where}.name: {_NAMES}")
     if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARS:
-        raise InvalidParameter(f"{where}.arguments: must be a text of at most {MAX_ARGUMENT_CHARS} characters")
+        raise InvalidParameter(f"{where}.arguments: must be JSON text of at most {MAX_ARGUMENT_CHARS} characters")
     try:
         if json.loads(arguments.strip() or "null") is None:
             arguments = "{}"
@@ -251,7 +251,7 @@ _CALL_SCHEMA: Final = {
         "type": {"const": "function"},
         "function": {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}},
     },
-    "required": ["id", "function"],
+    "required": ["function"],
 }
 _CHOICE_SCHEMA: Final = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}
 
