@@ -138,7 +138,7 @@ for _ in range(MAX_SCHEMA_DEPTH):
 SLOW = {"name": "a", "strict": True, "parameters": {"properties": {"n": {"multipleOf": 99_999_989}}}}
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
-BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": {}}}
+BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": [1]}}
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 NAME = "messages[0].tool_calls[0].function.name"
 
@@ -161,7 +161,7 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": OFFERED, "structured_outputs": {"regex": ".*"}}, "structured_outputs.regex"),
         ({"tools": OFFERED, "structured_outputs": {"choice": ["a", "<b"]}}, "structured_outputs.choice"),
         ({"tools": OFFERED, "tool_choice": "required", "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALLED]}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [BAD_ARGUMENTS]}]}, ARGUMENTS),
