@@ -137,7 +137,7 @@ def only_text(parts: object, text_types: Collection[str]) -> object:
     return [_as_text(part, lambda kind: kind not in text_types) for part in parts]
 
 
-def with_earlier_as_text(messages: object, is_replaced: Callable[[str], bool]) -> object:
+def with_earlier_as_text(messages: Any, is_replaced: Callable[[str], bool]) -> Any:
     """The messages, or items. Of those before the last answer, parts of some types become texts: clients send the images of
     earlier turns again with every later one."""
     if not isinstance(messages, list):

@@ -5,7 +5,7 @@ is composed with, says what further properties may be. Alternatives are closed o
 JSON pointer stays as it is, and so does one that takes long to read.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -43,31 +43,30 @@ class _Closing:
     def __init__(self, root: dict[str, Any]) -> None:
         self.opened: dict[str, Any] = {}  # copies of schemas that are composed by reference, by their names in $defs
         self._root = root
-        self._copies: dict[str, str] = {}  # their names, by reference
+        self._names: dict[str, str] = {}  # of the copies, by reference
         self._left = _MOST_READ
 
     def closed(self, schema: Any, outer: Collection[str] = ()) -> Any:
         """The schema of a value, or an alternative. outer: names of the properties that the schemas around it have."""
         if not isinstance(schema, dict):
             return schema
-        self._work(len(outer))
-        beside = self._facts(schema, but=("$ref",))
+        self._read(len(outer))
+        beside = self._facts([schema], but=("$ref",))
         if not (outer or beside.names or beside.is_named or beside.is_open):
             return self._open(schema, but=("$ref",))  # what it refers to is closed where it stands
-        whole = self._facts(schema, but=_CHOICES)
+        whole, choices = self._facts([schema], but=_CHOICES), [key for key in _CHOICES if key in schema]
         if whole.is_open:
             return self._open(schema)
-        choices = [key for key in _CHOICES if key in schema]
         if whole.is_named or outer:
-            choices = [key for key in choices if self._facts(*schema[key]).is_named]
+            choices = [key for key in choices if self._facts(schema[key]).is_named]
             if not choices:
-                properties = dict.fromkeys([*outer, *self._facts(schema).names], True)
-                written = self._open(schema)
-                written["properties"] = written.get("properties", {}) | properties | written.get("properties", {})
+                written, names = self._open(schema), [*outer, *self._facts([schema]).names]
+                properties = written.get("properties", {})
+                written["properties"] = properties | {name: True for name in names if name not in properties}
                 return written | {"additionalProperties": False}
         written = self._open(schema, but=choices)
         for key in choices:
-            others = self._facts(schema, but=(key,))
+            others = self._facts([schema], but=(key,))
             names = [*outer, *others.names] if others.is_named or outer else []
             written[key] = [self.closed(each, names) for each in schema[key]]
         return written
@@ -85,66 +84,63 @@ class _Closing:
             elif key in ("allOf", *_CHOICES) and key not in but:
                 written[key] = [self._open(each) for each in value]
             elif key == "$ref" and key not in but:
-                written[key] = f"#/$defs/{self._copy(value)}"
+                if value not in self._names:
+                    self._names[value] = f"composed-{len(self._names)}"
+                    target = {key: each for key, each in self._found(value).items() if key not in _ROOTS_OWN}
+                    self.opened[self._names[value]] = self._open(target)
+                written[key] = f"#/$defs/{self._names[value]}"
         return written
 
-    def _copy(self, reference: str) -> str:
-        if reference not in self._copies:
-            self._copies[reference] = name = f"composed-{len(self._copies)}"
-            target = self._found(reference)
-            self.opened[name] = self._open({key: each for key, each in target.items() if key not in _ROOTS_OWN})
-        return self._copies[reference]
-
-    def _found(self, reference: Any) -> dict[str, Any]:
+    def _found(self, reference: str) -> dict[str, Any]:
         """What the reference, a JSON pointer, refers to. Raises _Lost."""
         found: Any = self._root
-        start, *parts = unquote(str(reference)).split("/")
-        for part in parts:
-            if isinstance(found, list) and part.isdecimal():
-                found = dict(enumerate(found)).get(int(part))
-            else:
-                found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-            if isinstance(found, dict) and "$id" in found:  # its own references are to places within it
-                raise _Lost
+        start, *parts = unquote(reference).split("/")
+        try:
+            for part in parts:
+                found = found[int(part) if isinstance(found, list) else part.replace("~1", "/").replace("~0", "~")]
+                if "$id" in found:  # its own references are to places within it
+                    raise _Lost
+        except (LookupError, TypeError, ValueError):
+            raise _Lost from None
         if start != "#" or not isinstance(found, dict):
             raise _Lost
         return found
 
-    def _facts(self, *schemas: Any, but: Collection[str] = ()) -> _Facts:
+    def _facts(self, schemas: Iterable[Any], but: Collection[str] = ()) -> _Facts:
         """Of schemas that describe an object beside one another. but: keywords of theirs to leave out."""
         facts, seen = _Facts(), set[str]()
-        waiting: list[Any] = [
-            {key: each[key] for key in each if key not in but} for each in schemas if isinstance(each, dict)
+        waiting = [{key: each[key] for key in each if key not in but} for each in schemas if isinstance(each, dict)][
+            ::-1
         ]
-        waiting.reverse()
         while waiting:
             if not isinstance(each := waiting.pop(), dict):
                 continue
-            named, required = each.get("properties", {}), each.get("required", [])
-            if not isinstance(named, dict) or not isinstance(required, list):
+            named, required, reference = each.get("properties", {}), each.get("required", []), each.get("$ref", "")
+            lists = {key: each[key] for key in each if key in ("allOf", *_CHOICES)}
+            if (
+                not isinstance(named, dict)
+                or not isinstance(reference, str)
+                or any(not isinstance(value, list) for value in (required, *lists.values()))
+            ):
                 raise _Lost
-            self._work(1 + len(named) + len(required))
+            self._read(1 + len(named) + len(required))
             facts.names |= dict.fromkeys([*named, *map(str, required)])
             facts.is_named |= "properties" in each
             # False closes the object: llguidance refuses it, or is told to ignore it.
             facts.is_open |= not _OPENING.isdisjoint(each) or each.get("unevaluatedProperties", False) is not False
             parts: list[Any] = []  # in the order in which llguidance composes them
             for key, value in each.items():
-                if key in ("allOf", *_CHOICES):
-                    if not isinstance(value, list):
-                        raise _Lost
+                if key in lists:
                     parts += value
                 elif key in ("if", "then", "else"):
                     parts.append(value)
-                elif key in ("dependentSchemas", "dependencies") and isinstance(value, dict):
-                    parts += value.values()
-                elif key == "$ref" and str(value) not in seen:
-                    seen.add(str(value))
-                    parts.append(self._found(value))
-            waiting += reversed(parts)
+                elif key == "$ref" and reference not in seen:
+                    seen.add(reference)
+                    parts.append(self._found(reference))
+            waiting += parts[::-1]
         return facts
 
-    def _work(self, num_read: int) -> None:
-        self._left -= num_read
+    def _read(self, amount: int) -> None:
+        self._left -= amount
         if self._left < 0:
             raise _Lost

@@ -39,16 +39,14 @@ def usable_tools(use: ToolUse, scope: str) -> ToolUse:
 def _followed(tool: Tool, must: bool, scope: str) -> str:
     schema = json.loads(tool.schema)
     followed = closed_objects(schema)
-    fault = _fault(followed, tool, scope)
-    if not fault:
+    if not (fault := _fault(followed, tool, scope)):
         return json.dumps(followed)
     if not must:
         log.warning("the arguments of tool %s may be any object: %s", tool.name, fault)
         return _ANY_OBJECT
     place = re.sub(r"[^\w.$-]", "?", _place(schema, fault, tool, scope))[-_PLACE_CHARS:]
     remedy = ", or set strict to false" if tool.strict else ""
-    at = f", at {place}" if place else ""
-    raise InvalidParameter(f"{tool.place}: {fault}{at}: change it{remedy}", param=tool.place)
+    raise InvalidParameter(f"{tool.place}: {fault}{place and ', at '}{place}: change it{remedy}", param=tool.place)
 
 
 def _fault(schema: Any, tool: Tool, scope: str) -> str:
@@ -63,20 +61,21 @@ def _fault(schema: Any, tool: Tool, scope: str) -> str:
 def _place(schema: dict[str, Any], fault: str, tool: Tool, scope: str) -> str:
     """Of the innermost part of the schema that has the fault alone; "" where none has."""
     parts = list(_parts(schema, ""))
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
-    def fault_of(some: list[tuple[str, Any]]) -> str:
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        properties = {str(index): part for index, (_, part) in enumerate(some)}
+    def fault_of(begin: int, end: int) -> str:
+        properties = {str(index): part for index, (_, part) in enumerate(parts[begin:end])}
         return _fault({**definitions, "type": "object", "properties": properties}, tool, scope)
 
-    first = bisect_left(range(len(parts)), True, key=lambda index: bool(fault_of(parts[: index + 1])))
-    return parts[first][0] if first < len(parts) and fault_of(parts[first : first + 1]) == fault else ""
+    at = bisect_left(range(len(parts)), True, key=lambda index: bool(fault_of(0, index + 1)))
+    return parts[at][0] if at < len(parts) and fault_of(at, at + 1) == fault else ""
 
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """All objects within the value with their places; inner ones come first."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in items:
-        yield from _parts(each, f"{place}.{key}" if place else str(key))
-    if isinstance(value, dict) and place:
-        yield place, value
+        inner = f"{place}.{key}" if place else str(key)
+        yield from _parts(each, inner)
+        if isinstance(each, dict):
+            yield inner, each

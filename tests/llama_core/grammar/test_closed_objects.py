@@ -71,7 +71,7 @@ def test_an_object_has_the_properties_that_its_schemas_name(
 
 def test_properties_of_a_condition_are_among_those_that_an_object_may_have() -> None:
     """llguidance follows no condition, and ignores those of tools that are not strict."""
-    schema = {"properties": X, "if": {"properties": X}, "then": {"properties": Y}, "dependentSchemas": {"x": CAT}}
+    schema = {"properties": X, "if": {"properties": X}, "then": {"properties": Y}, "else": CAT}
     closed = closed_objects(schema)
     assert closed["additionalProperties"] is False and list(closed["properties"]) == ["x", "y", "meow"]
 
@@ -96,7 +96,7 @@ def test_a_schema_that_is_invalid_or_refers_to_itself_is_left_to_the_grammar(sch
 
 
 def test_a_schema_that_takes_long_to_close_stays_open() -> None:
-    big = {"properties": {f"property_{i}": {} for i in range(1000)}}
+    big: dict[str, Any] = {"properties": {f"property_{i}": {} for i in range(1000)}}
     schema = {
         "$defs": {"Big": big},
         "properties": {str(i): {"$ref": "#/$defs/Big", "properties": X} for i in range(3000)},
