@@ -2,22 +2,25 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from deployments.openai.field_types import (
     MAX_MESSAGES,
     MAX_NAME_CHARS,
+    TEXT_PARTS,
     Body,
     BodyWithUnknownFields,
     Content,
     Flag,
     TemplateVariables,
     only_text,
+    with_earlier_as_text,
 )
 from deployments.openai.tool_fields import MAX_ID_CHARS, ToolCalls
 from llama_core.errors import InvalidParameter
 from llama_core.text.chat_format import ChatOptions
 
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts of an earlier answer
 LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no ids
 
 
@@ -44,13 +47,18 @@ class ChatMessage(BodyWithUnknownFields):
             given = {**given, "reasoning": None}
         if given.get("role") == "tool":
             content = given.get("content")
-            return {**given, "content": "" if content is None else only_text(content, ("text", "refusal"))}
+            return {**given, "content": "" if content is None else only_text(content, TEXT_PARTS)}
         if given.get("role") != "assistant":
             return given
         if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):
             call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
             given = {**given, "tool_calls": [call], "function_call": None}
-        if given.get("content") is not None:
+        if isinstance(content := given.get("content"), list):
+            thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+            texts = [text for part in thoughts if isinstance(text := part.get("thinking", part.get("text")), str)]
+            given = {**given, "content": [part for part in content if part not in thoughts]}
+            given["reasoning_content"] = given.get("reasoning_content") or "\n".join(texts) or None
+        if content is not None:
             return given
         refusal = given.get("refusal")
         return {**given, "content": refusal if isinstance(refusal, str) else ""}
@@ -64,18 +72,24 @@ class ChatMessage(BodyWithUnknownFields):
     def _fits_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise InvalidParameter("tool_calls: only a message of the assistant has calls")
-        if self.role == "tool" and not self.tool_call_id:
+        if self.role == "tool" and self.tool_call_id is None:
             raise InvalidParameter("tool_call_id: a message of a tool names the call that it answers")
         return self
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES),
+    FailFast(),
+    BeforeValidator(lambda value: with_earlier_as_text(value, lambda kind: kind not in (*TEXT_PARTS, *_THOUGHTS))),
+]
 
 
 class TemplateOptions(Body):
     chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict, description="Variables of the model's chat template, such as enable_thinking."
     )
+    enable_thinking: Flag = Field(None, description="The same in chat_template_kwargs comes first.")
 
 
 class DialogOptions(TemplateOptions):
@@ -88,7 +102,8 @@ class DialogOptions(TemplateOptions):
     def chat_options(self) -> ChatOptions:
         continues = bool(self.continue_final_message)
         begins = not continues and self.add_generation_prompt is not False
-        return ChatOptions(begins, continues, self.chat_template_kwargs)
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return ChatOptions(begins, continues, thinking | self.chat_template_kwargs)
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:

@@ -3,7 +3,7 @@
 Each validator answers a bad value with one error that says what is valid. Knows nothing of any one body.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 from pydantic import (
@@ -37,6 +37,8 @@ MAX_BAD_WORD_CHARS = 64
 MAX_TEMPLATE_VARIABLES = 16
 MAX_VARIABLE_CHARS = 4096
 NOT_TEXT = "[an image or a file, which this model cannot read]"
+ONLY_TEXT = "this model reads text only, no image and no file"
+TEXT_PARTS = ["text", "refusal"]
 MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
 
 User = Annotated[str | None, AfterValidator(lambda name: name and name[:MAX_OWNER_CHARS])]
@@ -119,8 +121,8 @@ def _content(value: object) -> str:
     for part in value:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidParameter(f"{kinds}: each part is an object with a type")
-        if part["type"] not in ("text", "refusal"):
-            raise Unsupported("only parts of type 'text' are supported")
+        if part["type"] not in TEXT_PARTS:
+            raise Unsupported(f"[{len(texts)}].type: {ONLY_TEXT}")
         if not isinstance(text := part.get(part["type"]), str):
             raise InvalidParameter(f"{kinds}: each part has its text")
         texts.append(text)
@@ -132,15 +134,40 @@ def only_text(parts: object, text_types: Collection[str]) -> object:
     them again with every later turn."""
     if not isinstance(parts, list):
         return parts
-    return [_as_text(part) if _has_other_type(part, text_types) else part for part in parts]
+    return [_as_text(part, lambda kind: kind not in text_types) for part in parts]
 
 
-def _has_other_type(part: object, types: Collection[str]) -> bool:
-    return isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind not in types
+def with_earlier_as_text(messages: Any, is_replaced: Callable[[str], bool]) -> Any:
+    """The messages, or items. Of those before the last answer, parts of some types become texts: clients send the images of
+    earlier turns again with every later one."""
+    if not isinstance(messages, list):
+        return messages
+    answers = [index for index, each in enumerate(messages) if isinstance(each, dict) and _is_answer(each)]
+    earlier = [
+        {**each, "content": [_as_text(part, is_replaced) for part in each["content"]]}
+        if isinstance(each, dict) and isinstance(each.get("content"), list)
+        else each
+        for each in messages[: answers[-1] if answers else 0]
+    ]
+    return earlier + messages[len(earlier) :]
 
 
-def _as_text(part: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": text if isinstance(text := part.get("text"), str) else NOT_TEXT}
+def _is_answer(item: dict[str, Any]) -> bool:
+    return item.get("role") == "assistant" or item.get("type") == "function_call"
+
+
+def _as_text(part: object, is_replaced: Callable[[str], bool]) -> object:
+    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str) or not is_replaced(kind):
+        return part
+    text = text_of(part)
+    return {"type": "text", "text": NOT_TEXT if text is None else text}
+
+
+def text_of(part: dict[str, Any]) -> str | None:
+    """The text of a part of another type, such as Anthropic's text documents; None where it has none."""
+    source = part.get("source")
+    text = source.get("data") if isinstance(source, dict) and source.get("type") == "text" else part.get("text")
+    return text if isinstance(text, str) else None
 
 
 def _logit_bias(value: object) -> dict[int, float]:
@@ -186,7 +213,7 @@ _PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "arr
 _PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
 _PART_SCHEMA = {
     "type": "object",
-    "properties": {"type": {"enum": ["text", "refusal"]}, "text": {"type": "string"}, "refusal": {"type": "string"}},
+    "properties": {"type": {"enum": TEXT_PARTS}, "text": {"type": "string"}, "refusal": {"type": "string"}},
 }
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
 

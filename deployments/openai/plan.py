@@ -150,8 +150,8 @@ async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
     """The prompt of a chat, with its tools."""
     tools = body.offered if body.tool_use() is not None else ()
     options = body.chat_options
-    if tools or body.reasoning_effort is not None:
-        options = replace(options, tools=tools, reasoning_effort=body.reasoning_effort)
+    if tools or body.effort is not None:
+        options = replace(options, tools=tools, reasoning_effort=body.effort)
     return await encoder.dialog(body.messages, options, n=body.n or 1)
 
 

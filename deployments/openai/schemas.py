@@ -4,7 +4,7 @@ Unknown fields are ignored and null means absent, because clients send both; `un
 that are refused. Knows nothing of the model: `plan.py` checks the context, the vocabulary and a dialog's order.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -61,7 +61,7 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
         description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's).",
     )
     max_completion_tokens: OptionalInteger = Field(
-        None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens."
+        None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens, which it comes before."
     )
 
     @property
@@ -75,9 +75,6 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.max_tokens is not None and self.max_tokens != self.token_limit:
-            message = "max_tokens: contradicts max_completion_tokens; they are the same, send one of them"
-            raise InvalidParameter(message, param="max_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -137,12 +134,19 @@ class ChatBody(DialogOptions, GenerationBody):
     parallel_tool_calls: Flag = Field(None, description="false: one call at most.")
     functions: Functions = Field((), description="The older form of tools; the answer has `function_call`.")
     function_call: FunctionCall | None = Field(None, description="The older form of tool_choice.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="For chat templates that read it."
+    reasoning_effort: str | None = Field(
+        None, max_length=MAX_NAME_CHARS, description="For chat templates that read it, such as low."
     )
     include_reasoning: Flag = Field(None, description="vLLM's, false: the answer has no reasoning_content.")
     logprobs: Flag = None
     top_logprobs: OptionalInteger = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def effort(self) -> str | None:
+        """`reasoning_effort`, also as OpenRouter has it."""
+        reasoning = (self.model_extra or {}).get("reasoning")
+        word = reasoning.get("effort") if isinstance(reasoning, dict) and self.reasoning_effort is None else None
+        return word[:MAX_NAME_CHARS] if isinstance(word, str) else self.reasoning_effort
 
     @property
     def offered(self) -> tuple[Tool, ...]:

@@ -10,6 +10,7 @@ from deployments.openai.unsupported import REASONS, Neutral, any_value, equals, 
 from llama_core.errors import InvalidParameter
 from llama_core.grammar import build
 from llama_core.grammar.check import MAX_BYTES
+from llama_core.grammar.closed_objects import closed_objects
 
 if TYPE_CHECKING:
     from deployments.openai.schemas import GenerationBody
@@ -19,21 +20,17 @@ MAX_STRUCTURES: Final = 128
 # Fields that a `response_format` of each type may have.
 _FORMATS: Final = {
     "text": {"type"},
-    "json_object": {"type"},
+    "json_object": {"type", "schema"},
     "json_schema": {"type", "json_schema"},
     "structural_tag": {"type", "structures", "triggers", "format"},
 }
 # vLLM's options beside the kinds. There is one backend, without another to fall back to.
 _OPTIONS: Final[Neutral] = {
     "backend": any_value, "disable_fallback": any_value, "disable_any_whitespace": equals(False),
-    "disable_additional_properties": equals(False), "whitespace_pattern": no_value,
+    "disable_additional_properties": any_value, "whitespace_pattern": no_value,
 }  # fmt: skip
 _WHITE_SPACE: Final = REASONS["guided_whitespace_pattern"]
-_OPTION_REASONS: Final = {
-    "disable_any_whitespace": _WHITE_SPACE,
-    "whitespace_pattern": _WHITE_SPACE,
-    "disable_additional_properties": "the schema says it, with additionalProperties false",
-}
+_OPTION_REASONS: Final = {"disable_any_whitespace": _WHITE_SPACE, "whitespace_pattern": _WHITE_SPACE}
 
 
 def grammar_of(body: "GenerationBody") -> tuple[str, str]:
@@ -89,6 +86,8 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, Any] | None:
                 param="response_format.json_schema.schema",
             )
         return "json", wrapped["schema"]
+    if kind == "json_object" and isinstance(given.get("schema"), dict):  # llama.cpp's form
+        return "json", {"type": "object"} | given["schema"]
     return None if kind == "text" else (kind, given)
 
 
@@ -146,7 +145,7 @@ def _structural_tag(value: Any) -> str:
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
             raise InvalidParameter("each begin must begin with one of the triggers")
-        grammar = {**(schema or {}), "x-guidance": build.JSON_OPTIONS}
+        grammar = {**closed_objects(schema or {}), "x-guidance": build.JSON_OPTIONS}
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end))
     return build.joined(StructTag.to_grammar(tags, assume_special=False), {})
 

@@ -23,8 +23,10 @@ MAX_SCHEMA_DEPTH: Final = 32
 MAX_ID_CHARS: Final = 256
 MAX_ARGUMENT_CHARS: Final = 2**20
 MAX_CUT_OFF_CHARS: Final = 64 * 2**10  # of arguments that are completed, which is parsed once more
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # OpenAI allows 64, Anthropic and the Model Context Protocol 128
-_NAMES: Final = "must have 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")  # OpenAI allows 64 and fewer, the Model Context Protocol 128
+_NAMES: Final = "must have 1 to 128 of the characters a-z, A-Z, 0-9, _, -, ., : and /"
+_VALUES: Final = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+_JSON_TYPES: Final = ("null", "boolean", "number", "integer", "string", "array")  # beside object
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +101,36 @@ def _function(value: object, where: str, field: str) -> Tool:
 
 
 def _schema(value: object, where: str) -> str:
-    """JSON text of a schema that describes an object."""
-    if value is None:
-        value = {"properties": {}}
-    if not isinstance(value, dict) or value.get("type", "object") != "object":
+    """JSON text of a schema that describes an object. Wrong words of types are left to the grammar."""
+    value = {"properties": {}} if value in (None, []) else value  # PHP writes an empty object as a list
+    if not isinstance(value, dict):
         raise InvalidParameter(f"{where}: must be a JSON schema of type object")
     if _depth(value) > MAX_SCHEMA_DEPTH:
         raise InvalidParameter(f"{where}: may be nested {MAX_SCHEMA_DEPTH} deep at most")
-    if not isinstance(value.get("properties", {}), dict) or not _are_names(value.get("required", [])):
+    schema = _without_nulls(value)
+    kind = schema.get("type", "object")
+    if isinstance(kind, list) and "object" in kind:
+        schema["type"] = "object"
+    elif kind in _JSON_TYPES or not isinstance(kind, str):
+        raise InvalidParameter(f"{where}: must be a JSON schema of type object")
+    if schema.get("properties") == []:
+        schema["properties"] = {}
+    if not isinstance(schema.get("properties", {}), dict) or not _are_names(schema.get("required", [])):
         raise InvalidParameter(f"{where}: properties must be an object, and required a list of strings")
-    text = json.dumps({"type": "object", **value}, ensure_ascii=False)
+    text = json.dumps({"type": "object", **schema}, ensure_ascii=False)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidParameter(f"{where}: may have {MAX_SCHEMA_CHARS} characters at most")
     return text
+
+
+def _without_nulls(schema: Any) -> Any:
+    """A schema whose keywords that are null are absent, as Go and Java mean it."""
+    if isinstance(schema, list):
+        return [_without_nulls(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: each for key, each in schema.items() if each is not None or key == "const"}
+    return {key: each if key in _VALUES else _without_nulls(each) for key, each in kept.items()}
 
 
 def _are_names(value: object) -> bool:
@@ -170,9 +189,9 @@ def _tool_calls(value: object) -> list[dict[str, Any]]:
         function = each.get("function") if isinstance(each, dict) else None
         if not isinstance(each, dict) or not isinstance(function, dict) or each.get("type", "function") != "function":
             raise InvalidParameter(f"[{index}]: must be an object with id, type 'function' and function")
-        call_id = each.get("id")
-        if not isinstance(call_id, str) or not 1 <= len(call_id) <= MAX_ID_CHARS:
-            raise InvalidParameter(f"[{index}].id: must be a string of 1 to {MAX_ID_CHARS} characters")
+        call_id = each.get("id") or ""
+        if not isinstance(call_id, str) or len(call_id) > MAX_ID_CHARS:
+            raise InvalidParameter(f"[{index}].id: must be a string of at most {MAX_ID_CHARS} characters")
         calls.append({"id": call_id, "type": "function", "function": called(function, f"[{index}].function")})
     return calls
 
@@ -181,12 +200,12 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
     """Name and arguments of an earlier call. An object that `max_tokens` cut off is completed. Other arguments stay text: one
     mistake of a model must not refuse all later turns."""
     name, arguments = function.get("name"), function.get("arguments")
-    if arguments is None:
-        arguments = ""
+    if arguments is None or isinstance(arguments, dict):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(f"{where}.name: {_NAMES}")
     if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARS:
-        raise InvalidParameter(f"{where}.arguments: must be a text of at most {MAX_ARGUMENT_CHARS} characters")
+        raise InvalidParameter(f"{where}.arguments: must be JSON text of at most {MAX_ARGUMENT_CHARS} characters")
     try:
         if json.loads(arguments.strip() or "null") is None:
             arguments = "{}"
@@ -232,7 +251,7 @@ _CALL_SCHEMA: Final = {
         "type": {"const": "function"},
         "function": {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}},
     },
-    "required": ["id", "function"],
+    "required": ["function"],
 }
 _CHOICE_SCHEMA: Final = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}
 

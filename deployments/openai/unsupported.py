@@ -46,21 +46,21 @@ SUCCESSORS = {
 NEUTRAL: Neutral = dict.fromkeys(SUCCESSORS, empty) | {
     "length_penalty": equals(1), "typical_p": equals(1), "suffix": equals(""), "use_beam_search": equals(False),
     "early_stopping": equals(False),
-    "modalities": equals(["text"]), "audio": no_value, "prediction": no_value, "moderation": no_value,
+    "modalities": equals(["text"]), "audio": no_value, "prediction": any_value, "moderation": no_value,
     "prompt_embeds": no_value, "truncate_prompt_tokens": no_value,
     "logits_processors": empty, "chat_template": no_value, "documents": empty,
     "thinking_token_budget": equals(-1), "logprob_token_ids": empty, "vllm_xargs": empty, "watermarking": equals(False),
     "repetition_detection": has(max_pattern_size=equals(0)), "kv_transfer_params": empty, "ec_transfer_params": empty,
-    "return_prompt_text": equals(False), "guided_whitespace_pattern": no_value, "enable_thinking": no_value,
+    "return_prompt_text": equals(False), "guided_whitespace_pattern": no_value,
 }  # fmt: skip
 COMPLETION_NEUTRAL: Neutral = NEUTRAL | {
     "tools": empty, "tool_choice": equals("none"), "functions": empty, "function_call": equals("none"),
-    "reasoning_effort": equals("none"), "include_reasoning": equals(True),
+    "reasoning_effort": any_value, "enable_thinking": any_value, "include_reasoning": equals(True),
     "continue_final_message": equals(False), "add_generation_prompt": equals(True), "chat_template_kwargs": empty
 }  # fmt: skip
 CHAT_NEUTRAL: Neutral = NEUTRAL | {
     "echo": equals(False), "best_of": equals(1), "add_special_tokens": equals(False), "parse_special": equals(False),
-    "reasoning": has(effort=no_value, enabled=equals(True), max_tokens=no_value, exclude=equals(False)),
+    "reasoning": has(effort=any_value, enabled=equals(True), max_tokens=no_value, exclude=equals(False)),
 }  # fmt: skip
 # Fields of chat completions that other routes do not have. `user` and `priority` are not among them: they change no answer.
 CHATS_OWN: Neutral = {
@@ -73,7 +73,8 @@ CHATS_OWN: Neutral = {
     "return_token_ids": equals(False), "return_tokens_as_token_ids": equals(False),
     "response_format": equals({"type": "text"}), "structured_outputs": empty,
     "functions": empty, "function_call": equals("none"), "parallel_tool_calls": equals(True),
-    "reasoning_effort": no_value, "continue_final_message": equals(False), "add_generation_prompt": equals(True),
+    "reasoning_effort": no_value, "enable_thinking": no_value,
+    "continue_final_message": equals(False), "add_generation_prompt": equals(True),
     "chat_template_kwargs": empty,
 }  # fmt: skip
 MESSAGE_NEUTRAL: Neutral = {"function_call": no_value, "audio": no_value}
@@ -99,8 +100,7 @@ REASONS = {
     "typical_p": "the samplers are temperature, min_p, top_k and top_p",
     "thinking_token_budget": "reasoning has no limit of its own: max_tokens counts it too",
     "include_reasoning": "the text of a completion has all that the model writes",
-    "reasoning": "the field is reasoning_effort",
-    "enable_thinking": "chat_template_kwargs sets it, for templates that read it",
+    "reasoning": "of its parts, chats take effort",
     "logprob_token_ids": "log-probabilities are those of the likeliest tokens; /v1/score and /v1/classify compare given ones",
     "vllm_xargs": "it has no extensions of requests",
     "watermarking": "no answer has a watermark",

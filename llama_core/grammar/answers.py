@@ -7,9 +7,10 @@ from llguidance import LLMatcher
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import joined, schema_of
 from llama_core.grammar.check import MAX_BYTES, byte_vocabulary, checked, in_background, limits
+from llama_core.grammar.tool_schemas import usable_tools
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.tools.json_scan import MAX_SPACES, SPACES
-from llama_core.text.tools.lark import SPACE, MarkIds, arguments, pattern
+from llama_core.text.tools.lark import SPACE, MarkIds, pattern
 from llama_core.text.tools.tool import Call, ToolUse
 from llama_core.text.tools.tool_format import ToolFormat
 
@@ -38,8 +39,9 @@ def answer_grammar(
         if wanted:
             _check_beside_calls(wanted, form.tool_format, param)
             use = replace(use, mode="required")
+        use = usable_tools(use, scope)
         # Where control tokens are characters, which the check's vocabulary has.
-        _check_tools(_joined(form, MarkIds(), use, wanted, begun), use, scope)
+        checked(_joined(form, MarkIds(), use, wanted, begun), "tools", scope)
     elif not wanted:
         return ""
     is_plain = use is None and begun is None and not form.is_spaced
@@ -80,21 +82,6 @@ def _calls(tool_format: ToolFormat, marks: MarkIds, use: ToolUse, has_wanted: bo
         lines.append(f"answer: | TEXT | triggered{more} {rules.end}".rstrip())
         lines.append(f"triggered: {' | '.join(rules.triggered)}")
     return [*lines, *rules.definitions]
-
-
-def _check_tools(grammar: str, use: ToolUse, scope: str) -> None:
-    """Raises InvalidParameter that names the tool whose schema cannot be followed, or all where none alone is at fault."""
-    try:
-        checked(grammar, "tools", scope)
-    except InvalidParameter:
-        for index, tool in enumerate(use.tools):
-            place = tool.place or f"tools[{index}].function.parameters"
-            try:
-                checked(joined(f"start: {arguments(use, index)}", {}), place, scope)
-            except InvalidParameter as error:
-                remedy = ": change it, or set strict to false" if tool.strict else ""
-                raise InvalidParameter(error.message + remedy, param=place) from None
-        raise
 
 
 def _check_beside_calls(wanted: str, tool_format: ToolFormat, param: str) -> None:

@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from llama_core.errors import InvalidParameter
+from llama_core.grammar.closed_objects import closed_objects
 from llama_core.shared_cache import SharedCache
 
 MAX_BYTES: Final = 3 * 2**16  # of a grammar, as in `SamplingParams.grammar`
@@ -83,7 +84,8 @@ def limits(*, is_followed: bool = False) -> LLParserLimits:
 
 
 def checked(grammar: str, param: str, scope: str = "") -> str:
-    """The grammar as rank 0 follows it: with Lark in place of GBNF. scope: results are kept for each scope alone.
+    """The grammar as rank 0 follows it: with Lark in place of GBNF, and a schema's objects closed. scope: results are kept for
+    each scope alone.
 
     Raises InvalidParameter that names `param`, with llguidance's reason, unless the grammar compiles within the limits."""
     if len(grammar.encode(errors="replace")) > MAX_BYTES:
@@ -97,7 +99,7 @@ def checked(grammar: str, param: str, scope: str = "") -> str:
 def _outcome(grammar: str) -> tuple[str, str]:
     """The grammar to follow, and why it is refused, or ""."""
     try:
-        followed = _without_gbnf(grammar)
+        followed = _with_closed_objects(_without_gbnf(grammar))
         return followed, _unbounded(followed) or in_background(lambda: _fault(followed))
     except RecursionError:
         return grammar, "is nested too deep"
@@ -185,6 +187,16 @@ def _without_gbnf(grammar: str) -> str:
         raise
     except Exception as error:  # the converter raises several types
         raise InvalidParameter(f"is not valid GBNF: {reason(str(error))}") from None
+
+
+def _with_closed_objects(grammar: str) -> str:
+    """The grammar of a JSON schema with its objects closed; others as they are. Raises InvalidParameter or RecursionError."""
+    try:
+        first, *others = json.loads(grammar)["grammars"]
+        schema = first["json_schema"]
+    except (ValueError, TypeError, KeyError):
+        return grammar
+    return json.dumps({"grammars": [{**first, "json_schema": closed_objects(schema)}, *others]})
 
 
 def _sources(grammar: str, decoder: json.JSONDecoder) -> list[str]:

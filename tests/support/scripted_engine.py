@@ -270,6 +270,7 @@ class FakeEngine:
             max_queue=8,
             max_queue_tokens=1024,
             block_size=16,
+            sampling_defaults=self.sampling_defaults,
             blocks_total=100,
             blocks_used=self.num_open,
             requests_running=self.num_open,

@@ -128,10 +128,10 @@ function requestBody() {
   const messages = turns().slice(0, -1).map(({ role, content, calls, tool_call_id }) =>
     ({ role, content, ...(calls && { tool_calls: calls }), ...(tool_call_id && { tool_call_id }) }));
   if (system) messages.unshift({ role: "system", content: system });
-  const body = { messages, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true },
-    temperature: Number($("temperature").value), top_p: Number($("top_p").value) };
-  const penalty = Number($("repetition_penalty").value), tools = $("tools").value.trim();
-  if (penalty !== 1) body.repetition_penalty = penalty;
+  const body = { messages, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
+  const tools = $("tools").value.trim();
+  for (const input of moved()) body[input.id] = Number(input.value);
+  if (!$("models").hidden) body.model = $("models").value;
   if (limit > 0) body.max_tokens = limit;
   if (!Number.isNaN(seed)) body.seed = seed;
   if ($("probabilities").checked) Object.assign(body, { logprobs: true, top_logprobs: 5 });

@@ -3,13 +3,23 @@
 const root = document.documentElement;
 const fields = ["system", "temperature", "top_p", "repetition_penalty", "max_tokens", "seed", "tools"];
 
+const sliders = [...document.querySelectorAll("dialog input[type=range]")];
+let models = [], props = {};   // as the server describes them
+
+/** The sliders that the user has moved. The server decides about the others. */
+function moved() { return sliders.filter(input => "moved" in input.dataset) }
 function showValues() {
-  for (const input of document.querySelectorAll("dialog input[type=range]")) input.labels[0].querySelector(".value").textContent = input.value;
+  const { id, parent } = chosen() ?? {}, defaults = [id, parent].includes(props.model) ? props.sampling_defaults : {};
+  for (const input of sliders) {
+    const isMoved = "moved" in input.dataset, known = defaults?.[input.id];
+    if (!isMoved) input.value = known ?? input.defaultValue;
+    input.labels[0].querySelector(".value").textContent = isMoved ? input.value : known ?? "the model's";
+  }
 }
 for (const name of fields) {
   const input = $(name), saved = store.get(name);
-  if (saved !== null) input.value = saved;
-  input.addEventListener("input", () => { store.set(name, input.value); showValues() });
+  if (saved !== null) { input.value = saved; input.dataset.moved = "" }
+  input.addEventListener("input", () => { store.set(name, input.value); input.dataset.moved = ""; showValues() });
 }
 $("probabilities").checked = store.get("probabilities") === "1";
 $("probabilities").onchange = () => {
@@ -17,7 +27,10 @@ $("probabilities").onchange = () => {
   for (const turn of turns()) if (turn.role === "assistant") draw(turn);
 };
 showValues();
-$("reset").onclick = () => { for (const name of fields) { $(name).value = $(name).defaultValue; store.set(name, $(name).value) } showValues() };
+$("reset").onclick = () => {
+  for (const name of fields) { $(name).value = $(name).defaultValue; delete $(name).dataset.moved; store.drop(name) }
+  showValues();
+};
 $("open-settings").onclick = () => $("settings").showModal();
 $("open-status").onclick = () => statusView.open();
 $("status-view").onclose = () => clearInterval(statusView.timer);
@@ -101,14 +114,31 @@ addEventListener("keydown", event => {
 });
 for (const button of document.querySelectorAll(".suggest button")) button.onclick = () => send(button.textContent);
 
+function chosen() { return models.find(each => each.id === $("models").value) ?? models[0] }
+function showModels() {
+  const select = $("models"), wanted = select.value || store.get("model");
+  select.replaceChildren(...models.map(each => new Option(each.id)));
+  if (models.some(each => each.id === wanted)) select.value = wanted;
+  select.hidden = models.length < 2;
+  $("model").hidden = !select.hidden;
+  showChosen();
+}
+function showChosen() {
+  contextSize = chosen().max_model_len;
+  $("model").textContent = chosen().id;
+  $("max_tokens").max = contextSize;
+  showValues();
+}
+$("models").onchange = () => { store.set("model", $("models").value); showChosen(); showContext(0) };
+
 // While the server loads, show its state and poll.
 async function connect() {
   try {
-    const [ready, models] = await Promise.all([fetch(new URL("ready", base)), fetch(new URL("v1/models", base))]);
-    const model = (await models.json()).data[0], state = await ready.json();
-    contextSize = model.max_model_len;
-    $("model").textContent = model.id;
-    $("max_tokens").max = contextSize;
+    const answers = await Promise.all(["ready", "v1/models", "props"].map(path => fetch(new URL(path, base))));
+    const [state, list, described] = await Promise.all(answers.map(each => each.json()));
+    models = list.data;
+    props = described;
+    showModels();
     if (!$("used").textContent) showContext(0);
     $("status").textContent = state.ready ? "" : `${state.phase}… ${state.detail}`;
     if (!state.ready) setTimeout(connect, 2000);

@@ -1,9 +1,11 @@
 // Markdown as nodes of the page. Text goes into the page through textContent only: nothing that a model writes becomes markup.
 // Links are shown as text, because a page that a model writes to must not lead elsewhere.
 
+const DEEPEST = 30;   // levels of quotes, lists and emphasis; browsers crash on thousands
 const BLOCK = /^(?:```|#{1,6} |>|[-*+] |\d{1,9}[.)] |\|)/;
 
-function markdown(text) {
+function markdown(text, depth = 0) {
+  if (depth > DEEPEST) return document.createTextNode(text);
   const target = document.createDocumentFragment(), trimmed = text.trim();
   if (/^[[{]/.test(trimmed)) {
     try { target.append(codeBlock(JSON.stringify(JSON.parse(trimmed), null, 2), "json")); return target } catch { /* not JSON, or not all of it yet */ }
@@ -26,11 +28,11 @@ function markdown(text) {
     } else if (line.startsWith(">")) {
       while (at < lines.length && lines[at].startsWith(">")) at++;
       const quote = element("blockquote");
-      quote.append(markdown(lines.slice(from, at).map(each => each.replace(/^> ?/, "")).join("\n")));
+      quote.append(markdown(lines.slice(from, at).map(each => each.replace(/^> ?/, "")).join("\n"), depth + 1));
       target.append(quote);
     } else if (/^\s*(?:[-*+]|\d{1,9}[.)]) /.test(line)) {
       while (at < lines.length && /^(?:\s*(?:[-*+]|\d{1,9}[.)]) |\s{2,}\S)/.test(lines[at])) at++;
-      target.append(list(lines.slice(from, at)));
+      target.append(list(lines.slice(from, at), depth + 1));
     } else if (line.startsWith("|") && /^\|?[\s:|-]+\|[\s:|-]*$/.test(lines[at + 1] ?? "")) {
       while (at < lines.length && lines[at].startsWith("|")) at++;
       target.append(table(lines.slice(from, at)));
@@ -44,7 +46,8 @@ function markdown(text) {
   return target;
 }
 
-function list(lines) {
+function list(lines, depth) {
+  if (depth > DEEPEST) return document.createTextNode(lines.join("\n"));
   const made = element(/^\s*\d/.test(lines[0]) ? "ol" : "ul"), indent = /^\s*/.exec(lines[0])[0].length;
   if (made.tagName === "OL") made.start = parseInt(lines[0], 10);
   for (let at = 0; at < lines.length;) {
@@ -52,7 +55,7 @@ function list(lines) {
     inline(item, lines[from - 1].replace(/^\s*(?:[-*+]|\d{1,9}[.)]) /, ""));
     while (at < lines.length && /^\s*/.exec(lines[at])[0].length > indent) at++;
     const inner = lines.slice(from, at);
-    if (inner.length) item.append(/^\s*(?:[-*+]|\d{1,9}[.)]) /.test(inner[0]) ? list(inner) : markdown(inner.map(each => each.trim()).join("\n")));
+    if (inner.length) item.append(/^\s*(?:[-*+]|\d{1,9}[.)]) /.test(inner[0]) ? list(inner, depth + 1) : markdown(inner.map(each => each.trim()).join("\n"), depth + 1));
     made.append(item);
   }
   return made;
@@ -73,7 +76,7 @@ function table(lines) {
   return made;
 }
 
-function inline(target, text) {
+function inline(target, text, depth = 0) {
   const pattern = /(`+)(.+?)\1|(\*\*|__)(?=\S)(.+?)\3|(?<![\w*])([*_])(?=\S)(.+?)(?<=\S)\5(?![\w*])/g;
   let end = 0;
   for (const found of text.matchAll(pattern)) {
@@ -81,7 +84,7 @@ function inline(target, text) {
     end = found.index + found[0].length;
     if (found[2] !== undefined) { target.append(element("code", "", found[2])); continue }
     const node = element(found[4] !== undefined ? "strong" : "em");
-    inline(node, found[4] ?? found[6]);
+    if (depth < DEEPEST) inline(node, found[4] ?? found[6], depth + 1); else node.textContent = found[4] ?? found[6];
     target.append(node);
   }
   target.append(text.slice(end));

@@ -2,6 +2,7 @@
 
 const store = {
   get(key) { try { return localStorage.getItem("llama." + key) } catch { return null } },
+  drop(key) { try { localStorage.removeItem("llama." + key) } catch { /* a private window */ } },
   set(key, value) {
     try { localStorage.setItem("llama." + key, value); return true } catch { return false }   // full, or a private window
   },

@@ -4,6 +4,7 @@ Unknown fields are ignored and null means absent, as in `deployments/openai/sche
 are cached anyway.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, WithJsonSchema, model_validator
@@ -13,12 +14,15 @@ from deployments.openai.field_types import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     MAX_TOKENS,
+    ONLY_TEXT,
     Body,
     Flag,
     OptionalInteger,
     Stop,
     User,
     only_text,
+    text_of,
+    with_earlier_as_text,
 )
 from deployments.openai.tool_fields import MAX_ID_CHARS, MAX_TOOLS
 from deployments.openai.translation import kind_of
@@ -40,17 +44,27 @@ def _blocks(block: Any, *kinds: str, is_result: bool = False) -> BeforeValidator
             return [{"type": "text", "text": value}]
         if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
             raise InvalidParameter(f"must be a string or a list of at most {MAX_CONTENT_PARTS} content blocks")
-        for index, block in enumerate(value):
-            kind = block.get("type") if isinstance(block, dict) else None
-            if not isinstance(kind, str):
-                raise InvalidParameter(f"[{index}]: must be an object with a type")
-            if kind not in kinds:
-                what = "this model reads text only; " if kind in ("image", "document") else ""
-                raise Unsupported(f"[{index}].type: {what}the types supported here are {', '.join(kinds)}")
-        return value
+        return [_known(block, f"[{index}]", kinds) for index, block in enumerate(value)]
 
     accepted: Any = str | list[block | dict[str, Any]] | None if is_result else str | list[block]
     return BeforeValidator(check, json_schema_input_type=accepted)
+
+
+def _known(block: object, place: str, kinds: Collection[str]) -> object:
+    """The block, or one of `kinds` in its place: the text of a document, or nothing where the API's own tools were called."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(block, dict) or not isinstance(kind, str):
+        raise InvalidParameter(f"{place}: must be an object with a type")
+    if kind in kinds:
+        return block
+    if kind == "document" and (text := text_of(block)) is not None:
+        return {"type": "text", "text": text}
+    if kind == "compaction" and isinstance(block.get("content"), str | None):
+        return {"type": "text", "text": block.get("content") or ""}
+    if kind.endswith(_OTHER_TOOLS) and "redacted_thinking" in kinds:
+        return {"type": "redacted_thinking"}
+    what = f"{ONLY_TEXT}; " if kind in _NOT_READ else ""
+    raise Unsupported(f"{place}.type: {what}the types supported here are {', '.join(kinds)}")
 
 
 def _list(value: object) -> object:
@@ -67,14 +81,14 @@ class TextBlock(Body):
 
 class ToolUseBlock(Body):
     type: Literal["tool_use"]
-    id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    id: str = Field(max_length=MAX_ID_CHARS)
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | str | None = Field(None, description="An object. A text stays one.")
 
 
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
-    tool_use_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    tool_use_id: str = Field(max_length=MAX_ID_CHARS)
     content: Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text", is_result=True)] = Field(
         default_factory=list
     )
@@ -92,6 +106,8 @@ class RedactedThinkingBlock(Body):
     type: Literal["redacted_thinking"]
 
 
+_NOT_READ = ("image", "document")
+_OTHER_TOOLS = ("_tool_use", "_tool_result")  # ends of the types of blocks of the API's own tools
 _KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 Block = Annotated[
     Annotated[TextBlock, Tag(KIND_MARK + "text")]
@@ -189,12 +205,15 @@ class OutputFormat(Body):
 class OutputConfig(CheckedBody):
     neutral: ClassVar[Neutral] = {"task_budget": no_value}
     format: OutputFormat | None = Field(None, description="The answer is JSON by this schema.")
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="For chat templates that read it."
-    )
+    effort: str | None = Field(None, description="For chat templates that read it.")
 
 
-InputMessages = Annotated[list[InputMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+InputMessages = Annotated[
+    list[InputMessage],
+    FailFast(),
+    Field(min_length=1, max_length=MAX_MESSAGES),
+    BeforeValidator(lambda value: with_earlier_as_text(value, lambda kind: kind in _NOT_READ)),
+]
 StopSequences = Annotated[Stop, BeforeValidator(_list), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 System = Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")]
 InputTools = Annotated[

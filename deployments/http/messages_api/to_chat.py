@@ -1,6 +1,5 @@
 """The parts of a body of Anthropic's messages as fields of a chat."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -80,7 +79,7 @@ def _add_message(messages: ChatMessages, message: InputMessage, place: str) -> N
         if block.type == "text":
             texts.append(block.text)
         elif block.type == "tool_use":
-            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
             num_results += 1

@@ -8,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.openai.errors import Unsupported
-from deployments.openai.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag, only_text
+from deployments.openai.field_types import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    ONLY_TEXT,
+    Body,
+    Flag,
+    only_text,
+    with_earlier_as_text,
+)
 from deployments.openai.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
 from deployments.openai.translation import kind_of
 from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
@@ -18,7 +26,7 @@ from llama_core.errors import InvalidParameter
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 # Ends of the types of items of tools that this server does not run: web_search_call, custom_tool_call_output.
-_OTHER_TOOLS = ("_call", "_call_output")
+_OTHER_TOOLS = ("_call", "_call_output", "mcp_list_tools", "_approval_request", "_approval_response", "compaction")
 OFFERED = ("function", "namespace")  # types of tools; the model gets no others
 TOOL_NEUTRAL = {"allowed_callers": equals([], ["direct"]), "async": equals(False), "output_schema": no_value}
 
@@ -35,7 +43,7 @@ def _text(value: object) -> str:
         if not isinstance(part, dict) or not isinstance(kind, str):
             raise InvalidParameter(f"[{index}]: must be an object with a type")
         if kind not in _TEXT_PARTS:
-            raise Unsupported(f"[{index}].type: this model reads text only: input_text and output_text")
+            raise Unsupported(f"[{index}].type: {ONLY_TEXT}")
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise InvalidParameter(f"[{index}].text: must be a string")
@@ -55,7 +63,7 @@ def _items(value: object) -> object:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
         raise InvalidParameter(f"must be a string or a list of 1 to {MAX_MESSAGES} items")
     items = []
-    for index, item in enumerate(value):
+    for index, item in enumerate(with_earlier_as_text(value, lambda kind: kind not in _TEXT_PARTS)):
         if not isinstance(item, dict):
             raise InvalidParameter(f"[{index}]: must be an object with a type")
         kind = item.get("type") or "message"
@@ -92,15 +100,15 @@ class MessageItem(Body):
 
 class FunctionCallItem(Body):
     type: Literal["function_call"]
-    call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    call_id: str = Field(max_length=MAX_ID_CHARS)
     name: str
     namespace: str | None = None
-    arguments: str = Field("", max_length=MAX_ARGUMENT_CHARS)
+    arguments: str | dict[str, Any] = Field("", max_length=MAX_ARGUMENT_CHARS)
 
 
 class FunctionCallOutputItem(Body):
     type: Literal["function_call_output"]
-    call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    call_id: str = Field(max_length=MAX_ID_CHARS)
     output: Result = Field("", description="A string, or a list of parts. Images in it become a text that says so.")
 
 
@@ -173,7 +181,5 @@ class TextConfig(Body):
 
 class Reasoning(CheckedBody):
     neutral: ClassVar[Neutral] = {"context": equals("auto"), "mode": equals("standard")}
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="For chat templates that read it."
-    )
+    effort: str | None = Field(None, description="For chat templates that read it.")
     summary: str | None = Field(None, description="Accepted: the answer has the whole reasoning.")

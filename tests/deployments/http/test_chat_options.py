@@ -60,6 +60,11 @@ async def test_a_chat_is_written_by_the_models_template(engine: FakeEngine) -> N
             {"chat_template_kwargs": {"enable_thinking": False}},
             ChatOptions(template_variables={"enable_thinking": False}),
         ),
+        ({"enable_thinking": False}, ChatOptions(template_variables={"enable_thinking": False})),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            ChatOptions(template_variables={"enable_thinking": False}),
+        ),
         ({"continue_final_message": True}, ChatOptions(False, True)),
         ({"continue_final_message": True, "add_generation_prompt": False}, ChatOptions(False, True)),
         ({"add_generation_prompt": None, "continue_final_message": None, "chat_template_kwargs": None}, ChatOptions()),
@@ -104,6 +109,14 @@ async def test_variables_that_the_template_does_not_read_change_nothing(path: st
         assert path != "/tokenize" or whole[0].json() == whole[1].json()
         prompts = [stream.prompt for stream in engine.streams]
         assert prompts[: len(prompts) // 2] == prompts[len(prompts) // 2 :]
+
+
+async def test_the_effort_of_reasoning_reaches_the_template_in_either_form(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    engine = engine_with(folder, TemplateChatFormat(tokenizer, "{{ reasoning_effort }} {{ messages[0].content }}"))
+    for fields in ({"reasoning_effort": "much"}, {"reasoning": {"effort": "much"}}):
+        assert (await post(engine, messages=HELLO, **fields)).status_code == 200
+        assert engine.tokenizer.decode(engine.streams[-1].prompt).startswith("much ")
 
 
 async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> None:

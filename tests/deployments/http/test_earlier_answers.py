@@ -172,6 +172,75 @@ async def test_an_image_in_the_result_of_a_tool_becomes_a_text(path: str) -> Non
         assert "Kept." in prompt
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+async def test_an_image_of_an_earlier_turn_becomes_a_text_and_one_of_the_last_is_refused(path: str) -> None:
+    kind = {"/v1/responses": "input_image", "/v1/messages": "image"}.get(path, "image_url")
+    asked = {"role": "user", "content": [{"type": "text", "text": "See"}, {"type": kind, "source": {"type": "base64"}}]}
+    field = "input" if path == "/v1/responses" else "messages"
+    limit = {"max_tokens": 5} if path == "/v1/messages" else {}
+    engine = calling_engine("x")
+    answer = await post(engine, path, **{field: [asked, {"role": "assistant", "content": "A cat."}, *AGAIN]}, **limit)
+    assert answer.status_code == 200, answer.text
+    if path != "/tokenize":
+        assert f"See\n{NOT_TEXT}" in engine.tokenizer.decode(engine.streams[-1].prompt)
+    for messages in ([asked], [*HELLO, {"role": "assistant", "content": "Hi."}, asked]):
+        error = (await post(engine, path, **{field: messages}, **limit)).json()["error"]
+        place = f"{field}[{len(messages) - 1}].content[1].type: "
+        assert error["message"].startswith(place) and "image" in error["message"]
+
+
+async def test_thinking_parts_are_the_reasoning_of_their_answer() -> None:
+    parts = [
+        {"type": "thinking", "thinking": "Let me see."},
+        {"type": "text", "text": "Yes."},
+        {"type": "redacted_thinking"},
+    ]
+    assert "assistant Let me see. Yes.\n" in await prompt_of(thinker(), {"role": "assistant", "content": parts})
+
+
+@pytest.mark.parametrize("call_id", ["", None])
+async def test_calls_may_have_no_id_and_arguments_that_are_an_object(call_id: str | None) -> None:
+    engine = calling_engine("x")
+    call: dict[str, Any] = {"id": call_id, "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+    result = {"role": "tool", "tool_call_id": "", "content": "sun"}
+    prompt = await prompt_of(engine, {"role": "assistant", "content": None, "tool_calls": [call]}, result)
+    assert prompt == await prompt_of(engine, calling('{"city": "Rome"}'), result | {"tool_call_id": "c1"})
+    item = {"type": "function_call", "call_id": "", "name": "get_weather", "arguments": {"city": "Rome"}}
+    output = {"type": "function_call_output", "call_id": "", "output": "sun"}
+    assert (await post(engine, "/v1/responses", input=[*HELLO, item, output, *AGAIN])).status_code == 200
+    assert engine.tokenizer.decode(engine.streams[-1].prompt) == prompt
+
+
+@pytest.mark.parametrize(("given", "arguments"), [(None, "{}"), ("x", "x"), ('{"city": "Rome"}', '{"city": "Rome"}')])
+async def test_the_input_of_a_messages_call_may_be_null_or_text(given: str | None, arguments: str) -> None:
+    engine = calling_engine("x")
+    use = {"type": "tool_use", "id": "c1", "name": "get_weather", "input": given}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "sun"}
+    messages = [*HELLO, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}, *AGAIN]
+    assert (await post(engine, "/v1/messages", messages=messages, max_tokens=5)).status_code == 200
+    told = {"role": "tool", "tool_call_id": "c1", "content": "sun"}
+    assert engine.tokenizer.decode(engine.streams[-1].prompt) == await prompt_of(engine, calling(arguments), told)
+
+
+async def test_blocks_of_the_apis_own_tools_are_left_out_and_documents_and_summaries_are_texts() -> None:
+    engine = calling_engine("x")
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}
+    found = {
+        "type": "web_search_tool_result",
+        "tool_use_id": "s",
+        "content": [{"type": "web_search_result", "url": "u"}],
+    }
+    answered = [search, found, {"type": "compaction", "content": "So far."}, {"type": "text", "text": "Yes."}]
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "The text."}}
+    messages = [*HELLO, {"role": "assistant", "content": answered}, {"role": "user", "content": [document]}]
+    assert (await post(engine, "/v1/messages", messages=messages, max_tokens=5)).status_code == 200
+    plain = [*HELLO, {"role": "assistant", "content": "So far.\nYes."}, {"role": "user", "content": "The text."}]
+    assert (await post(engine, messages=plain)).status_code == 200
+    assert engine.streams[0].prompt == engine.streams[1].prompt
+    items = [*HELLO, {"type": "compaction", "encrypted_content": "x"}, *AGAIN]
+    assert (await post(engine, "/v1/responses", input=items)).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasoning_has_both_names_in_answers(stream: bool) -> None:
     answer = await post(thinker(), messages=HELLO, stream=stream)

@@ -12,7 +12,6 @@ from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.schemas import ChatBody, CompletionBody
 from deployments.openai.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, REASONS, SUCCESSORS
 from deployments.openai.validation import validate
-from llama_core.errors import InvalidParameter
 from tests.support.engine_fields import HARMLESS, VLLM_CHAT, VLLM_COMPLETION
 from tests.support.scripted_engine import FakeEngine
 
@@ -31,7 +30,6 @@ SWITCHES: dict[str, tuple[list[Any], list[Any]]] = {
     "early_stopping": ([False], [True]),
     "logits_processors": ([[]], [["p"]]),
     "return_prompt_text": ([False], [True]),
-    "enable_thinking": ([], [False]),
     "typical_p": ([1], [0.9]),
     "use_beam_search": ([False], [True]),
     "length_penalty": ([1], [2]),
@@ -45,7 +43,7 @@ OF_CHATS: dict[str, tuple[list[Any], list[Any]]] = {
     "echo": ([False], [True]),
     "best_of": ([1], [2]),
     "add_special_tokens": ([False], [True]),
-    "reasoning": ([{}, {"enabled": True}], [{"effort": "high"}, {"enabled": False}]),
+    "reasoning": ([{}, {"enabled": True}, {"effort": "high"}], [{"enabled": False}]),
 }
 OF_COMPLETIONS: dict[str, tuple[list[Any], list[Any]]] = {"include_reasoning": ([True], [False])}
 TEMPLATES = {"tools", "tool_choice", "continue_final_message", "add_generation_prompt", "chat_template_kwargs"}
@@ -128,10 +126,17 @@ async def test_a_removed_name_is_ignored_beside_its_equal_successor_and_refused_
         assert refused.value.param == name
 
 
-async def test_the_two_names_of_the_limit_must_agree() -> None:
-    with pytest.raises(InvalidParameter) as refused:
-        await plans(max_tokens=7, max_completion_tokens=8)
-    assert refused.value.param == "max_tokens"
+async def test_of_the_two_names_of_the_limit_the_newer_one_counts() -> None:
+    assert await plans(max_tokens=7, max_completion_tokens=8, seed=5) == await plans(max_tokens=8, seed=5)
+
+
+async def test_hints_that_change_nothing_pass() -> None:
+    hints = {
+        "prediction": {"type": "content", "content": "x"},
+        "reasoning_effort": "any word",
+        "enable_thinking": False,
+    }
+    assert await plans(seed=5, **hints) == await plans(seed=5)
 
 
 async def test_fields_that_change_no_answer_may_have_any_value() -> None:

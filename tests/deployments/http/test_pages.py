@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.interface import Readiness
+from deployments.engine.interface import Readiness, SamplingDefaults
 from llama_core.errors import NonFiniteLogits
 from tests.support import http
 from tests.support.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
+
+
+@pytest.fixture(autouse=True)
+def no_callback_fails() -> None:
+    """Instead of the asynchronous one: Playwright's event loop runs in this thread, where no other one may."""
 
 
 @pytest.fixture
@@ -125,6 +130,94 @@ def test_settings_reach_the_server_and_outlive_a_reload(page: Any, served: Serve
     params = served.engine.streams[-1].params
     assert (params.temperature, params.top_p, params.max_tokens) == (0, 0.5, 5)
     assert "Be brief." in served.engine.tokenizer.decode(served.engine.streams[-1].prompt)
+
+
+def test_the_servers_defaults_are_shown_and_only_what_was_moved_is_sent(page: Any, served: Served) -> None:
+    served.engine.sampling_defaults = SamplingDefaults(temperature=0.27, top_p=0.75, repetition_penalty=1.1)
+    page.reload()
+    until(page, "document.getElementById('temperature').labels[0].textContent.includes('0.27')")
+    bodies: list[Any] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    ask_and_wait(page, "hi")
+    params = served.engine.streams[-1].params
+    assert (params.temperature, params.top_p, params.repetition_penalty) == (0.27, 0.75, 1.1)
+    assert bodies[-1].keys() == {"messages", "stream", "stream_options"}
+    page.click("#open-settings")
+    page.fill("#top_p", "0.5")
+    page.press("#system", "Escape")
+    page.click("#clear")
+    ask_and_wait(page, "hi")
+    params = served.engine.streams[-1].params
+    assert (params.temperature, params.top_p, bodies[-1]["top_p"]) == (0.27, 0.5, 0.5) and "temperature" not in bodies[
+        -1
+    ]
+    page.click("#open-settings")
+    page.click("#reset")
+    page.press("#system", "Escape")
+    page.reload()
+    ask(page, "again")
+    until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    assert served.engine.streams[-1].params.top_p == 0.75 and "top_p" not in bodies[-1]
+
+
+class TwoModels(FakeEngine):
+    """An engine beside another one, whose name is markup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = FakeEngine("The other one.")
+        self.other.model_id, self.other.max_seq_len = "tuned <b>", 512
+
+    @property
+    def models(self) -> dict[str, Any]:
+        return {self.model_id: self, self.other.model_id: self.other}
+
+
+def test_a_model_can_be_chosen_and_stays_chosen(browser: Any) -> None:
+    engine = TwoModels()
+    with serve(engine) as two:
+        page = browser.new_page()
+        page.goto(two.url)
+        page.select_option("#models", "tuned <b>")
+        until(page, "document.getElementById('used').textContent === '0 / 512 tokens'")
+        page.reload()
+        ask_and_wait(page, "hi")
+        assert page.text_content(".assistant .text") == "The other one." and not page.is_visible("#model")
+        assert page.locator("#models option").all_text_contents() == [engine.model_id, "tuned <b>"]
+        page.click("#open-settings")
+        assert "the model's" in page.text_content("label:has(#temperature)")  # /props describes the first one
+        page.press("#system", "Escape")
+        page.select_option("#models", engine.model_id)
+        page.click("#clear")
+        ask_and_wait(page, "hi")
+        assert page.text_content(".assistant .text") == engine.answer
+        page.close()
+
+
+DEEP_MARKUP = {
+    "quotes": ">" * 3000 + " deep",
+    "quotes apart": "> " * 3000 + "deep",
+    "lists": "\n".join(" " * level + "- deep" for level in range(1500)),
+    "lists in quotes": "\n".join("> " * 20 + " " * level + "1. deep" for level in range(1500)),
+    "emphasis": "*_" * 1500 + "deep" + "_*" * 1500,
+}
+
+
+@pytest.mark.parametrize("text", DEEP_MARKUP.values(), ids=DEEP_MARKUP.keys())
+def test_markup_that_is_nested_deep_is_drawn_as_text(page: Any, text: str) -> None:
+    page.evaluate("text => { const turn = { role: 'assistant', content: text }; addTurn(turn); }", text)
+    deepest = """() => {
+      let most = 0;
+      for (let node of document.querySelectorAll('.assistant .text *')) {
+        let depth = 0;
+        for (; node && !node.classList.contains('assistant'); node = node.parentElement) depth++;
+        most = Math.max(most, depth);
+      }
+      return most;
+    }"""
+    assert 5 < page.evaluate(deepest) < 200
+    assert "deep" in page.inner_text(".assistant .text")
+    page.evaluate("dropTurns(0)")
 
 
 def test_errors_are_shown_and_can_be_tried_again(page: Any, served: Served) -> None:
@@ -340,7 +433,7 @@ def test_the_page_fits_a_phone_and_every_control_has_a_name(browser: Any, served
     ask(page, "a" * 200)
     page.wait_for_selector(".again")
     assert page.evaluate("document.documentElement.scrollWidth") <= 340
-    named = "[...document.querySelectorAll('button, input, textarea')].every("
+    named = "[...document.querySelectorAll('button, input, textarea, select')].every("
     assert page.evaluate(named + "control => control.ariaLabel || control.labels?.length || control.textContent)")
     page.close()
 

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from deployments.openai.tool_fields import MAX_SCHEMA_DEPTH
+from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
@@ -133,10 +135,10 @@ async def test_reasoning_is_left_out_where_the_request_says_so_but_counted(strea
 DEEP: dict[str, Any] = {"type": "object"}
 for _ in range(MAX_SCHEMA_DEPTH):
     DEEP = {"properties": DEEP}
-SLOW = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"n": {"multipleOf": 99_999_989}}}}}
+SLOW = {"name": "a", "strict": True, "parameters": {"properties": {"n": {"multipleOf": 99_999_989}}}}
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
-BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": {}}}
+BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": [1]}}
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 NAME = "messages[0].tool_calls[0].function.name"
 
@@ -148,7 +150,7 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": NOT_AN_OBJECT}]}, "tools[0].function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}]}, "tools[0].function.parameters"),
-        ({"tools": [SLOW]}, "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": SLOW}]}, "tools[0].function.parameters"),
         ({"tools": [OFFERED[0], OFFERED[0]]}, "tools"),
         ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -159,7 +161,7 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": OFFERED, "structured_outputs": {"regex": ".*"}}, "structured_outputs.regex"),
         ({"tools": OFFERED, "structured_outputs": {"choice": ["a", "<b"]}}, "structured_outputs.choice"),
         ({"tools": OFFERED, "tool_choice": "required", "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALLED]}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [BAD_ARGUMENTS]}]}, ARGUMENTS),
@@ -187,12 +189,91 @@ async def test_a_tool_whose_schema_cannot_be_followed_is_400_and_named() -> None
     answer = await post(calling_engine("x"), tools=[*OFFERED, tool])
     place = "tools[3].function.parameters"
     assert answer.json()["error"]["param"] == place
-    assert answer.json()["error"]["message"].startswith(f'{place}: Unimplemented keys: ["uniqueItems"]')
+    assert answer.json()["error"]["message"].startswith(
+        f'{place}: Unimplemented keys: ["uniqueItems"], at properties.a: '
+    )
     chosen = {"type": "function", "function": {"name": "a"}}
     answer = await post(calling_engine("x"), tools=[*OFFERED, tool], tool_choice=chosen)
     assert answer.json()["error"]["param"] == place  # as the client counts
     answer = await post(calling_engine("x"), functions=[*(each["function"] for each in OFFERED), tool["function"]])
     assert answer.json()["error"]["param"] == "functions[3].parameters"
+
+
+def offered(parameters: Any, name: str = "broken", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z]+@[a-z]+$"}, "at properties.a.properties.b"),
+        ({"type": "string", "pattern": r"\bfoo\b"}, "at properties.a.properties.b"),
+        ({"type": "string", "pattern": r"^(a|b)\1$"}, "at properties.a.properties.b"),
+        ({"type": "string", "pattern": "^[^]+$"}, "at properties.a.properties.b"),
+        ({"type": "array", "items": {"type": "float"}}, "at properties.a.properties.b.items"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/none"}]}, "at properties.a.properties.b.anyOf.1"),
+        ({"$ref": "#/$defs/Wrong"}, "at $defs.Wrong.properties.c?d"),
+        ({"type": "string", "minLength": "3"}, "at properties.a.properties.b"),
+        ({"multipleOf": 99_999_989}, "at properties.a.properties.b"),
+    ],
+)
+async def test_a_schema_that_cannot_be_followed_is_any_object_unless_it_must_be_followed(
+    part: Any, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = {"Wrong": {"type": "object", "properties": {"c d": {"type": "text"}}}} if "$ref" in part else {}
+    schema = {"type": "object", "$defs": wrong, "properties": {"a": {"type": "object", "properties": {"b": part}}}}
+    engine = calling_engine("x")
+    for _ in range(2):
+        assert (await post(engine, tools=[*OFFERED, offered(schema)])).status_code == 200
+    lines = [record.getMessage() for record in caplog.records if "broken" in record.getMessage()]
+    assert len(lines) == 1 and lines[0].startswith("the arguments of tool broken may be any object: ")
+    vocabulary = grammar_vocabulary(engine.tokenizer, engine.tokenizer.stop_ids)
+    for call, is_allowed in (
+        (Call("broken", '{"z": [1], "a": 2}'), True),
+        (Call("broken", "[1]"), False),
+        (Call("get_weather", '{"city": 3}'), False),  # the schemas of the other tools are followed
+        (Call("get_weather", '{"city": "Rome"}'), True),
+    ):
+        matcher = LLMatcher(vocabulary, engine.streams[-1].params.grammar, log_level=0)
+        ids = engine.tokenizer.encode(find_tool_format("hermes").written_calls([call]), bos=False, eos=False)
+        assert (matcher.try_consume_tokens(ids) == len(ids)) is is_allowed, call
+    for fields in ({"tools": [offered(schema, strict=True)]}, {"tools": [offered(schema)], "tool_choice": "required"}):
+        error = (await post(engine, **fields)).json()["error"]
+        assert error["param"] == "tools[0].function.parameters" and place in error["message"], error
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, [], {"type": "object"}, {"type": "object", "properties": {}}, {"type": "object", "properties": None},
+     {"type": None, "required": None, "properties": []}, {"type": ["object", "null"], "additionalProperties": None}],
+    ids=json.dumps,
+)  # fmt: skip
+async def test_a_tool_without_arguments_passes_however_it_is_written(parameters: Any, choice: str) -> None:
+    tools = [offered(parameters, "now"), {"type": "function", "function": {"name": "absent"}}]
+    assert (await post(calling_engine("x"), tools=tools, tool_choice=choice)).status_code == 200
+
+
+async def test_keywords_that_are_null_are_absent() -> None:
+    """As Go and Java write empty lists and dictionaries; null stays a value."""
+    inner = {"type": "string", "enum": None, "minLength": None, "description": None}
+    schema = {"type": "object", "$defs": None, "required": None, "properties": {"a": inner, "b": {"const": None}}}
+    engine = calling_engine("x")
+    assert (await post(engine, tools=[offered(schema, strict=True)])).status_code == 200
+    prompt = engine.tokenizer.decode(engine.streams[-1].prompt)
+    assert '"properties": {"a": {"type": "string"}, "b": {"const": null}}' in prompt and '"required"' not in prompt
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_names_of_other_servers_tools_pass_and_are_called(tool_format: str) -> None:
+    for name in ("github/search", "server.tool", "ns:tool"):
+        engine = calling_engine(find_tool_format(tool_format).written_calls([Call(name, '{"q": 1}')]), tool_format)
+        tools = [offered({"type": "object", "properties": {"q": {"type": "integer"}}}, name)]
+        named = {"type": "function", "function": {"name": name}}
+        assert (await choice(engine, tools=tools, tool_choice=named))["message"]["tool_calls"][0]["function"] == {
+            "name": name,
+            "arguments": '{"q": 1}',
+        }
 
 
 SEEDS = pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.full)], ids=str)

@@ -115,6 +115,25 @@ def test_an_unknown_keyword_is_refused_where_strict_and_left_out_elsewhere() -> 
     assert follows(grammar, ids(find_tool_format("hermes").written_calls([Call("f", '{"a": [1, 1]}')])))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_calls_have_no_arguments_beside_those_that_the_schema_names(tool_format: str, strict: bool) -> None:
+    pet = {"type": "object", "properties": {"name": {"type": "string"}}}
+    schema = {
+        "$defs": {"Pet": pet},
+        "type": "object",
+        "properties": {"pet": {"$ref": "#/$defs/Pet"}, "n": {"type": "integer"}},
+    }
+    grammar = calls(tool_format, ToolUse((Tool("f", None, json.dumps(schema), strict),), "required"))
+    form = find_tool_format(tool_format)
+    for arguments, is_allowed in (
+        ('{"pet": {"name": "x"}, "n": 1}', True),
+        ('{"pet": {"name": "x"}, "other": 1}', False),
+        ('{"pet": {"other": "x"}}', False),
+    ):
+        assert follows(grammar, ids(form.written_calls([Call("f", arguments)]))) is is_allowed, arguments
+
+
 def test_tools_that_are_too_large_together_are_refused_together() -> None:
     wide = json.dumps({"type": "object", "properties": {f"property_{i}": {"enum": ["x" * 40]} for i in range(200)}})
     with pytest.raises(InvalidParameter) as caught:

@@ -4,7 +4,7 @@ from typing import Any
 
 import instructor
 import openai
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tests.programs.clients.checks import BASE_URL, MODEL, QUESTION, check, run_checks
 
@@ -14,15 +14,11 @@ ASK: Any = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}],
 class Person(BaseModel):
     """A person."""
 
-    model_config = ConfigDict(extra="forbid")
-
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=150)
 
 
 class People(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
     people: list[Person] = Field(min_length=1, max_length=2)
 
 

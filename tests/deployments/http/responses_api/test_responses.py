@@ -151,8 +151,8 @@ def test_text_format_becomes_the_grammar(served: Served) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format: schema: is required"),
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"items": {"not": {"pattern": "a"}}}}}},
          'text.format: Unimplemented keys: ["not"]'),
-        ({"tools": [{"type": "function", "name": "a", "parameters": {"properties": {"function": {"type": "x"}}}}]},
-         "tools[0].parameters: Invalid type"),
+        ({"tools": [{"type": "function", "name": "a", "strict": True, "parameters": {"properties": {"function": {"type": "x"}}}}
+         ]}, "tools[0].parameters: Invalid type..., at properties.function: "),
         ({"truncation": "auto", "input": "x " * 5000}, "input: Input tokens exceed the configured limit of 4095 tokens"),
     ],
 )  # fmt: skip

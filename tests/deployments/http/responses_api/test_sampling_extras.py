@@ -13,7 +13,7 @@ from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.scripted_engine import FakeEngine, FakeStream, ask
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-TEMPLATE = "{{ tone }}{% for m in messages %}{{ m.content }}{% endfor %}"
+TEMPLATE = "{{ tone }}{{ enable_thinking }}{% for m in messages %}{{ m.content }}{% endfor %}"
 EXTRAS: dict[str, Any] = {
     "temperature": 0.25,
     "top_p": 0.5,
@@ -33,6 +33,7 @@ EXTRAS: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "structured_outputs": {"json": SCHEMA},
     "chat_template_kwargs": {"tone": "Quiet. "},
+    "enable_thinking": False,
 }
 
 
