@@ -14,11 +14,6 @@ from tests.support.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
 
 
-@pytest.fixture(autouse=True)
-def no_callback_fails() -> None:
-    """Instead of the asynchronous one: Playwright's event loop runs in this thread, where no other one may."""
-
-
 @pytest.fixture
 def served() -> Iterator[Served]:
     with serve(FakeEngine("A fox <b>and</b> a duck 🦆 met.", step_s=0.001)) as running:
