@@ -23,8 +23,8 @@ MAX_ROUNDS = 100_000  # without a timer or an arrival: callbacks make each other
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`errors`: exceptions of callbacks, which asyncio would only log, and `close` raises. `after_each`: called after each round
-    of callbacks.
+    """`errors`: exceptions of callbacks, which asyncio would only log, and `close` raises. `after_each`: called after each
+    round of callbacks.
 
     reads_first: asked for each arrival whether it comes before the callbacks that are ready. In asyncio's own loop none does,
     in uvloop's all do: it reads after the callbacks of a round, and runs what they have made ready in the next round.
