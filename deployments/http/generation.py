@@ -164,7 +164,9 @@ class _GenerationRequest:
                 return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
-        plan = await endpoint.kind.plan(body, engine, endpoint.encoder.of(self._owner_of(body), engine))
+        now_s = None if self._resumption is None else self._resumption.began_s
+        encoder = endpoint.encoder.of(self._owner_of(body), engine, now_s)
+        plan = await endpoint.kind.plan(body, engine, encoder)
         self._body = body if endpoint.kind.reads_body else None
         if self._owner:
             plan = replace(plan, request=replace(plan.request, owner=self._owner))
@@ -182,13 +184,14 @@ class _GenerationRequest:
             self._choices = await submitted(engine, plan, is_timed=is_timed)
         else:
             place = resumption.place(plan)
-            self._choices = await resumption.choices(engine, plan, is_timed=is_timed)
+            self._choices = await resumption.choices(engine, plan, place, is_timed=is_timed)
         self._record.submitted(self._choices.streams)
         serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
         if resumption is None:
             return serializer
         # Plans of routes whose answers cannot be streamed never ask for it.
-        return ResumableSerializer(cast(AnswerSerializer, serializer), plan.request.num_choices, place)
+        streams, fingerprint = self._choices.streams, resumption.fingerprint
+        return ResumableSerializer(cast(AnswerSerializer, serializer), streams, fingerprint, place)
 
     async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:

@@ -85,6 +85,12 @@ class StreamTakenOver(RequestCancelled):
     code = "stream_taken_over"
 
 
+class AnswerChanged(InvalidRequest):
+    """The rest of an answer is asked for, and the same request has another answer now."""
+
+    code = "answer_changed"
+
+
 class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
@@ -103,6 +109,7 @@ STATUS: dict[type[LlamaError], int] = {
     RouteNotFound: 404,
     IdempotencyKeyReused: 422,
     StreamTakenOver: 409,
+    AnswerChanged: 409,
     MethodNotAllowed: 405,
     QueueFull: 429,
     NotReady: 503,
@@ -206,7 +213,7 @@ def error_response(error: LlamaError, scope: Scope, headers: dict[str, str] | No
     """The answer to a request that failed, in the shape of the API of its path."""
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
-    if isinstance(error, PoisonRequest | DeadlineExceeded | RequestAborted | StreamTakenOver):
+    if isinstance(error, PoisonRequest | DeadlineExceeded | RequestAborted | StreamTakenOver | AnswerChanged):
         extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx and a 409 without this header
     body = anthropic_error_object(error, scope["state"]["request_id"]) if is_anthropic(scope) else error_object(error)
     return json_response(body, status_of(error), {**(headers or {}), **extra})

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from deployments.engine.interface import Engine, TokenStream
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
+from deployments.http.resume.fingerprint import Fingerprint
 from deployments.observe.metrics import Metrics
 from deployments.openai.errors import StreamTakenOver
 from deployments.openai.field_types import Body
@@ -58,6 +59,7 @@ class KeptStream:
     digest: bytes
     engine: Engine
     plan: Plan
+    fingerprint: Fingerprint
     body: Body | None = None
     num_body_bytes: int = 0
     choices: Choices | None = None
@@ -71,6 +73,11 @@ class KeptStream:
         self.reader = None
         if self.choices is not None:
             self.streams, self.choices = self.choices.suspend(), None
+
+    @property
+    def needed_numerics(self) -> frozenset[str]:
+        """Of an engine that could go on."""
+        return frozenset(stream.numerics for stream in self.streams if stream.numerics and not stream.ended)
 
     def measured(self) -> int:
         """Memory of what is kept. Plan and body hold what was read in the body, such as schemas."""

@@ -2,15 +2,17 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Final
 
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices, submitted
+from deployments.http.resume.fingerprint import Fingerprint, changed
 from deployments.http.resume.kept_streams import KeptStream, KeptStreams, Reader, StreamKey, taken_over
-from deployments.http.resume.place import EVENT_HEADER, Place, place_of
-from deployments.openai.errors import IdempotencyKeyReused
+from deployments.http.resume.place import EVENT_HEADER, Place, began_s_of, has_tokens, place_of
+from deployments.openai.errors import AnswerChanged, IdempotencyKeyReused
 from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter
@@ -33,6 +35,7 @@ class Resumption:
         self._streams, self._key, self._last_event = streams, key, last_event
         self._digest, self._num_body_bytes = b"", 0
         self._body: Body | None = None
+        self.began_s = began_s_of(last_event) or int(time.time())  # which chat templates read
 
     def find(self, raw: bytes) -> KeptStream | None:
         """The stream that an earlier request with this body began, if it is kept here. Raises IdempotencyKeyReused where that
@@ -60,24 +63,35 @@ class Resumption:
             request = replace(request, params=[replace(params, seed=seed) for params in request.params])
         return replace(plan, request=request, answer_id=self._digest[:ID_BYTES].hex())
 
+    @property
+    def fingerprint(self) -> Fingerprint:
+        assert self._stream is not None, "the request has been submitted"
+        return self._stream.fingerprint
+
     def place(self, plan: Plan) -> Place | None:
         """Where the client is; None for a client that has nothing. Raises InvalidParameter for an id of another request."""
         return place_of(self._last_event, plan) if self._last_event else None
 
-    async def choices(self, engine: Engine, plan: Plan, *, is_timed: bool) -> Choices:
-        """The stream's choices: those that are kept here, or new ones. Another reader of them is disconnected."""
-        stream = self._found()
+    async def choices(self, engine: Engine, plan: Plan, last: Place | None, *, is_timed: bool) -> Choices:
+        """The stream's choices: those that are kept here, or new ones. Another reader of them is disconnected. last: of the
+        client. Raises AnswerChanged where no engine can compute the rest."""
+        stream, numerics = self._found(), ""
         if stream is None:
-            if self._last_event:
+            fingerprint = Fingerprint(self.began_s, self._digest, engine, plan)
+            if last is not None:
+                numerics = _numerics_of(last, fingerprint, engine.served_numerics)
                 self._streams.metrics.resumed_streams.add(source="computed")
-            stream = KeptStream(self._key, self._digest, engine, plan, self._body, self._num_body_bytes)
+            stream = KeptStream(self._key, self._digest, engine, plan, fingerprint, self._body, self._num_body_bytes)
             self._streams.begin(stream, self.reader)
         else:
             self._streams.take(stream, self.reader)
         try:
-            choices = await submitted(engine, plan, stream.streams, is_timed=is_timed)
-        except BaseException:
-            self._streams.put_back(stream, self.reader, keeps=bool(stream.streams))
+            if engine.served_numerics and not stream.needed_numerics <= engine.served_numerics:
+                raise changed()
+            choices = await submitted(engine, plan, stream.streams, is_timed=is_timed, numerics=numerics)
+        except BaseException as error:
+            keeps = bool(stream.streams) and not isinstance(error, AnswerChanged)
+            self._streams.put_back(stream, self.reader, keeps=keeps)
             raise
         if stream.reader is not self.reader:
             choices.cancel()
@@ -89,6 +103,17 @@ class Resumption:
         """The request has ended. failed: with an error that the client has been told, or would get again."""
         if self._stream is not None:
             self._streams.put_back(self._stream, self.reader, keeps=not failed)
+
+
+def _numerics_of(last: Place, fingerprint: Fingerprint, served: Set[str]) -> str:
+    """Those of `served` that have computed what the client has; "" where any engine may go on, or none runs now. Raises
+    AnswerChanged."""
+    if last.fingerprint is None or not any(map(has_tokens, last.reached)):
+        return ""
+    found = next((each for each in served if fingerprint.of((each,)) == last.fingerprint), None)
+    if served and found is None:
+        raise changed()
+    return found or ""
 
 
 def resumption(headers: Mapping[str, str], streams: KeptStreams, path: str, owner: str) -> Resumption | None:

@@ -7,6 +7,7 @@ import pytest
 
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices
+from deployments.http.resume.fingerprint import Fingerprint
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
     KeepLimits,
@@ -49,7 +50,9 @@ class Store:
     def begin(self, name: str, owner: str = "", num_bytes: int = 1900) -> tuple[KeptStream, Reader]:
         """A new stream that is being read."""
         plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
-        stream, reader = KeptStream(StreamKey(owner, "/v1/completions", name), b"", cast(Engine, None), plan), Reader()
+        engine, reader = cast(Engine, None), Reader()
+        fingerprint = Fingerprint(0, b"", engine, plan)
+        stream = KeptStream(StreamKey(owner, "/v1/completions", name), b"", engine, plan, fingerprint)
         self.kept.begin(stream, reader)
         stream.choices = cast(Choices, FakeChoices(num_bytes))
         return stream, reader
