@@ -71,6 +71,10 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    code = "previous_response_not_found"
+
+
 class RouteNotFound(InvalidRequest):
     code = "not_found"
 
@@ -106,6 +110,7 @@ STATUS: dict[type[LlamaError], int] = {
     HostNotAllowed: 403,
     AdminKeyRequired: 403,
     ModelNotFound: 404,
+    PreviousResponseNotFound: 404,
     RouteNotFound: 404,
     IdempotencyKeyReused: 422,
     StreamTakenOver: 409,

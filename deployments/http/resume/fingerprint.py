@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Iterable
 from dataclasses import fields
-from functools import cached_property
 from hashlib import blake2b
 
 from deployments.engine.adapter_model import AdapterModel
@@ -26,33 +25,20 @@ class Fingerprint:
     """began_s: the time that chat templates read, in seconds since 1970."""
 
     def __init__(self, began_s: int, digest: bytes, engine: Engine, plan: Plan) -> None:
-        """digest: of the body and the API key."""
-        self.began_s = began_s
-        self._given = digest, engine, plan
-        self._stamps: dict[frozenset[str], str] = {}
-
-    @cached_property
-    def _base(self) -> bytes:
-        """Of all that is known before the first token. A parameter that has its default value changes nothing, so that fronts
-        of another version agree."""
-        digest, engine, plan = self._given
+        """digest: of the body and the API key. A parameter that has its default value changes nothing, so that fronts of
+        another version agree."""
         base = blake2b(digest)
         adapter = engine.adapter if isinstance(engine, AdapterModel) else ""
         base.update(repr((adapter, sorted(plan.request.shown_tokens))).encode())
         for prompt, params in zip(plan.request.prompts, plan.request.params, strict=True):
-            base.update(array("i", prompt))
-            own = [
-                (each.name, value) for each in fields(params) if (value := getattr(params, each.name)) != each.default
-            ]
-            base.update(repr(own).encode("utf-8", "surrogatepass"))
-        return base.digest()
+            own = {each.name: value for each in fields(params) if (value := getattr(params, each.name)) != each.default}
+            base.update(array("i", prompt).tobytes() + repr(own).encode("utf-8", "surrogatepass"))
+        self.began_s, self._base = began_s, base.digest()
 
     def of(self, numerics: Iterable[str]) -> str:
         """numerics: of the engines that computed the tokens so far."""
         return blake2b(b"\0".join([self._base, *map(str.encode, sorted(numerics))]), digest_size=HASH_BYTES).hexdigest()
 
-    def stamp(self, numerics: frozenset[str]) -> str:
+    def stamp(self, numerics: Iterable[str]) -> str:
         """The end of an event's id."""
-        if numerics not in self._stamps:
-            self._stamps[numerics] = f"~{self.began_s:x}~{self.of(numerics)}"
-        return self._stamps[numerics]
+        return f"~{self.began_s:x}~{self.of(numerics)}"

@@ -13,7 +13,6 @@ from deployments.http.resume.fingerprint import Fingerprint, changed
 from deployments.http.resume.kept_streams import KeptStream, KeptStreams, Reader, StreamKey, taken_over
 from deployments.http.resume.place import EVENT_HEADER, Place, began_s_of, has_tokens, place_of
 from deployments.openai.errors import AnswerChanged, IdempotencyKeyReused
-from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter
 
@@ -33,8 +32,7 @@ class Resumption:
         self.reader = Reader()
         self._stream: KeptStream | None = None
         self._streams, self._key, self._last_event = streams, key, last_event
-        self._digest, self._num_body_bytes = b"", 0
-        self._body: Body | None = None
+        self._digest, self._raw = b"", b""
         self.began_s = began_s_of(last_event) or int(time.time())  # which chat templates read
 
     def find(self, raw: bytes) -> KeptStream | None:
@@ -43,7 +41,7 @@ class Resumption:
         digest = hashlib.blake2b(raw, digest_size=ID_BYTES + SEED_BYTES)
         for part in self._key:
             digest.update(b"\0" + part.encode())
-        self._digest, self._num_body_bytes = digest.digest(), len(raw)
+        self._digest = digest.digest()
         return self._found()
 
     def _found(self) -> KeptStream | None:
@@ -55,9 +53,10 @@ class Resumption:
             )
         return stream
 
-    def repeatable(self, plan: Plan, body: Body | None) -> Plan:
-        """The plan with an id, and a seed if the client gives none, that are the same wherever the request is sent again."""
-        self._body, request = body, plan.request
+    def repeatable(self, plan: Plan, raw: bytes) -> Plan:
+        """The plan with an id, and a seed if the client gives none, that are the same wherever the request is sent again. raw:
+        the body, where the serializer reads it."""
+        self._raw, request = raw, plan.request
         if not plan.is_seeded:
             seed = int.from_bytes(self._digest[ID_BYTES:], signed=True)
             request = replace(request, params=[replace(params, seed=seed) for params in request.params])
@@ -81,7 +80,7 @@ class Resumption:
             if last is not None:
                 numerics = _numerics_of(last, fingerprint, engine.served_numerics)
                 self._streams.metrics.resumed_streams.add(source="computed")
-            stream = KeptStream(self._key, self._digest, engine, plan, fingerprint, self._body, self._num_body_bytes)
+            stream = KeptStream(self._key, self._digest, engine, plan, fingerprint, self._raw)
             self._streams.begin(stream, self.reader)
         else:
             self._streams.take(stream, self.reader)
