@@ -85,7 +85,10 @@ class Resumption:
         else:
             self._streams.take(stream, self.reader)
         try:
-            if engine.served_numerics and not stream.needed_numerics <= engine.served_numerics:
+            served = [
+                f"{each}|" for each in engine.served_numerics
+            ]  # those of a newer engine begin with an older one's
+            if served and not all(any(each.startswith(f"{own}|") for each in served) for own in stream.needed_numerics):
                 raise changed()
             choices = await submitted(engine, plan, stream.streams, is_timed=is_timed, numerics=numerics)
         except BaseException as error:

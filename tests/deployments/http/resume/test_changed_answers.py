@@ -63,17 +63,12 @@ async def test_of_two_versions_the_one_that_began_an_answer_goes_on() -> None:
         uncut = await call(app, IDS, "").end()
         events = await cut(app, IDS, "a", 12)
         began, other = sorted(engines, key=lambda each: -each.service.loop.num_requests)
-        (link,) = [each for each in fleet.fleet._models["demo"].links if each.numerics == _numerics(began)]
+        (link,) = [x for x in fleet.fleet._models["demo"].links if x.invitation.engine == began.service.engine_id]
         link.running = 1000  # so that a new request goes to the other
         before = began.service.loop.num_requests, other.service.loop.num_requests
         rest = await call(app, IDS, "a", id_of(events[-1])).end()
         assert joined(events + rest) == joined(uncut)
         assert (began.service.loop.num_requests, other.service.loop.num_requests) == (before[0] + 1, before[1])
-
-
-def _numerics(engine: Any) -> str:
-    (found,) = engine.service.served_numerics
-    return cast(str, found)
 
 
 async def test_an_engine_that_comes_later_with_other_numerics_does_not_go_on() -> None:
