@@ -166,9 +166,9 @@ class IngressArgs(Args):
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     resume_window_s: Annotated[float, Field(ge=0)] = Field(
         120.0,
-        description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are computed again.",
+        description="Streams with an Idempotency-Key, and answers of /v1/responses, are kept this long; 0: they are not.",
     )
-    resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams of a replica.")
+    resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams and answers of a replica.")
     hold_timeout_s: Annotated[float, Field(ge=0)] = Field(
         600.0, description="Streams wait this long for an engine that can continue them, once theirs has ended."
     )

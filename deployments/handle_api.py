@@ -30,6 +30,7 @@ from deployments.handle_types import (
     joined,
     whole,
 )
+from deployments.http.app import HttpApp
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
@@ -61,6 +62,11 @@ class HandleApi:
     logs_prompts: bool = False
     metrics: Metrics
     tracing: Tracing | None = None
+    _http_app: HttpApp
+
+    async def stored_answers(self, owner: str, ids: list[str]) -> dict[str, bytes]:
+        """For other replicas: what this one keeps of answers and their items, by id."""
+        return self._http_app.stored.find(owner, ids)
 
     async def generate(
         self,

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import ray
@@ -145,6 +146,7 @@ def http_app_of(
         sends_request_id=False,
         tracing=tracing,
         log_prompts=args.log_prompts,
+        ask_others=partial(directory.call_all, directory.FRONT, "stored_answers"),
     )
 
 

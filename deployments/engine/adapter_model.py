@@ -21,8 +21,9 @@ class AdapterModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
-        return await self._engine.submit(replace(request, adapter=self.adapter), is_timed=is_timed)
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
+        request = replace(request, adapter=self.adapter)
+        return await self._engine.submit(request, is_timed=is_timed, numerics=numerics)
 
 
 class AdapterModels(Mapping[str, Engine]):

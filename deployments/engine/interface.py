@@ -3,7 +3,7 @@
 Knows nothing of HTTP, Ray or tensors. `LlamaService`, `RemoteEngine` and `Fleet` implement `Engine`; the tests have a fake.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple, Protocol
 
@@ -179,6 +179,10 @@ class TokenStream(Protocol):
     def timeline(self) -> Timeline:
         """When its stages began."""
 
+    @property
+    def numerics(self) -> str:
+        """Of the engine that gave the latest token: as in `Engine.served_numerics`."""
+
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""
 
@@ -225,6 +229,10 @@ class Engine(Protocol):
     @property
     def answer_format(self) -> AnswerFormat: ...
     @property
+    def served_numerics(self) -> Set[str]:
+        """Of the engines that run now: those with equal ones compute the same bits. Empty where none does."""
+
+    @property
     def sampling_defaults(self) -> SamplingDefaults: ...
     def readiness(self) -> Readiness: ...
     def live(self) -> bool:
@@ -237,8 +245,9 @@ class Engine(Protocol):
     def cache_scope(self, owner: str) -> str:
         """Which requests may share what the server computes and keeps: those of equal scopes, of at most 32 characters."""
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
-        """Queue every choice of the request or none. is_timed: measure the times of a trace.
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
+        """Queue every choice of the request or none. is_timed: measure the times of a trace. numerics: of the engine that is to
+        compute them; "" for any.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """

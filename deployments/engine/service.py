@@ -8,7 +8,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -250,6 +250,10 @@ class LlamaService:
         return "|".join(map(str, [*parts, hashlib.sha256(repr(further).encode()).hexdigest()]))
 
     @property
+    def served_numerics(self) -> Set[str]:
+        return {f"{self.num_ranks_now}|{self.numerics}"}
+
+    @property
     def info(self) -> GroupInfo | None:
         """The ranks that serve, or the latest that served; None until the first ranks have started."""
         return self._supervisor.info if self._supervisor is not None else None
@@ -308,12 +312,16 @@ class LlamaService:
             raise self.readiness().not_ready()
         return self._loop  # while ranks recover, requests wait for them
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         scoped = replace(request, cache_scope=self.cache_scope(request.owner))
-        return self._taking_loop().submit(scoped, is_timed=is_timed)
+        streams = self._taking_loop().submit(scoped, is_timed=is_timed)
+        (own,) = self.served_numerics
+        for stream in streams:
+            stream.numerics = own
+        return streams
 
     async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Queue suspended streams of one request again, all or none. Raises NotReady, QueueFull or RankFailure."""

@@ -244,6 +244,10 @@ class Fleet:
     def sampling_defaults(self) -> SamplingDefaults:
         return self._first.sampling_defaults
 
+    @property
+    def served_numerics(self) -> Set[str]:
+        return self._first.served_numerics
+
     def readiness(self) -> Readiness:
         """Of the model that is the most ready."""
         states = [model.readiness() for model in self._served]
@@ -266,8 +270,8 @@ class Fleet:
     def next_seed(self) -> int:
         return self._callers.next_seed()
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]:
-        return await self._first.submit(request, is_timed=is_timed)
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
+        return await self._first.submit(request, is_timed=is_timed, numerics=numerics)
 
     async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         await self._first.readmit(streams, is_timed=is_timed)

@@ -20,7 +20,9 @@ class EngineText(NamedTuple):
 
 
 class Submits(Protocol):
-    async def submit(self, request: Request, *, is_timed: bool, text: EngineText) -> Sequence[TokenStream]:
+    async def submit(
+        self, request: Request, *, is_timed: bool, numerics: str, text: EngineText
+    ) -> Sequence[TokenStream]:
         """text: that the request was planned with."""
 
 
@@ -49,5 +51,5 @@ class ModelView:
     def sampling_defaults(self) -> SamplingDefaults:
         return self._text.defaults
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[TokenStream]:
-        return await self._engine.submit(request, is_timed=is_timed, text=self._text)
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
+        return await self._engine.submit(request, is_timed=is_timed, numerics=numerics, text=self._text)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final, cast
 
@@ -451,6 +451,10 @@ class RemoteEngine:
         self._place(list(self._held))
 
     @property
+    def served_numerics(self) -> Set[str]:
+        return {link.numerics for link in self.links if link.takes_requests}
+
+    @property
     def is_served(self) -> bool:
         """Whether it has an engine, or waits for one."""
         is_waited_for = not self.is_removed and time.monotonic() - self._lost_s < self.hold_timeout_s
@@ -495,7 +499,7 @@ class RemoteEngine:
         return self._callers.next_seed()
 
     async def submit(
-        self, request: Request, *, is_timed: bool = False, text: EngineText | None = None
+        self, request: Request, *, is_timed: bool = False, numerics: str = "", text: EngineText | None = None
     ) -> Sequence[SequenceStream]:
         """text: that the request was planned with."""
         self.check_capacity(request.owner)
@@ -520,6 +524,7 @@ class RemoteEngine:
         for live in lives:
             live.stream.tokenizer_digest = text.tokenizer_digest
             self._live[live.stream.sequence] = live
+            live.stream.numerics = numerics
         self._idle.clear()
         try:
             if not await self._submitted(lives, request, request_id):
@@ -536,6 +541,7 @@ class RemoteEngine:
         digest = lives[0].stream.tokenizer_digest
         usable = [link for link in self.links if link.takes_requests and link.tokenizer_digest == digest]
         usable = [link for link in usable if link.has_adapter(request.adapter)]
+        usable = [link for link in usable if link.continues(lives[0].stream.numerics)]
         for link in _by_cost(usable, lives[0]):
             if len(usable) > 1:
                 link.expect(lives[0].prefixes)

@@ -24,6 +24,7 @@ from deployments.http.openapi import openapi_document
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
 from deployments.http.responses_api.routes import RESPONSES
+from deployments.http.responses_api.stored import AskOthers, StoredResponses
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
@@ -48,7 +49,9 @@ class HttpApp:
         cors_origins: Iterable[str],
         sends_request_id: bool,
         on_refused: Callable[[Scope, LlamaError], None],
+        stored: StoredResponses,
     ) -> None:
+        self.stored = stored
         self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
         self._document: dict[str, Any] | None = None
         router = ApiRouter(self.routes)
@@ -95,6 +98,7 @@ def build_http_app(
     sends_request_id: bool = True,
     tracing: Tracing | None = None,
     log_prompts: bool = False,
+    ask_others: AskOthers | None = None,
 ) -> HttpApp:
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
@@ -102,7 +106,7 @@ def build_http_app(
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none.
     cors_origins: origins of web pages that may call the server; none by default.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
-    log_prompts: in the request log.
+    log_prompts: in the request log. ask_others: the other replicas for answers that this one does not keep.
     """
     limits = limits or HttpLimits()
     if max_body_bytes is not None:
@@ -111,11 +115,13 @@ def build_http_app(
         limits = replace(limits, request_timeout_s=request_timeout_s)
     streams = KeptStreams(limits.keep, metrics)
     bodies, encoder = BodyReader(limits.body), PromptEncoder(engine, limits.text)
+    stored = StoredResponses(streams, bodies, ask_others)
+    plain = GenerationEndpoint(CHAT, engine, metrics, limits, bodies, encoder, streams, tracing, log_prompts)
 
     def endpoint(kind: GenerationKind[Any]) -> ApiRoute:
         return ApiRoute(
             kind.path,
-            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, tracing, log_prompts),
+            replace(plain, kind=kind, stored=stored if kind is RESPONSES else None),
             method="POST",
             tag="generation" if kind.generates else "scoring",
             summary=kind.summary,
@@ -152,4 +158,5 @@ def build_http_app(
         cors_origins=cors_origins,
         sends_request_id=sends_request_id,
         on_refused=on_refused,
+        stored=stored,
     )

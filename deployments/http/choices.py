@@ -25,12 +25,12 @@ def _followers(plan: Plan) -> dict[int, range]:
 
 
 async def submitted(
-    engine: Engine, plan: Plan, suspended: Sequence[TokenStream] = (), *, is_timed: bool = False
+    engine: Engine, plan: Plan, suspended: Sequence[TokenStream] = (), *, is_timed: bool = False, numerics: str = ""
 ) -> "Choices":
     """Submits every choice, or none: raises what `Engine.submit` raises. suspended: the choices, which go on instead. is_timed:
-    for a trace."""
+    for a trace. numerics: as `Engine.submit` has it."""
     if not suspended:
-        return Choices(await engine.submit(plan.request, is_timed=is_timed), plan)
+        return Choices(await engine.submit(plan.request, is_timed=is_timed, numerics=numerics), plan)
     await engine.readmit(suspended, is_timed=is_timed)
     return Choices(suspended, plan)
 

@@ -17,6 +17,7 @@ from deployments.http.generation_kinds import GenerationKind
 from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER, headers_of
+from deployments.http.responses_api.stored import StoredResponses
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.resume.resumable import ResumableSerializer
 from deployments.http.resume.resumption import Resumption, resumption
@@ -52,6 +53,7 @@ class GenerationEndpoint:
     streams: KeptStreams
     tracing: Tracing | None = None
     log_prompts: bool = False
+    stored: StoredResponses | None = None
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return _GenerationRequest(self, Request(scope, receive), send).run()
@@ -73,6 +75,7 @@ class _GenerationRequest:
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._body: Body | None = None
+        self._raw = b""  # of `_body`
         self._engine = endpoint.engine  # of the model, once that is known
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
@@ -159,16 +162,21 @@ class _GenerationRequest:
             self._record.received()
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
-                self._body = kept.body
                 self._engine = kept.engine  # whose adapter may have been unloaded since
+                if endpoint.kind.reads_body:
+                    self._raw, self._body = kept.raw, await endpoint.bodies.parse(kept.raw, endpoint.kind.body)
                 return kept.plan
+            if endpoint.stored is not None:
+                raw = await endpoint.stored.completed(raw, self._owner)
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
-        plan = await endpoint.kind.plan(body, engine, endpoint.encoder.of(self._owner_of(body), engine))
-        self._body = body if endpoint.kind.reads_body else None
+        now_s = None if self._resumption is None else self._resumption.began_s
+        encoder = endpoint.encoder.of(self._owner_of(body), engine, now_s)
+        plan = await endpoint.kind.plan(body, engine, encoder)
+        self._body, self._raw = (body, raw) if endpoint.kind.reads_body else (None, b"")
         if self._owner:
             plan = replace(plan, request=replace(plan.request, owner=self._owner))
-        return plan if self._resumption is None else self._resumption.repeatable(plan, self._body)
+        return plan if self._resumption is None else self._resumption.repeatable(plan, self._raw)
 
     def _owner_of(self, body: Any) -> str:
         """As of the plan, which does not exist yet."""
@@ -182,13 +190,16 @@ class _GenerationRequest:
             self._choices = await submitted(engine, plan, is_timed=is_timed)
         else:
             place = resumption.place(plan)
-            self._choices = await resumption.choices(engine, plan, is_timed=is_timed)
+            self._choices = await resumption.choices(engine, plan, place, is_timed=is_timed)
         self._record.submitted(self._choices.streams)
         serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
+        if (stored := self._endpoint.stored) is not None:
+            stored.keep_end_of(serializer, self._raw, self._body, self._owner)
         if resumption is None:
             return serializer
         # Plans of routes whose answers cannot be streamed never ask for it.
-        return ResumableSerializer(cast(AnswerSerializer, serializer), plan.request.num_choices, place)
+        streams, fingerprint = self._choices.streams, resumption.fingerprint
+        return ResumableSerializer(cast(AnswerSerializer, serializer), streams, fingerprint, place)
 
     async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:

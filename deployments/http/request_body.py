@@ -8,9 +8,9 @@ import asyncio
 import re
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -24,6 +24,8 @@ from deployments.openai.errors import BodyTimeout, BodyTooLarge, IncompleteBody,
 from deployments.openai.limiter import ConcurrencyLimiter
 from deployments.openai.validation import BodyT, validate
 from llama_core.errors import QueueFull, RequestCancelled
+
+Result = TypeVar("Result")
 
 MAX_FIELDS = 1000  # of the body itself: the schema checks each of them
 INLINE_BYTES = (
@@ -56,6 +58,7 @@ class BodyReader:
         self._parsing = ConcurrencyLimiter(at_once=1, max_weight=sys.maxsize)
         self._decompressing = asyncio.Lock()
         self.num_pending_bytes = 0
+        self.max_bytes = limits.max_bytes
 
     def received(self, request: Request) -> "ReceivedBody":
         """`async with bodies.received(request) as raw:` the whole body, which counts as pending inside the block.
@@ -136,6 +139,10 @@ class BodyReader:
         if len(raw) <= INLINE_BYTES:
             return validate(kind, parse_json(raw))
         return await self._parsing.run(lambda: validate(kind, parse_json(raw)))
+
+    async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result:
+        """Work on a body of this size: a long one in the thread that parses."""
+        return work() if num_bytes <= INLINE_BYTES else await self._parsing.run(work)
 
 
 class ReceivedBody:

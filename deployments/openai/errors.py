@@ -71,6 +71,10 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    code = "previous_response_not_found"
+
+
 class RouteNotFound(InvalidRequest):
     code = "not_found"
 
@@ -83,6 +87,12 @@ class StreamTakenOver(RequestCancelled):
     """Of a connection, because another one with the same Idempotency-Key reads its stream now."""
 
     code = "stream_taken_over"
+
+
+class AnswerChanged(InvalidRequest):
+    """The rest of an answer is asked for, and the same request has another answer now."""
+
+    code = "answer_changed"
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -100,9 +110,11 @@ STATUS: dict[type[LlamaError], int] = {
     HostNotAllowed: 403,
     AdminKeyRequired: 403,
     ModelNotFound: 404,
+    PreviousResponseNotFound: 404,
     RouteNotFound: 404,
     IdempotencyKeyReused: 422,
     StreamTakenOver: 409,
+    AnswerChanged: 409,
     MethodNotAllowed: 405,
     QueueFull: 429,
     NotReady: 503,
@@ -206,7 +218,7 @@ def error_response(error: LlamaError, scope: Scope, headers: dict[str, str] | No
     """The answer to a request that failed, in the shape of the API of its path."""
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
-    if isinstance(error, PoisonRequest | DeadlineExceeded | RequestAborted | StreamTakenOver):
+    if isinstance(error, PoisonRequest | DeadlineExceeded | RequestAborted | StreamTakenOver | AnswerChanged):
         extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx and a 409 without this header
     body = anthropic_error_object(error, scope["state"]["request_id"]) if is_anthropic(scope) else error_object(error)
     return json_response(body, status_of(error), {**(headers or {}), **extra})

@@ -7,7 +7,7 @@ characters before anything is encoded, or by its tokens before the next prompt i
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
@@ -50,12 +50,13 @@ class PromptEncoder:
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
         self._checks = ConcurrencyLimiter(1, MAX_CHECKED_CHARS, "grammars are being checked")
         self._owner = ""
+        self._now_s: int | None = None
 
-    def of(self, owner: str, engine: Engine | None = None) -> "PromptEncoder":
+    def of(self, owner: str, engine: Engine | None = None, now_s: int | None = None) -> "PromptEncoder":
         """This encoder for requests of `owner`: owners take turns in checks of grammars, and have caches of their own. engine:
-        of the request's model."""
+        of the request's model. now_s: as `ChatOptions` has it."""
         own = copy.copy(self)
-        own._owner, own._engine = owner, engine or self._engine
+        own._owner, own._engine, own._now_s = owner, engine or self._engine, now_s
         return own
 
     async def prompts(
@@ -89,6 +90,8 @@ class PromptEncoder:
     ) -> list[int]:
         """Ids of a chat as the chat format writes it. Raises what `prompts` raises, InvalidDialog or SpecialTags."""
         chat_format, max_seq_len = self._engine.chat_format, self._engine.max_seq_len
+        if self._now_s is not None:
+            options = replace(options, now_s=self._now_s)
         dialog: Sequence[Message] = [_message(message, chat_format.template is not None) for message in messages]
         sent: Sequence[int | None] | None = None  # the index of each message as the client has it
         if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:

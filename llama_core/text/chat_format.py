@@ -35,13 +35,15 @@ Admit = Callable[[int], None]
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """How a dialog is written. template_variables: JSON values that a template reads by name; it ignores others. tools: for a
-    format that writes tools. reasoning_effort: for a template that reads it."""
+    format that writes tools. reasoning_effort: for a template that reads it. now_s: the time that a template reads, in seconds
+    since 1970; None for the clock's."""
 
     add_generation_prompt: bool = True  # end with the beginning of the assistant's message
     continue_final_message: bool = False  # end inside the last message, which the answer goes on with
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
     reasoning_effort: str | None = None
+    now_s: int | None = None
 
 
 NO_OPTIONS: Final = ChatOptions()

@@ -76,7 +76,7 @@ class LoopEngine(FakeEngine):
         self.loop.check_capacity(owner)
 
     async def submit(  # type: ignore[override]  # streams of another class
-        self, request: Request, *, is_timed: bool = False
+        self, request: Request, *, is_timed: bool = False, numerics: str = ""
     ) -> Sequence[TokenStream]:
         return self.loop.submit(request, is_timed=is_timed)
 

@@ -54,6 +54,7 @@ class FakeStream:
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
     matched_stop: str | None = None
+    numerics: str = ""
     timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic()))
 
     @property
@@ -179,6 +180,7 @@ class FakeEngine:
     model_id = MODEL_ID
     max_seq_len = MAX_SEQ_LEN
     max_request_tokens = 128 * MAX_SEQ_LEN
+    served_numerics = frozenset({""})
 
     def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
         self.tokenizer = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
@@ -227,7 +229,7 @@ class FakeEngine:
     def _answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
         return self.tokenizer.encode(self.answer, bos=False, eos=False)
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> list[FakeStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> list[FakeStream]:
         streams: list[FakeStream] = []
         try:
             for prompt, params in request.choices():

@@ -1,7 +1,7 @@
 """Writes answers as OpenAI's responses: one object, or a stream of numbered events of which the last has that object."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -49,6 +49,7 @@ class ResponsesSerializer:
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None  # the last item, while it grows
         self._num_events = 0
+        self.on_end: Callable[[Fields], None] | None = None  # keeps the whole response
 
     def opening(self) -> bytes:
         response = self._response("in_progress")
@@ -63,7 +64,7 @@ class ResponsesSerializer:
     def end_of_stream(self) -> bytes:
         status = self._status()
         events = self._item_done(status)
-        events.append(self._event(f"response.{status}", response=self._response(status)))
+        events.append(self._event(f"response.{status}", response=self._ended(status)))
         return b"".join(events)
 
     def failure(self, error: LlamaError, request_id: str) -> bytes:
@@ -75,7 +76,7 @@ class ResponsesSerializer:
         yield
         for piece in self._answer.take(choices[0].joined()):
             self._item_of(piece)
-        return _encode(self._response(self._status()))
+        return _encode(self._ended(self._status()))
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
         events = [] if extends(piece, self._open) else self._item_done("completed")
@@ -128,6 +129,12 @@ class ResponsesSerializer:
     def _status(self) -> str:
         return "incomplete" if self._answer.finish_reason is FinishReason.LENGTH else "completed"
 
+    def _ended(self, status: str) -> Fields:
+        response = self._response(status)
+        if self.on_end is not None:
+            self.on_end(response)
+        return response
+
     def _response(self, status: str) -> Fields:
         has_ended = status in ("completed", "incomplete")
         last = "completed" if status == "completed" else "incomplete"  # the item that was cut off, if one was
@@ -140,6 +147,7 @@ class ResponsesSerializer:
             "incomplete_details": OUT_OF_TOKENS if status == "incomplete" else None,
             "output": [item.written(each) for item, each in zip(self._items, statuses, strict=False)],
             **self._echo,
+            "store": self.on_end is not None,
             "usage": self._usage() if has_ended else None,
         }
 
@@ -173,7 +181,6 @@ def _echo(body: ResponsesBody, plan: Plan) -> Fields:
         },
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": False,
         "temperature": params.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",

@@ -68,7 +68,7 @@ def _items(value: object) -> object:
             raise InvalidParameter(f"[{index}]: must be an object with a type")
         kind = item.get("type") or "message"
         if kind == "item_reference":
-            raise Unsupported(f"[{index}]: this server stores no items: send the item itself, with store false")
+            raise Unsupported(f"[{index}]: must have an id")
         if kind not in _ITEMS and isinstance(kind, str) and kind.endswith(_OTHER_TOOLS):
             item, kind = {}, "reasoning"
         if kind not in _ITEMS:

@@ -1,4 +1,4 @@
-"""The body of OpenAI's responses, which is also the body of a chat. This server stores no answers."""
+"""The body of OpenAI's responses, which is also the body of a chat. What it refers to is in its input already."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -57,12 +57,14 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="Echoed.")
     stream: Flag = None
-    store: Flag = Field(None, description="Accepted: this server stores nothing, and the answer says false.")
+    store: Flag = Field(None, description="false: the answer is not kept.")
     truncation: Literal["auto", "disabled"] | None = Field(None, description="Nothing is cut: the input has to fit.")
     include: list[str] | None = Field(None, description="Accepted, except for logprobs.")
     prompt_cache_key: str | None = Field(None, description="Accepted: prefixes are cached anyway.")
     safety_identifier: str | None = None
-    previous_response_id: str | None = Field(None, description="Not supported: nothing is stored.")
+    previous_response_id: str | None = Field(
+        None, description="Of an answer that is kept: its input and output come first."
+    )
     conversation: str | dict[str, Any] | None = Field(None, description="Not supported: nothing is stored.")
     background: Flag = Field(None, description="Only false: nothing is stored.")
     prompt: dict[str, Any] | None = Field(None, description="Not supported: nothing is stored.")

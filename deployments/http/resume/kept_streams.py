@@ -1,4 +1,4 @@
-"""The streams of one replica whose clients may come back, within bounds of time and memory.
+"""The streams of one replica whose clients may come back, and texts of answers, within bounds of time and memory.
 
 A stream that nobody reads runs no sequence and holds no cache block: its tokens are kept, from which the engine goes on. This
 saves work alone: a stream that is not kept is computed again. Decides what is kept and for how long, and who may read it: a
@@ -6,6 +6,7 @@ stream is found by the owner of its API key and by its Idempotency-Key.
 """
 
 import asyncio
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,13 @@ from typing import NamedTuple
 from deployments.engine.interface import Engine, TokenStream
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
+from deployments.http.resume.fingerprint import Fingerprint
 from deployments.observe.metrics import Metrics
 from deployments.openai.errors import StreamTakenOver
-from deployments.openai.field_types import Body
 from deployments.openai.plan import Plan
 
 BASE_BYTES = 8 * 2**10  # of a stream without its choices and its body
+TEXT_BYTES = 700  # of a text without its bytes
 PROMPT_TOKEN_BYTES = 40  # an integer, and its place in a list
 
 
@@ -52,14 +54,15 @@ def taken_over() -> StreamTakenOver:
 
 @dataclass(eq=False)
 class KeptStream:
-    """digest: of key and body. choices: while somebody reads it. num_bytes: counted while nobody does."""
+    """digest: of key and body. raw: the body, where the serializer reads it. choices: while somebody reads it. num_bytes:
+    counted while nobody does."""
 
     key: StreamKey
     digest: bytes
     engine: Engine
     plan: Plan
-    body: Body | None = None
-    num_body_bytes: int = 0
+    fingerprint: Fingerprint
+    raw: bytes = b""
     choices: Choices | None = None
     streams: Sequence[TokenStream] = ()
     reader: Reader | None = None
@@ -72,30 +75,70 @@ class KeptStream:
         if self.choices is not None:
             self.streams, self.choices = self.choices.suspend(), None
 
+    @property
+    def needed_numerics(self) -> frozenset[str]:
+        """Of an engine that could go on."""
+        return frozenset(stream.numerics for stream in self.streams if stream.numerics and not stream.ended)
+
     def measured(self) -> int:
-        """Memory of what is kept. Plan and body hold what was read in the body, such as schemas."""
-        num_prompt_tokens = sum(map(len, self.plan.request.prompts))
-        own = BASE_BYTES + 2 * self.num_body_bytes + PROMPT_TOKEN_BYTES * num_prompt_tokens
+        """Memory of what is kept."""
+        request, parsing = self.plan.request, self.plan.parsing
+        own = BASE_BYTES + len(self.raw) + PROMPT_TOKEN_BYTES * sum(map(len, request.prompts))
+        own += sys.getsizeof(request.params[0].grammar)  # which all have
+        if parsing is not None and parsing.use is not None:
+            own += sum(
+                TEXT_BYTES + sys.getsizeof(tool.schema) + sys.getsizeof(tool.description) for tool in parsing.use.tools
+            )
         return own + sum(stream.num_bytes for stream in self.streams)
 
 
+@dataclass(eq=False)
+class KeptText:
+    key: StreamKey
+    text: bytes
+    num_bytes: int = 0
+    expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    def measured(self) -> int:
+        return TEXT_BYTES + len(self.text)
+
+
+_Kept = KeptStream | KeptText
+
+
 class KeptStreams:
-    """The streams with an Idempotency-Key that are read or kept; of those that are kept, the least recently used first."""
+    """The streams with an Idempotency-Key that are read or kept, and texts; of those that are kept, the least recently used
+    first."""
 
     def __init__(self, limits: KeepLimits, metrics: Metrics) -> None:
         self.limits = limits
         self.metrics = metrics
         metrics.watch_kept_streams(lambda: self.num_bytes)
         self.num_bytes = 0
-        self._streams: dict[StreamKey, KeptStream] = {}
-        self._unread: dict[str, OrderedDict[StreamKey, KeptStream]] = {}  # by owner, the least recently used first
+        self._streams: dict[StreamKey, _Kept] = {}
+        self._unread: dict[str, OrderedDict[StreamKey, _Kept]] = {}  # by owner, the least recently used first
         self._held: dict[str, int] = {}  # their bytes
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def find(self, key: StreamKey) -> KeptStream | None:
-        return self._streams.get(key)
+        found = self._streams.get(key)
+        return found if isinstance(found, KeptStream) else None
+
+    def keep_text(self, key: StreamKey, text: bytes) -> None:
+        if (former := self._streams.get(key)) is not None:
+            self._uncount(former)
+        self._keep(KeptText(key, text))
+
+    def text(self, key: StreamKey) -> bytes | None:
+        """From now on it is the most recently used one."""
+        found = self._streams.get(key)
+        if not isinstance(found, KeptText):
+            return None
+        self._uncount(found)
+        self._keep(found)
+        return found.text
 
     def begin(self, stream: KeptStream, reader: Reader) -> None:
         """`reader` reads a new stream; there is none of its key."""
@@ -122,6 +165,10 @@ class KeptStreams:
             return
         stream.suspend()
         self.metrics.kept_streams.add()
+        self._keep(stream)
+
+    def _keep(self, stream: _Kept) -> None:
+        self._streams[stream.key] = stream
         stream.num_bytes = stream.measured()
         self.num_bytes += stream.num_bytes
         owner = stream.key.owner
@@ -130,12 +177,12 @@ class KeptStreams:
         stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self._drop, stream, "expired")
         self._make_room()
 
-    def _drop(self, stream: KeptStream, cause: str) -> None:
+    def _drop(self, stream: _Kept, cause: str) -> None:
         self.metrics.dropped_streams.add(cause=cause)
         self._uncount(stream)
         del self._streams[stream.key]
 
-    def _uncount(self, stream: KeptStream) -> None:
+    def _uncount(self, stream: _Kept) -> None:
         owner = stream.key.owner
         if stream.key in self._unread.get(owner, ()):
             del self._unread[owner][stream.key]

@@ -1,12 +1,14 @@
 """How much of a stream a client has, in tokens, and the event ids that say so: any replica can go on there.
 
-    id     = state | state ":" events | state "-" state ":" events
+    id     = place stamp
+    place  = state | state ":" events | state "-" state ":" events
     state  = choice, joined by "."
     choice = its number of tokens, then "e" if it has ended
+    stamp  = "~" seconds since 1970 "~" fingerprint, both in hexadecimal digits
 
-"12" is the id of the last event of the delta that ends with the 12th token. Its earlier events, where it begins after the 9th,
-have "9-12:1", "9-12:2" and so on. "0:1" is the first event of several that open the stream; "12e:1" is the first after the ends
-of all choices.
+"12" is the place of the last event of the delta that ends with the 12th token. Its earlier events, where it begins after the
+9th, have "9-12:1", "9-12:2" and so on. "0:1" is the first event of several that open the stream; "12e:1" is the first after the
+ends of all choices.
 """
 
 import re
@@ -19,16 +21,24 @@ from llama_core.errors import InvalidParameter
 EVENT_HEADER: Final = "Last-Event-ID"
 _CHOICE: Final = "[0-9]{1,9}e?"
 _STATE: Final = rf"{_CHOICE}(?:\.{_CHOICE})*"
-_ID = re.compile(rf"({_STATE})(?:(?:-({_STATE}))?:([0-9]{{1,9}}))?")
+# Ids of the former version have no stamp.
+_STAMP: Final = "~([0-9a-f]{1,8})~([0-9a-f]{16})"
+_ID = re.compile(rf"({_STATE})(?:(?:-({_STATE}))?:([0-9]{{1,9}}))?(?:{_STAMP})?")
 
 
 class Place(NamedTuple):
     """state: by choice, as in an id. target: after the delta of which the client has some events. num_events: so many of that
-    delta's events, or of those that follow `state` without a delta."""
+    delta's events, or of those that follow `state` without a delta. fingerprint: None in ids of the former version."""
 
     state: Sequence[str]
     target: Sequence[str] | None = None
     num_events: int = 0
+    fingerprint: str | None = None
+
+    @property
+    def reached(self) -> Sequence[str]:
+        """The state that the fingerprint is of."""
+        return self.target or self.state
 
     @property
     def is_opening(self) -> bool:
@@ -48,6 +58,16 @@ def until(reached: str) -> int:
     return num_tokens(reached) + reached.endswith("e")
 
 
+def has_tokens(reached: str) -> bool:
+    return reached[0] != "0"
+
+
+def began_s_of(text: str) -> int | None:
+    """The time in the stamp of an id."""
+    found = re.search(_STAMP, text)
+    return found and int(found[1], 16)
+
+
 def misplaced() -> InvalidParameter:
     message = f"{EVENT_HEADER}: not an event of this request's stream: send the last id that it had, and the same body"
     return InvalidParameter(message, param=EVENT_HEADER)
@@ -56,7 +76,7 @@ def misplaced() -> InvalidParameter:
 def place_of(text: str, plan: Plan) -> Place:
     """The place of an id. Raises InvalidParameter where the plan's stream cannot have it."""
     if (found := _ID.fullmatch(text)) is not None:
-        place = Place(found[1].split("."), found[2] and found[2].split("."), int(found[3] or 0))
+        place = Place(found[1].split("."), found[2] and found[2].split("."), int(found[3] or 0), found[5])
         if _is_possible(place, plan):
             return place
     raise misplaced()

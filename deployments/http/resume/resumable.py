@@ -5,9 +5,10 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final
 
-from deployments.engine.interface import Delta
+from deployments.engine.interface import Delta, TokenStream
 from deployments.http.choices import Choices
-from deployments.http.resume.place import Place, misplaced, num_tokens, until
+from deployments.http.resume.fingerprint import Fingerprint, changed
+from deployments.http.resume.place import Place, has_tokens, misplaced, num_tokens, until
 from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice
 from deployments.openai.answers.slices import Sliced
 from llama_core.errors import LlamaError
@@ -22,12 +23,15 @@ class ResumableSerializer:
     The id of an event is in its JSON too, because SDKs do not show the other one.
     """
 
-    def __init__(self, serializer: AnswerSerializer, num_choices: int, last: Place | None) -> None:
-        """last: of the client; None for a stream from its beginning."""
+    def __init__(
+        self, serializer: AnswerSerializer, streams: Sequence[TokenStream], fingerprint: Fingerprint, last: Place | None
+    ) -> None:
+        """streams: of all choices. last: of the client; None for a stream from its beginning."""
         self.has_logprobs = serializer.has_logprobs
         self._serializer = serializer
         self._last = last or Place(())
-        self._state = ["0"] * num_choices
+        self._state = ["0"] * len(streams)
+        self._streams, self._fingerprint = streams, fingerprint
 
     @property
     def ping(self) -> bytes:
@@ -36,27 +40,36 @@ class ResumableSerializer:
     def opening(self) -> bytes:
         events, last = _split(self._serializer.opening()), self._last
         skip = last.num_events if last.is_opening or not last.state else len(events)
-        return b"".join(_numbered(events, self._id, self._id, skip))
+        return b"".join(_numbered(events, self._id, self._id, skip, self._stamp))
 
     async def rest(self, choices: Choices, ping_s: float) -> AsyncIterator[bytes]:
         """Has the choices and this serializer go on where the client is: drops what the client has, and gives the rest of the
         delta of which the client has a part; a ping every `ping_s`. Raises InvalidParameter where the answer does not get
-        there."""
+        there, and AnswerChanged where it is another one."""
+        self._check()
         for number, (index, place, skip) in enumerate(self._deltas(), 1):
             while (delta := await choices.take_to(index, until(place), ping_s)) is None:
                 yield self.ping
             if self._after(index, delta) != place:
                 raise misplaced()
-            for event in self._events(index, delta, skip):
+            events = self._events(index, delta, skip)
+            self._check()
+            for event in events:
                 yield event
             if number % TOKENS_IN_A_SLICE == 0:
                 await asyncio.sleep(0)
         choices.listen()
 
+    def _check(self) -> None:
+        """Where the client is: that it has had this answer. Raises AnswerChanged."""
+        wanted = self._last.fingerprint if self._state == self._last.reached else None
+        if wanted is not None and self._fingerprint.of(self._numerics) != wanted:
+            raise changed()
+
     def _deltas(self) -> Iterator[tuple[int, str, int]]:
         """Choices, ends of deltas, and how many events of each the client has. One token each: no others have more events,
         so that the numbers of events only grow."""
-        state, target, num_events = self._last
+        state, target, num_events, _ = self._last
         for index, reached in enumerate(state):
             for number in range(1, until(reached) + 1):
                 yield index, str(number) if number < until(reached) else reached, sys.maxsize
@@ -78,7 +91,7 @@ class ResumableSerializer:
             events: Iterable[bytes] = self._serializer.chunks(index, delta)
         else:
             events = _split(self._serializer.chunk(index, delta))
-        return _numbered(events, f"{before}-{after}", after, skip)
+        return _numbered(events, f"{before}-{after}", after, skip, self._stamp)
 
     def _after(self, index: int, delta: Delta) -> str:
         total = num_tokens(self._state[index]) + len(delta.tokens)
@@ -87,7 +100,7 @@ class ResumableSerializer:
     def end_of_stream(self) -> bytes:
         events, last = _split(self._serializer.end_of_stream()), self._last
         skip = last.num_events if last.target is None and last.has_ended else 0
-        return b"".join(_numbered(events, self._id, f"{self._id}:{len(events)}", skip))
+        return b"".join(_numbered(events, self._id, f"{self._id}:{len(events)}", skip, self._stamp))
 
     def failure(self, error: LlamaError, request_id: str) -> bytes:
         return self._serializer.failure(error, request_id)
@@ -99,22 +112,32 @@ class ResumableSerializer:
     def _id(self) -> str:
         return ".".join(self._state)
 
+    @property
+    def _numerics(self) -> frozenset[str]:
+        pairs = zip(self._streams, self._state, strict=True)
+        return frozenset(stream.numerics for stream, reached in pairs if has_tokens(reached))
+
+    @property
+    def _stamp(self) -> str:
+        return self._fingerprint.stamp(self._numerics)
+
 
 def _split(events: bytes) -> list[bytes]:
     return events.removesuffix(END).split(END) if events else []
 
 
-def _numbered(events: Iterable[bytes], before: str, after: str, skip: int) -> Iterator[bytes]:
-    """The events after the first `skip`, with their ids: `after` for the last, and `before` with a number for the others."""
+def _numbered(events: Iterable[bytes], before: str, after: str, skip: int, stamp: str) -> Iterator[bytes]:
+    """The events after the first `skip`, with their ids: `after` for the last, and `before` with a number for the others. Each
+    ends with `stamp`."""
     number, held = 0, b""
     for event in filter(None, events):
         if held:
             number += 1
             if number > skip:
-                yield _with_id(held, f"{before}:{number}")
+                yield _with_id(held, f"{before}:{number}{stamp}")
         held = event.removesuffix(END)
     if held and number >= skip:
-        yield _with_id(held, after)
+        yield _with_id(held, after + stamp)
 
 
 def _with_id(event: bytes, event_id: str) -> bytes:

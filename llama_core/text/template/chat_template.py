@@ -26,6 +26,7 @@ from llama_core.text.template.environment import (
     RenderContext,
     TemplateTooSlow,
     compile_template,
+    strftime_at,
 )
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
 from llama_core.text.template.tool_style import ToolStyle, find_tool_style
@@ -133,6 +134,8 @@ class TemplateChatFormat(ChatFormat):
         variables["add_generation_prompt"] = options.add_generation_prompt
         if options.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", MarkedText(options.reasoning_effort))
+        if options.now_s is not None:
+            variables["strftime_now"] = strftime_at(options.now_s)
         prompt = self._run(variables)
         return _before(prompt, mark) if mark else prompt
 

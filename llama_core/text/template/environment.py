@@ -128,6 +128,11 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(str.__str__(form))
 
 
+def strftime_at(now_s: int) -> Callable[[str], str]:
+    """`strftime_now` at another time, in seconds since 1970."""
+    return lambda form: datetime.fromtimestamp(now_s).strftime(str.__str__(form))
+
+
 def compile_template(source: str) -> tuple[Template, nodes.Template]:
     """The compiled template and its syntax tree. Raises TemplateSyntaxError, or any error of Jinja2's or Python's compilers
     for a damaged source."""

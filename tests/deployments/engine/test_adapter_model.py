@@ -23,7 +23,9 @@ class Submitted(FakeEngine):
         super().__init__()
         self.adapters: list[str] = []
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> list[TokenStream]:  # type: ignore[override]
+    async def submit(  # type: ignore[override]
+        self, request: Request, *, is_timed: bool = False, numerics: str = ""
+    ) -> list[TokenStream]:
         self.adapters.append(request.adapter)
         return []
 

@@ -1,5 +1,8 @@
 """What is kept stays within its bounds: the least recently used stream of the owner with the most goes first."""
 
+import gc
+import json
+import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -7,6 +10,7 @@ import pytest
 
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices
+from deployments.http.resume.fingerprint import Fingerprint
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
     KeepLimits,
@@ -20,9 +24,11 @@ from deployments.openai.plan import Plan
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
+from tests.support.asgi_client import AsgiCall
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
 from tests.support.metric_samples import samples
+from tests.support.scripted_engine import FakeEngine
 from tests.support.waiting import until_true
 
 ROOM = BASE_BYTES + 2000  # of a stream
@@ -49,7 +55,9 @@ class Store:
     def begin(self, name: str, owner: str = "", num_bytes: int = 1900) -> tuple[KeptStream, Reader]:
         """A new stream that is being read."""
         plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
-        stream, reader = KeptStream(StreamKey(owner, "/v1/completions", name), b"", cast(Engine, None), plan), Reader()
+        engine, reader = cast(Engine, None), Reader()
+        fingerprint = Fingerprint(0, b"", engine, plan)
+        stream = KeptStream(StreamKey(owner, "/v1/completions", name), b"", engine, plan, fingerprint)
         self.kept.begin(stream, reader)
         stream.choices = cast(Choices, FakeChoices(num_bytes))
         return stream, reader
@@ -114,6 +122,42 @@ async def test_the_bound_holds_over_http_and_a_stream_that_was_dropped_can_be_re
             assert joined(events[number] + await call(app, body, str(number), id_of(events[number][-1])).end()) == uncut
         seen = samples(store.metrics.render())
         assert [seen[f'llama_resumed_streams_total{{source="{source}"}}'] for source in ("kept", "computed")] == [1, 1]
+
+
+def _nested() -> Any:
+    """A schema whose objects take far more memory than its text."""
+    return {"type": "object", "properties": {}, "examples": [[] for _ in range(15_000)]}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+async def test_what_kept_streams_hold_is_what_is_counted(path: str) -> None:
+    engine = FakeEngine("Hello")
+    engine.max_seq_len, engine.tool_format = 4096, "hermes"
+    app, schema = app_of(engine), _nested()
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9, "stream": True}
+    if path == "/v1/responses":
+        body = {"input": "Hello", "stream": True, "store": False, "tool_choice": "none"}
+        body["tools"] = [{"type": "function", "name": "a", "parameters": schema}]
+    elif path == "/v1/messages":
+        body |= {"tools": [{"name": "a", "input_schema": schema}], "tool_choice": {"type": "none"}}
+    else:
+        body |= {
+            "tools": [{"type": "function", "function": {"name": "a", "parameters": schema}}],
+            "tool_choice": "none",
+        }
+    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+    raw = json.dumps(body).encode()
+    await AsgiCall(app, path, raw, {"Idempotency-Key": "first"}).end()
+    counted = store.num_bytes
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(4):
+        await AsgiCall(app, path, raw, {"Idempotency-Key": str(number)}).end()
+    gc.collect()
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(store) == 5 and store.num_bytes == pytest.approx(5 * counted, rel=0.01)
+    assert held / 1.3 < store.num_bytes - counted
 
 
 async def test_what_is_kept_resumed_and_dropped_is_counted() -> None:

@@ -358,9 +358,9 @@ async def test_a_stream_that_failed_is_not_kept_and_is_computed_again() -> None:
     engine.fail_at = (3, ValueError("a bug"))
     app = app_of(engine)
     events = await call(app, BODY).end()
-    assert b'"error"' in events[-1] and not id_of(events[-1]) and id_of(events[2]) == "3"
+    assert b'"error"' in events[-1] and not id_of(events[-1]) and id_of(events[2]).startswith("3~")
     (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
     assert not len(store)
     engine.fail_at = None
-    rest = await call(app, BODY, last="3").end()
+    rest = await call(app, BODY, last=id_of(events[2])).end()
     assert joined(events[:3] + rest) == joined(await call(app, BODY, "").end())
