@@ -28,7 +28,6 @@ from deployments.fleet.loaded_adapters import AdapterCalls, AdapterLoader, Loade
 from deployments.handle_api import HandleApi
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
-from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
@@ -132,10 +131,7 @@ def http_app_of(
     return build_http_app(
         engine,
         metrics,
-        HttpLimits(
-            coalescing=ProxyCoalescing() if is_behind_python_proxy() else None,
-            keep=KeepLimits(args.resume_window_s, args.resume_max_bytes),
-        ),
+        HttpLimits(keep=KeepLimits(args.resume_window_s, args.resume_max_bytes)),
         max_body_bytes=args.max_body_bytes,
         request_timeout_s=args.request_timeout_s,
         keys=keys,

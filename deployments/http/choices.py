@@ -52,7 +52,6 @@ class Choices:
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self._end_waiter: asyncio.Future[None] | None = None
         self._followers = _followers(plan)
         self.listen()
 
@@ -113,18 +112,6 @@ class Choices:
         finally:
             self._waiter = None
 
-    async def wait_for_end(self, timeout_s: float) -> None:
-        """Waits for the end of a choice, or for the timeout; returns at once if an end has not been taken yet."""
-        if any(self.streams[index].ended for index in self._ready):
-            return
-        self._end_waiter = waiter = self._loop.create_future()
-        timer = self._loop.call_later(timeout_s, waiter.cancel)
-        try:
-            await asyncio.wait((waiter,))
-        finally:
-            timer.cancel()
-            self._end_waiter = None
-
     def end(self, error: LlamaError) -> None:
         """Ends every choice that has not ended, with this error."""
         for stream in self.streams:
@@ -153,8 +140,6 @@ class Choices:
         self._ready.append(index)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
-        if self._end_waiter is not None and self.streams[index].ended:
-            self._end_waiter.cancel()
 
     def _on_alarm(self, timeout_s: float) -> None:
         """One timer serves all waits, because every token has a wait: it is set again to the remaining time."""

@@ -224,7 +224,6 @@ class _GenerationRequest:
             self._record,
             ping_s=limits.ping_s,
             send_timeout_s=limits.send_timeout_s,
-            coalescing=limits.coalescing,
             rest=serializer.rest(self._submitted, limits.ping_s)
             if isinstance(serializer, ResumableSerializer)
             else None,

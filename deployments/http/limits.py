@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.request_body import BodyLimits
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.openai.prompt_encoder import TextLimits
@@ -14,6 +13,5 @@ class HttpLimits:
     text: TextLimits = field(default_factory=TextLimits)
     ping_s: float = 15.0  # the interval of ": ping" on an idle stream
     send_timeout_s: float = 30.0  # a client that reads nothing for so long is disconnected
-    coalescing: ProxyCoalescing | None = None  # of streamed events, behind a proxy in Python
     keep: KeepLimits = field(default_factory=KeepLimits)  # of streams that a client may resume
     request_timeout_s: float | None = None  # from a request's head to its answer's end; a client may ask for less

@@ -6,13 +6,12 @@ serializer's last event, and no [DONE] follows, so clients can distinguish a par
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from starlette.types import Send
 
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.observe.request_log import RequestRecord
 from deployments.openai.answers.answer import AnswerSerializer
 from deployments.openai.errors import as_llama_error
@@ -44,34 +43,21 @@ class EventStream:
         *,
         ping_s: float,
         send_timeout_s: float,
-        coalescing: ProxyCoalescing | None = None,
         rest: AsyncIterator[bytes] | None = None,
     ) -> None:
-        """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
-
-        coalescing: the interval between two messages; the first message with a token never waits. rest: events, or b"", to be
-        sent before those of the choices.
-        """
+        """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected. rest:
+        events, or b"", to be sent before those of the choices."""
         self.has_started = self.has_failed = False
         self._choices, self._serializer, self._record = choices, serializer, record
         self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
-        self._coalescing = coalescing
         self._is_over = False
         self._has_more = False  # the last slice was full: the next one is written without waiting
         self._rest = rest
         self._events: Iterator[bytes] | None = None  # the rest of a delta with log-probabilities
         self._sending_since_s: float | None = None
 
-    def run(self, send: Send, scope: DisconnectScope) -> Awaitable[None]:
+    async def run(self, send: Send, scope: DisconnectScope) -> None:
         """Run it in the block that `scope` can cancel. Raises an error that occurs before the first event."""
-        return self._run(send, scope) if self._coalescing is None else self._run_coalescing(send, scope)
-
-    async def _run_coalescing(self, send: Send, scope: DisconnectScope) -> None:
-        assert self._coalescing is not None
-        with self._coalescing.live_stream():
-            await self._run(send, scope)
-
-    async def _run(self, send: Send, scope: DisconnectScope) -> None:
         loop = asyncio.get_running_loop()
         opening = self._serializer.opening()
         body = b"" if opening else await self._next()
@@ -92,8 +78,6 @@ class EventStream:
                     self._sending_since_s = loop.time()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._sending_since_s = None
-                    if not self._has_more and self._coalescing is not None and self._coalescing.interval_s:
-                        await self._choices.wait_for_end(self._coalescing.interval_s)
                 body = await self._next()
             self._sending_since_s = loop.time()
             await send({"type": "http.response.body", "body": body, "more_body": False})
