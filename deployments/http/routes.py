@@ -13,7 +13,7 @@ from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, EngineState
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.request_body import BodyReader
-from deployments.http.routing import ApiRoute
+from deployments.http.routing import Access, ApiRoute
 from deployments.observe.metrics import CONTENT_TYPE, Metrics
 from deployments.openai.answers import schemas as answer_schemas
 from deployments.openai.errors import error_object, json_response, retry_after_s
@@ -191,6 +191,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
         ApiRoute(
             "/health",
             health,
+            access=Access.ANYONE,
             tag="operation",
             summary="Liveness",
             description="503 when only a restart helps. A server that loads is alive; see /ready.",
@@ -202,6 +203,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
                 "/ping",
                 health,
                 method=method,
+                access=Access.ANYONE,
                 tag="operation",
                 summary="Liveness",
                 description="The same as /health, by the name that SageMaker asks for.",
@@ -213,6 +215,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
         ApiRoute(
             "/ready",
             ready,
+            access=Access.ANYONE,
             tag="operation",
             summary="Readiness",
             description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
@@ -287,4 +290,4 @@ def page_routes() -> list[ApiRoute]:
     async def api_reference(_: Request) -> Response:
         return page_response(API_REFERENCE)
 
-    return [ApiRoute("/", chat), ApiRoute("/docs", api_reference)]
+    return [ApiRoute("/", chat, access=Access.PAGE), ApiRoute("/docs", api_reference, access=Access.PAGE)]

@@ -14,7 +14,7 @@ from deployments.api_keys import ApiKeys, digests_of
 from deployments.args import ServerArgs
 from deployments.engine.interface import Readiness
 from deployments.http.app import build_http_app
-from deployments.http.auth import PAGE_PATHS, PROBE_PATHS
+from deployments.http.routing import Access
 from deployments.observe.metrics import Metrics
 from llama_core.errors import ConfigError
 from tests.support.metric_samples import samples
@@ -72,13 +72,15 @@ async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, he
     assert error["type"] == "authentication_error"
     assert error.get("code") == (None if path.startswith("/v1/messages") else "invalid_api_key")
     assert "secret" not in answer.text
-    assert answer.headers["www-authenticate"].startswith("Basic" if path in PAGE_PATHS else "Bearer")
+    assert answer.headers["www-authenticate"].startswith("Basic" if path in ("/", "/docs") else "Bearer")
 
 
 async def test_every_route_but_the_probes_is_in_the_list_of_guarded_routes() -> None:
     app = build_http_app(FakeEngine(), Metrics(in_ray=False))
-    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *PROBE_PATHS}
-    assert {route.path for route in app.routes} <= listed
+    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}"}
+    assert {route.path for route in app.routes if route.access is not Access.ANYONE} <= listed
+    probes = {route.path for route in app.routes if route.access is Access.ANYONE}
+    assert probes == {"/health", "/ping", "/ready"}
 
 
 @pytest.mark.parametrize(
