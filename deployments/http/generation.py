@@ -77,9 +77,8 @@ class _GenerationRequest:
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None
-        self._was_cut = (
-            True  # its end is no failure of this server. The error itself would hold this request, and its body
-        )
+        # Its end is no failure of this server. The error itself would hold this request, and its body.
+        self._was_cut = True
         self._sends_whole = False
         self._deadline: asyncio.TimerHandle | None = None
 

@@ -50,9 +50,8 @@ def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
     try:
         return kind.model_validate(present)
     except ValidationError as error:
-        raise _refusal(
-            kind, error, present
-        ) from None  # kept in no local: one of our own holds this frame, and so the body
+        # Kept in no local: an error of our own validators holds this frame, and so the body.
+        raise _refusal(kind, error, present) from None
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
