@@ -55,6 +55,7 @@ class AccessGuard:
     route needs, and, where no keys are configured, by 403 for an unknown host.
 
     Sets `request.state.is_trusted`: the request has a key or names an allowed host. `request.state.owner`: the key's owner.
+    `request.state.reads_metrics`: it may see what all keys together have asked for.
     An admin key is accepted wherever an API key is.
     """
 
@@ -91,8 +92,10 @@ class AccessGuard:
         else:
             is_trusted = self._hosts.allow(scope["headers"])
         state["is_trusted"] = is_trusted
+        state["reads_metrics"] = is_trusted and (is_admin or not self._keys.are_several)
         access, app = self._router.find(scope)
-        if access is Access.ANYONE or (is_trusted and (is_admin or access is not Access.ADMIN)):
+        is_refused = {Access.ADMIN: not is_admin, Access.METRICS: not state["reads_metrics"]}.get(access, False)
+        if access is Access.ANYONE or (is_trusted and not is_refused):
             return app
         error, headers = self._refusal(access, is_trusted)
         self._on_refused(scope, error)
@@ -100,7 +103,8 @@ class AccessGuard:
 
     def _refusal(self, access: Access, is_trusted: bool) -> tuple[LlamaError, dict[str, str]]:
         if is_trusted:
-            return AdminKeyRequired("An admin key is required, one of the server's LLAMA_ADMIN_KEYS."), {}
+            why = ": there are several API keys" if access is Access.METRICS else ""
+            return AdminKeyRequired(f"An admin key is required, one of the server's LLAMA_ADMIN_KEYS{why}."), {}
         if self._keys.are_required:
             challenge = 'Basic realm="API key as password"' if access is Access.PAGE else "Bearer"
             return Unauthorized("A valid API key is required."), {"WWW-Authenticate": challenge}

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 
@@ -22,6 +22,8 @@ from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
 
+# Of /props: whoever sees them before and after another key's request knows its length.
+TOKEN_COUNTS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted")
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body
 
 
@@ -243,8 +245,12 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
     async def prometheus(_: Request) -> Response:
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE, **replica})
 
-    async def props(_: Request) -> Response:
-        return json_response(engine.describe(), headers=replica)
+    async def props(request: Request) -> Response:
+        state = engine.describe()
+        if not request.state.reads_metrics:
+            shown = {field.name: getattr(state, field.name) for field in fields(state)}
+            return json_response({name: shown[name] for name in shown if name not in TOKEN_COUNTS}, headers=replica)
+        return json_response(state, headers=replica)
 
     return [
         ApiRoute(
@@ -266,9 +272,11 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         ApiRoute(
             "/metrics",
             prometheus,
+            access=Access.METRICS,
             tag="operation",
             summary="Metrics",
-            description="This replica's metrics as Prometheus text; Ray's own metrics have them too.",
+            description="This replica's metrics as Prometheus text; Ray's own metrics have them too. Needs an admin key "
+            "where there are several API keys.",
             answer=str,
             media_type="text/plain",
         ),
@@ -277,7 +285,8 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             props,
             tag="operation",
             summary="Properties",
-            description="Model, ranks, limits and load.",
+            description="Model, ranks, limits and load. Where there are several API keys, only an admin key gets counts "
+            "of tokens and blocks.",
             answer=EngineState,
         ),
     ]

@@ -33,6 +33,7 @@ class Access(Enum):
     ANYONE = auto()  # load balancers and Kubernetes send no key, and any Host
     PAGE = auto()  # an API key; browsers ask for it as a password, and send it with the page's requests
     KEY = auto()  # an API key
+    METRICS = auto()  # an admin key, or the only API key: counts of tokens tell what other keys send
     ADMIN = auto()  # an admin key
 
 
