@@ -42,6 +42,11 @@ class ApiKeys:
     def are_required(self) -> bool:
         return bool(self._fixed or self._file)
 
+    @property
+    def are_several(self) -> bool:
+        """As of the latest `owner_of`."""
+        return len(self._fixed | self._from_file) > 1
+
     def owner_of(self, key: bytes) -> str | None:
         """A short name of this key's owner that does not reveal the key; None if the key is not configured."""
         self._refresh()

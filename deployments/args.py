@@ -135,7 +135,10 @@ class Args(BaseModel):
 class IngressArgs(Args):
     """Arguments of `build_ingress`: HTTP, keys and limits."""
 
-    seed: int = Field(1, description="Requests without a seed get seeds derived from it.")
+    seed: int | None = Field(
+        None,
+        description="Requests without a seed get seeds derived from it, which callers can guess; random ones if absent.",
+    )
     prefix_cache_scope: PrefixCacheScope = Field(
         "key",
         description="With API keys, share cached prefixes and grammars within one key (key) or with all keys (all).",

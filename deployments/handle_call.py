@@ -21,7 +21,9 @@ from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, R
 class HandleEngine(Engine, Protocol):
     """An engine whose streams can be iterated over. Implemented by `LlamaService`, `Fleet` and `RemoteEngine`."""
 
-    async def submit(self, request: Request, *, is_timed: bool = False) -> Sequence[SequenceStream]: ...
+    async def submit(
+        self, request: Request, *, is_timed: bool = False, numerics: str = ""
+    ) -> Sequence[SequenceStream]: ...
     def abort(self, request_id: str) -> bool:
         """End the request with this id, of any client. False if it has no sequence here."""
 

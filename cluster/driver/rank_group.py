@@ -23,6 +23,7 @@ from cluster.driver.ray_calls import first_line, result_of, results_of_all
 from cluster.wire.messages import MAX_FRAME_BYTES, largest_step_bytes, longest_sequence
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, RunnerFactory
 from cluster.wire.rank_status import RankStatus
+from cluster.wire.socket_dir import SocketDir
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, RankFailure
@@ -67,6 +68,7 @@ class RankGroup:
         self._limits = limits or GroupLimits()
         self._runner_factory = runner_factory
         self._listener: RankListener | None = None
+        self._store_dir: SocketDir | None = None  # of the ranks' rendezvous, on one host
         self._fan_out: FanOut | None = None
         self._failed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,11 +148,18 @@ class RankGroup:
         await self.ranks.create()
         await self.ranks.identify(self.epoch)
         store_host = self.ranks.store_host()
-        self._listener = RankListener(self.epoch, len(self.ranks), self.ranks.listen_host())
+        listen_host = self.ranks.listen_host()
+        self._listener = RankListener(self.epoch, len(self.ranks), listen_host)
         await self._connect(await self._listener.open())
-        (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
+        store_port, store_path = 0, ""
+        if listen_host is None:
+            self._store_dir = SocketDir()
+            store_path = str(self._store_dir.path / "store")
+        else:
+            (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
         timeout_s = self._limits.start_timeout_s
-        about = self._config, store_host, store_port, timeout_s, self._runner_factory, self._num_blocks or 0
+        place = store_host, store_port, store_path
+        about = self._config, *place, timeout_s, self._runner_factory, self._num_blocks or 0
         loads = await self.ranks.load(*about)
         loaded_s = time.monotonic()
         num_blocks = self._common_num_blocks(loads)
@@ -259,6 +268,8 @@ class RankGroup:
             await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
             patience_s = _PATIENCE_WITH_HEALTHY_S
         await self.ranks.end(self.epoch, patience_s, self._limits.kill_timeout_s)
+        if self._store_dir is not None:
+            self._store_dir.remove()
         for task in [*self._serving, *self._tasks]:
             task.cancel()
 

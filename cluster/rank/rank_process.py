@@ -102,6 +102,7 @@ class RankProcess:
         config: EngineConfig,
         store_host: str,
         store_port: int,
+        store_path: str,
         timeout_s: float,
         runner_factory: RunnerFactory,
         former_blocks: int = 0,
@@ -120,7 +121,7 @@ class RankProcess:
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
         place = store_host, store_port, listen_fd
         rendezvous = RendezvousSpec(
-            self._rank, self._world_size, *place, num_threads, timeout_s, device_index, former_blocks
+            self._rank, self._world_size, *place, num_threads, timeout_s, device_index, former_blocks, store_path
         )
         bar = LoadProgressBar(self._rank, InfoLines(logger) if _logs_json() else None)
 

@@ -55,14 +55,19 @@ def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":
 
     from llama_core.backends.parallel import join
 
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        rendezvous.store_host,
-        rendezvous.store_port,
-        rendezvous.world_size,
-        is_master=rendezvous.listen_fd is not None,
-        timeout=timedelta(seconds=rendezvous.timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=rendezvous.listen_fd,
-    )
+    store: dist.Store  # type: ignore[name-defined]
+    if rendezvous.store_path:  # which no other user can reach
+        store = dist.FileStore(rendezvous.store_path, rendezvous.world_size)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=rendezvous.timeout_s))
+    else:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            rendezvous.store_host,
+            rendezvous.store_port,
+            rendezvous.world_size,
+            is_master=rendezvous.listen_fd is not None,
+            timeout=timedelta(seconds=rendezvous.timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=rendezvous.listen_fd,
+        )
     place = rendezvous.rank, rendezvous.world_size
     return join(*place, config.device, store, rendezvous.timeout_s, rendezvous.device_index)

@@ -12,8 +12,9 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSpec:
-    """The information by which a rank joins its group. On rank 0, `listen_fd` is a socket that already listens at
-    `store_host`:`store_port` and becomes the key-value store through which the ranks find each other; elsewhere None.
+    """The information by which a rank joins its group. `store_path`: on one host, the file in a private directory through
+    which the ranks find each other. Between hosts it is "", and on rank 0 `listen_fd` is a socket that already listens at
+    `store_host`:`store_port` and becomes the key-value store; elsewhere None.
     `device_index`: of the rank's own GPU among those that its process sees. `former_blocks`: cache blocks of the group that
     this one replaces, 0 for a first group.
     """
@@ -27,6 +28,7 @@ class RendezvousSpec:
     timeout_s: float
     device_index: int = 0
     former_blocks: int = 0
+    store_path: str = ""
 
 
 class RankRunner(Protocol):

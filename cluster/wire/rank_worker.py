@@ -25,20 +25,22 @@ class RankControl(Protocol):
     def identify(self, epoch: int, share: Share) -> RankIdentity: ...
     def connect(self, invitation: Invitation, timeout_s: float) -> None: ...
     def offer_store(self, host: str) -> int:
-        """Rank 0 only."""
+        """Rank 0 only, where the ranks are on several hosts."""
 
     def load(
         self,
         config: EngineConfig,
         store_host: str,
         store_port: int,
+        store_path: str,
         timeout_s: float,
         runner_factory: RunnerFactory,
         former_blocks: int,
         visible_gpus: Sequence[str],
     ) -> RankReport:
-        """former_blocks: cache blocks of the group that this one replaces, 0 for a first group. visible_gpus: ids of the GPUs
-        that the process is to see, its own included, in the order of all ranks of its node."""
+        """store_port, store_path: see `RendezvousSpec`. former_blocks: cache blocks of the group that this one replaces, 0 for
+        a first group. visible_gpus: ids of the GPUs that the process is to see, its own included, in the order of all ranks of
+        its node."""
 
     def prepare(self, num_blocks: int) -> None: ...
     def serve(self) -> None: ...
@@ -74,13 +76,14 @@ class RankWorker:
         config: EngineConfig,
         store_host: str,
         store_port: int,
+        store_path: str,
         timeout_s: float,
         runner_factory: RunnerFactory,
         former_blocks: int,
         visible_gpus: Sequence[str],
     ) -> RankReport:
         return self._process.load(
-            config, store_host, store_port, timeout_s, runner_factory, former_blocks, visible_gpus
+            config, store_host, store_port, store_path, timeout_s, runner_factory, former_blocks, visible_gpus
         )
 
     def prepare(self, num_blocks: int) -> None:

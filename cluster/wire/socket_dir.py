@@ -1,4 +1,4 @@
-"""A private directory for a unix socket, and the removal of directories whose owners have ended.
+"""A private directory for a unix socket or another file of the ranks, and the removal of directories whose owners have ended.
 
 The owner holds a lock on its directory (`flock`), which the kernel releases however the process ends: a directory that can be
 locked has no owner. This also works in containers that share /tmp, where process ids say nothing about the owner.

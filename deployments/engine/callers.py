@@ -1,5 +1,6 @@
 """What the server adds to a request by its caller: a seed where it names none, and the scope of what it may share."""
 
+import secrets
 from hashlib import blake2b
 
 from deployments.args import IngressArgs
@@ -10,13 +11,16 @@ class Callers:
     """Of one process that takes requests."""
 
     def __init__(self, args: IngressArgs, salt: int = 0) -> None:
-        """salt: distinguishes the seeds of several such processes."""
-        self._seed = mix_seed(args.seed, salt)
+        """salt: distinguishes the seeds of several such processes, where the operator sets one."""
+        self._seed = None if args.seed is None else mix_seed(args.seed, salt)
         self._num_seeds = 0
         self._separates_caches = args.has_api_keys and args.prefix_cache_scope == "key"
 
     def next_seed(self) -> int:
-        """Derived from the server's seed and the number of such requests."""
+        """A random one; where the operator sets a seed, derived from it and the number of such requests, so that whoever knows
+        it, or guesses it from answers, can foretell the answers to others."""
+        if self._seed is None:
+            return secrets.randbits(64) - 2**63
         self._num_seeds += 1
         return mix_seed(self._seed, self._num_seeds)
 

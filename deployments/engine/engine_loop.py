@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from copy import copy
 from functools import partial
 
 from deployments.engine.live_streams import LiveStreams, TokenSink
@@ -162,7 +163,7 @@ class EngineLoop:
 
     def _check_takes_requests(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise copy(self._failure)  # a raised error holds frames, here of every request that is refused
         if self.is_draining:
             raise NotReady("the server is shutting down and takes no new requests")
 

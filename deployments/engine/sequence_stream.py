@@ -6,6 +6,7 @@ Knows nothing of steps or of HTTP. A slow reader gets more tokens at a time.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 
 from deployments.engine.interface import Delta
 from deployments.engine.timeline import Timeline
@@ -188,7 +189,7 @@ class SequenceStream:
             if self._error is not None:
                 if begin == end or until is not None:
                     self._done = True
-                    raise self._error
+                    raise copy(self._error)  # a raised error holds this frame, and so the stream; others may share it
                 finish_reason = None
                 self._tell()  # the error is for the next call
             self._done = finish_reason is not None

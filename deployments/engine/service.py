@@ -9,6 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -315,7 +316,8 @@ class LlamaService:
     async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
-            raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
+            failure = self._failure  # a raised error holds frames, here of every request that is refused
+            raise copy(failure) if isinstance(failure, EngineError) else NotReady(failure.message)
         scoped = replace(request, cache_scope=self.cache_scope(request.owner))
         streams = self._taking_loop().submit(scoped, is_timed=is_timed)
         (own,) = self.served_numerics

@@ -1,4 +1,4 @@
-"""vLLM's routes that load and unload LoRA adapters. `AccessGuard` admits only admin keys to them."""
+"""vLLM's routes that load and unload LoRA adapters, for admin keys."""
 
 import logging
 from typing import Protocol
@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.http.request_body import BodyReader
-from deployments.http.routing import ApiRoute
+from deployments.http.routing import Access, ApiRoute
 from deployments.openai.adapter_schemas import LoadAdapterBody, UnloadAdapterBody
 from deployments.openai.errors import ModelNotFound
 
@@ -45,6 +45,7 @@ def adapter_routes(loader: Loader, bodies: BodyReader) -> list[ApiRoute]:
             "/v1/load_lora_adapter",
             load,
             method="POST",
+            access=Access.ADMIN,
             tag="models",
             summary="Load a LoRA adapter",
             description="Into every engine, also those that start later. Needs an admin key.",
@@ -56,6 +57,7 @@ def adapter_routes(loader: Loader, bodies: BodyReader) -> list[ApiRoute]:
             "/v1/unload_lora_adapter",
             unload,
             method="POST",
+            access=Access.ADMIN,
             tag="models",
             summary="Unload a LoRA adapter",
             description="New requests get 404; streams that use it go on. Needs an admin key.",

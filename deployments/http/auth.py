@@ -1,5 +1,5 @@
 """Decides which requests are answered: those with a configured API key, or, without any keys, those to an allowed host.
-Only admin keys load adapters.
+A route may ask for an admin key (`Access`).
 
 The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`. The probes /health, /ping and
 /ready are always answered, but give a cause only to requests that are admitted.
@@ -12,17 +12,16 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
-from deployments.http.routing import route_path
+from deployments.http.routing import Access, ApiRouter
 from deployments.openai.errors import AdminKeyRequired, HostNotAllowed, Unauthorized, error_response
 from llama_core.errors import LlamaError
 
-PROBE_PATHS = frozenset({"/health", "/ping", "/ready"})  # load balancers and Kubernetes send no key, and any Host
-ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})  # 404 without admin keys
-PAGE_PATHS = frozenset({"/", "/docs"})  # makes browsers ask for a password, which they send with the page's requests
 LOCAL_NAMES = frozenset({"localhost"})
+NO_ROUTES = Router()  # closes websockets, and takes part in the server's start
 _HOST = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<name>[^][:]+))(?::[0-9]*)?")  # all of it: a browser resolves all of it
 
 
@@ -52,25 +51,26 @@ class AllowedHosts:
 
 
 class AccessGuard:
-    """Answers 401 to a request without a valid key, and, where no keys are configured, 403 to one for an unknown host.
+    """Finds the route of a request and answers by it: or by 401 without a valid key, by 403 without the admin key that the
+    route needs, and, where no keys are configured, by 403 for an unknown host.
 
     Sets `request.state.is_trusted`: the request has a key or names an allowed host. `request.state.owner`: the key's owner.
-    An admin key is accepted wherever an API key is; `ADMIN_PATHS` accept no other.
+    `request.state.reads_metrics`: it may see what all keys together have asked for.
+    An admin key is accepted wherever an API key is.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        router: ApiRouter,
         keys: ApiKeys,
         admin_keys: ApiKeys,
         hosts: AllowedHosts,
         on_refused: Callable[[Scope, LlamaError], None],
     ) -> None:
         """`on_refused` is called for every request that is answered 401 or 403."""
-        self._app = app
+        self._router = router
         self._keys = keys
         self._admin_keys = admin_keys
-        self._admin_paths = ADMIN_PATHS if admin_keys.are_required else frozenset()
         self._hosts = hosts
         self._on_refused = on_refused
 
@@ -78,12 +78,12 @@ class AccessGuard:
         return self._chosen(scope)(scope, receive, send)
 
     def _chosen(self, scope: Scope) -> ASGIApp:
-        """The application that answers: the guarded one, or a refusal."""
-        if scope["type"] == "lifespan":
-            return self._app
+        """The application that answers: the route's, or a refusal."""
+        if scope["type"] != "http":
+            return NO_ROUTES
         state = scope.setdefault("state", {})
         key = key_of(scope["headers"])
-        admin = self._admin_keys.owner_of(key)
+        is_admin = (admin := self._admin_keys.owner_of(key)) is not None
         if self._keys.are_required:
             owner = self._keys.owner_of(key) or admin
             is_trusted = owner is not None
@@ -92,29 +92,24 @@ class AccessGuard:
         else:
             is_trusted = self._hosts.allow(scope["headers"])
         state["is_trusted"] = is_trusted
-        path = route_path(scope) if scope["type"] == "http" else ""
-        is_admitted = is_trusted and (admin is not None or path not in self._admin_paths)
-        if is_admitted or path in PROBE_PATHS:
-            return self._app
-        if scope["type"] == "websocket":
-            return _close_websocket
-        error, headers = self._refusal(scope, is_trusted)
+        state["reads_metrics"] = is_trusted and (is_admin or not self._keys.are_several)
+        access, app = self._router.find(scope)
+        is_refused = {Access.ADMIN: not is_admin, Access.METRICS: not state["reads_metrics"]}.get(access, False)
+        if access is Access.ANYONE or (is_trusted and not is_refused):
+            return app
+        error, headers = self._refusal(access, is_trusted)
         self._on_refused(scope, error)
         return error_response(error, scope, headers)
 
-    def _refusal(self, scope: Scope, is_trusted: bool) -> tuple[LlamaError, dict[str, str]]:
+    def _refusal(self, access: Access, is_trusted: bool) -> tuple[LlamaError, dict[str, str]]:
         if is_trusted:
-            return AdminKeyRequired("An admin key is required, one of the server's LLAMA_ADMIN_KEYS."), {}
+            why = ": there are several API keys" if access is Access.METRICS else ""
+            return AdminKeyRequired(f"An admin key is required, one of the server's LLAMA_ADMIN_KEYS{why}."), {}
         if self._keys.are_required:
-            is_page = route_path(scope) in PAGE_PATHS
-            challenge = 'Basic realm="API key as password"' if is_page else "Bearer"
+            challenge = 'Basic realm="API key as password"' if access is Access.PAGE else "Bearer"
             return Unauthorized("A valid API key is required."), {"WWW-Authenticate": challenge}
         text = "The Host header has a name that this server does not know: use its IP address or localhost, or add the name "
         return HostNotAllowed(text + "to allowed_hosts."), {}
-
-
-async def _close_websocket(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "websocket.close", "code": 1008})
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -4,6 +4,7 @@ The scope cancels the request's own task, as `asyncio.timeout` does, so the work
 """
 
 import asyncio
+from copy import copy
 from types import TracebackType
 
 from starlette.types import Receive
@@ -37,7 +38,7 @@ class DisconnectScope:
         if self._error is not None:
             is_only_ours = self._task.uncancel() <= self._num_cancels
             if is_only_ours and kind is asyncio.CancelledError:
-                raise self._error from None
+                raise copy(self._error) from None  # a raised error holds this frame, and so this object
 
 
 class DisconnectWatch:

@@ -80,7 +80,8 @@ class _GenerationRequest:
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None
-        self._error: BaseException | None = None
+        # Its end is no failure of this server. The error itself would hold this request, and its body.
+        self._was_cut = True
         self._sends_whole = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -97,7 +98,7 @@ class _GenerationRequest:
                 self._deadline = self._loop.call_at(end_s, self._choices.end, self._late(limit_s))
             await self._answer(plan, serializer)
         except BaseException as error:
-            self._error = error
+            self._was_cut = isinstance(error, RequestCancelled) or not isinstance(error, Exception)
             self._record.failed(error)
             has_answer = self._sends_whole or (self._stream is not None and self._stream.has_started)
             if not (has_answer and isinstance(error, RequestCancelled)):
@@ -254,5 +255,4 @@ class _GenerationRequest:
         """Whether the answer ended with an error, and not because nobody reads it."""
         if self._stream is None:
             return False
-        was_cut = isinstance(self._error, RequestCancelled) or not isinstance(self._error, Exception)
-        return self._stream.has_failed or not was_cut
+        return self._stream.has_failed or not self._was_cut

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from deployments.http.auth import PROBE_PATHS
-from deployments.http.routing import ApiRoute
+from deployments.http.routing import Access, ApiRoute
 from deployments.openai.answers.schemas import AnthropicError, Error
 from deployments.openai.errors import ANTHROPIC_PREFIX
 
@@ -104,7 +103,7 @@ def _operation(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
         content = {"application/json": {"schema": schemas[route.body]}}
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(route, schemas)
-    if route.path in PROBE_PATHS:
+    if route.access is Access.ANYONE:
         operation["security"] = []
     return operation
 
@@ -117,7 +116,7 @@ def _responses(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
     error = {
         "application/json": {"schema": schemas[AnthropicError if route.path.startswith(ANTHROPIC_PREFIX) else Error]}
     }
-    refused = () if route.path in PROBE_PATHS else (401, 403)
+    refused = () if route.access is Access.ANYONE else (401, 403)
     for status in sorted({*route.statuses, *refused}):
         responses[str(status)] = {"description": _ERRORS[status], "content": error}
     return responses

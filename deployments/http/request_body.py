@@ -18,20 +18,20 @@ from starlette.types import Receive
 
 from deployments.http.content_encoding import gunzipped, is_compressed
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
 from deployments.http.request_id import headers_of
 from deployments.openai.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from deployments.openai.limiter import ConcurrencyLimiter
+from deployments.openai.parse_cost import MOST_IN_WORDS, begin_body, takes_too_long
 from deployments.openai.validation import BodyT, validate
 from llama_core.errors import QueueFull, RequestCancelled
 
 Result = TypeVar("Result")
 
 MAX_FIELDS = 1000  # of the body itself: the schema checks each of them
-INLINE_BYTES = (
-    128 * 2**10
-)  # larger bodies are parsed in a thread; this many bytes take 3 ms at most, whatever they hold
-
+# Larger bodies, and those with more objects, are parsed in a thread; to parse so many bytes takes 3 ms at most, and to check
+# so many objects, such as messages, 5 ms.
+INLINE_BYTES = 128 * 2**10
+INLINE_OBJECTS = 256
 
 # By the beginning of jiter's message: what is wrong with a body whose syntax is right.
 JSON_FAULTS = {
@@ -136,7 +136,7 @@ class BodyReader:
 
     async def parse(self, raw: bytes, kind: type[BodyT]) -> BodyT:
         """The body as a `kind`. Raises InvalidJson, InvalidParameter, InvalidDialog or Unsupported."""
-        if len(raw) <= INLINE_BYTES:
+        if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
             return validate(kind, parse_json(raw))
         return await self._parsing.run(lambda: validate(kind, parse_json(raw)))
 
@@ -170,6 +170,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     A byte order mark is dropped: programs on Windows write it.
     """
     raw = raw.removeprefix(BOM_UTF8)
+    begin_body()
     if len(raw) > INLINE_BYTES and takes_too_long(raw):
         raise InvalidJson(f"The body has more than this server reads, which is about {MOST_IN_WORDS}.")
     try:

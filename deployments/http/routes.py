@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 
@@ -13,7 +13,7 @@ from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, EngineState
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.request_body import BodyReader
-from deployments.http.routing import ApiRoute
+from deployments.http.routing import Access, ApiRoute
 from deployments.observe.metrics import CONTENT_TYPE, Metrics
 from deployments.openai.answers import schemas as answer_schemas
 from deployments.openai.errors import error_object, json_response, retry_after_s
@@ -22,6 +22,8 @@ from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
 
+# Of /props: whoever sees them before and after another key's request knows its length.
+TOKEN_COUNTS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted")
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body
 
 
@@ -191,6 +193,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
         ApiRoute(
             "/health",
             health,
+            access=Access.ANYONE,
             tag="operation",
             summary="Liveness",
             description="503 when only a restart helps. A server that loads is alive; see /ready.",
@@ -202,6 +205,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
                 "/ping",
                 health,
                 method=method,
+                access=Access.ANYONE,
                 tag="operation",
                 summary="Liveness",
                 description="The same as /health, by the name that SageMaker asks for.",
@@ -213,6 +217,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
         ApiRoute(
             "/ready",
             ready,
+            access=Access.ANYONE,
             tag="operation",
             summary="Readiness",
             description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
@@ -240,8 +245,12 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
     async def prometheus(_: Request) -> Response:
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE, **replica})
 
-    async def props(_: Request) -> Response:
-        return json_response(engine.describe(), headers=replica)
+    async def props(request: Request) -> Response:
+        state = engine.describe()
+        if not request.state.reads_metrics:
+            shown = {field.name: getattr(state, field.name) for field in fields(state)}
+            return json_response({name: shown[name] for name in shown if name not in TOKEN_COUNTS}, headers=replica)
+        return json_response(state, headers=replica)
 
     return [
         ApiRoute(
@@ -263,9 +272,11 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         ApiRoute(
             "/metrics",
             prometheus,
+            access=Access.METRICS,
             tag="operation",
             summary="Metrics",
-            description="This replica's metrics as Prometheus text; Ray's own metrics have them too.",
+            description="This replica's metrics as Prometheus text; Ray's own metrics have them too. Needs an admin key "
+            "where there are several API keys.",
             answer=str,
             media_type="text/plain",
         ),
@@ -274,7 +285,8 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             props,
             tag="operation",
             summary="Properties",
-            description="Model, ranks, limits and load.",
+            description="Model, ranks, limits and load. Where there are several API keys, only an admin key gets counts "
+            "of tokens and blocks.",
             answer=EngineState,
         ),
     ]
@@ -287,4 +299,4 @@ def page_routes() -> list[ApiRoute]:
     async def api_reference(_: Request) -> Response:
         return page_response(API_REFERENCE)
 
-    return [ApiRoute("/", chat), ApiRoute("/docs", api_reference)]
+    return [ApiRoute("/", chat, access=Access.PAGE), ApiRoute("/docs", api_reference, access=Access.PAGE)]

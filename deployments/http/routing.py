@@ -1,14 +1,17 @@
-"""A route of the application, with its entry of the API reference."""
+"""A route of the application, with who may have its answer, and its entry of the API reference."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.openai.errors import RouteNotFound, route_not_found
+from llama_core.errors import InvalidParameter
 
 PREFIXES = ("v1", "api", "openai")  # of base URLs
 # APIs of OpenAI and others that clients ask for, by the first word of their paths.
@@ -21,6 +24,17 @@ ABSENT = {
 }
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_NAMED_CHARS = 100
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Access(Enum):
+    """Who may have a route's answer, where keys are configured."""
+
+    ANYONE = auto()  # load balancers and Kubernetes send no key, and any Host
+    PAGE = auto()  # an API key; browsers ask for it as a password, and send it with the page's requests
+    KEY = auto()  # an API key
+    METRICS = auto()  # an admin key, or the only API key: counts of tokens tell what other keys send
+    ADMIN = auto()  # an admin key
 
 
 class ApiRoute(Route):
@@ -35,6 +49,7 @@ class ApiRoute(Route):
         endpoint: Callable[..., Any] | ASGIApp,
         *,
         method: str = "GET",
+        access: Access = Access.KEY,
         tag: str = "",
         summary: str = "",
         description: str = "",
@@ -45,6 +60,7 @@ class ApiRoute(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=[method], include_in_schema=bool(tag))
         self.method = method.lower()
+        self.access = access
         self.tag = tag
         self.summary = summary
         self.description = description
@@ -61,16 +77,12 @@ def route_path(scope: Scope) -> str:
 
 
 class ApiRouter:
-    """Finds the route of a request: by one lookup for a path without parameters, else by Starlette's router.
-
-    Calls return the route's own coroutine: each token of a stream passes through every coroutine that awaits another.
-    """
+    """Finds the route of a request: by one lookup for a path without parameters, else by the patterns of the others."""
 
     def __init__(self, routes: Sequence[ApiRoute]) -> None:
-        # A redirect would be built from the request's Host header.
-        self._router = Router(list(routes), redirect_slashes=False, default=self._not_found)
+        self._patterns = [route for route in routes if route.param_convertors]
         self._exact = {
-            (method, route.path): route.app
+            (method, route.path): route
             for route in routes
             if not route.param_convertors
             for method in route.methods or ()
@@ -80,25 +92,29 @@ class ApiRouter:
         for method, path in self._exact:
             self._methods.setdefault(path, []).append(method)
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        app = self._exact.get((scope["method"], route_path(scope))) if scope["type"] == "http" else None
-        return (app or self._other)(scope, receive, send)
+    def find(self, scope: Scope) -> tuple[Access, ASGIApp]:
+        """What answers an HTTP request, and who may have the answer. Raises InvalidParameter for control characters in the
+        path, which patterns, proxies and logs read differently.
 
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A path with parameters, and whatever no route takes."""
-        if scope["type"] == "http":
-            path = route_path(scope)
-            if methods := self._methods.get(path):
-                # Starlette would name the methods of the path's first route alone.
-                raise HTTPException(405, headers={"Allow": ", ".join(sorted(methods))})
-            if path.rstrip("/") in self._methods:  # /v1/models/ would be the model without a name
-                await self._not_found(scope, receive, send)
-        await self._router(scope, receive, send)
+        The route's own application: each token of a stream passes through every coroutine that awaits another.
+        """
+        if _CONTROLS.search(scope["path"]):
+            raise InvalidParameter("The path has control characters.")
+        path = route_path(scope)
+        if (route := self._exact.get((scope["method"], path))) is not None:
+            return route.access, route.app
+        if path.rstrip("/") not in self._methods:  # /v1/models/ would be the model without a name
+            matches = [(route, *route.matches(scope)) for route in self._patterns]
+            for kind in (Match.FULL, Match.PARTIAL):
+                for route, match, found in matches:
+                    if match is kind:
+                        scope.update(found)
+                        return route.access, route.handle  # which refuses another method
+        return Access.KEY, self._not_found
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._router.not_found(scope, receive, send)
-            return
+        if methods := self._methods.get(route_path(scope)):
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(methods))})
         if (first := next(iter(_words_of(scope)), "")) in ABSENT:
             raise RouteNotFound(f"This server {ABSENT[first]}; GET /docs lists its routes.")
         suggested = self._suggested(scope)

@@ -93,6 +93,8 @@ class EventStream:
                 if (body := await anext(self._rest, None)) is not None:
                     return body
             except Exception as error:
+                if not self.has_started:
+                    raise
                 return self._failed(error)
             self._rest, self._has_more = None, True
         if not self._has_more:
@@ -109,12 +111,13 @@ class EventStream:
                 self._is_over = True
                 chunks.append(self._serializer.end_of_stream())
         except Exception as error:
+            if not self.has_started:
+                raise
             chunks.append(self._failed(error))
         return b"".join(chunks)
 
     def _failed(self, error: Exception) -> bytes:
-        if not self.has_started:
-            raise error
+        """The stream's last event. An error before its first is raised where it was caught: no frame may hold both."""
         self._is_over = self.has_failed = True
         self._record.failed(error)
         if not isinstance(error, LlamaError):

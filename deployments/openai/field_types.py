@@ -21,7 +21,7 @@ from pydantic import (
 
 from deployments.openai.errors import Unsupported
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import MAX_BAD_WORDS
+from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
 MAX_PRIORITY = 100
 MAX_OWNER_CHARS = 64
@@ -176,6 +176,8 @@ def _logit_bias(value: object) -> dict[int, float]:
         return {}
     if not isinstance(value, dict):
         raise InvalidParameter("must be an object of token ids and numbers")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise InvalidParameter(f"must have at most {MAX_LOGIT_BIASES} token ids")
     if not all(key.isascii() and key.removeprefix("-").isdigit() and len(key) <= 20 for key in value):
         raise InvalidParameter("its keys must be token ids")
     biases = {int(key): bias for key, bias in value.items()}

@@ -48,4 +48,7 @@ class ConcurrencyLimiter:
 
         thread = asyncio.get_running_loop().run_in_executor(None, work)
         thread.add_done_callback(ended)
-        return await asyncio.shield(thread)
+        try:
+            return await asyncio.shield(thread)
+        finally:
+            del thread  # whose error holds this frame, and so the work

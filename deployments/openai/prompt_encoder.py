@@ -82,7 +82,7 @@ class PromptEncoder:
             is_lower_bound = isinstance(prompts[0], str)
             check_length(length, num_new, self._engine.max_seq_len, param=param, is_lower_bound=is_lower_bound)
         _check_total(sum(lengths), budget, param)
-        num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        num_chars = sum(map(len, prompts))  # an id, which is checked, counts as one
         return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget, parse_special, param, num_new))
 
     async def dialog(
@@ -92,18 +92,19 @@ class PromptEncoder:
         chat_format, max_seq_len = self._engine.chat_format, self._engine.max_seq_len
         if self._now_s is not None:
             options = replace(options, now_s=self._now_s)
-        dialog: Sequence[Message] = [_message(message, chat_format.template is not None) for message in messages]
-        sent: Sequence[int | None] | None = None  # the index of each message as the client has it
-        if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:
-            tool_format = self._engine.answer_format.tool_format
-            dialog, sent = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
+        given = [_message(message, chat_format.template is not None) for message in messages]
 
         def admit(least_tokens: int) -> None:
             check_length(least_tokens, 1, max_seq_len, param="messages", is_lower_bound=True)
 
-        admit(chat_format.min_tokens(dialog))
+        admit(chat_format.min_tokens(given))
 
         def encode() -> list[int]:
+            dialog: Sequence[Message] = given
+            sent: Sequence[int | None] | None = None  # the index of each message as the client has it
+            if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:
+                tool_format = self._engine.answer_format.tool_format
+                dialog, sent = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
             ids = encode_merging(dialog, lambda messages: chat_format.encode(messages, options, admit), sent)
             if not ids:
                 raise InvalidDialog("messages: the chat template writes nothing for this dialog")
@@ -111,7 +112,10 @@ class PromptEncoder:
             _check_total(len(ids), self._budget(n), param="messages")
             return ids
 
-        num_chars = sum(len(m.content) + CHARS_PER_MESSAGE for m in messages)
+        num_chars = sum(len(m.content) + len(m.reasoning_text or "") + CHARS_PER_MESSAGE for m in messages)
+        num_chars += sum(
+            len(call["function"]["arguments"]) + CHARS_PER_MESSAGE for m in messages for call in m.tool_calls
+        )
         num_chars += sum(len(tool.schema) for tool in options.tools)
         return await self._run(num_chars, encode, in_thread=not chat_format.is_quick)
 

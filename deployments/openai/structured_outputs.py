@@ -91,14 +91,20 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, Any] | None:
     return None if kind == "text" else (kind, given)
 
 
+def _parsed(value: Any) -> Any:
+    """The value of a text, which is parsed on the event loop; another value as it is."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_BYTES:
+        raise InvalidParameter(f"must have at most {MAX_BYTES} bytes")
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise InvalidParameter("the text is not JSON") from None
+
+
 def _json_schema(value: Any) -> str:
-    if isinstance(value, str):
-        if len(value) > MAX_BYTES:  # before it is parsed on the event loop
-            raise InvalidParameter(f"must have at most {MAX_BYTES} bytes")
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise InvalidParameter("the text is not JSON") from None
+    value = _parsed(value)
     if not isinstance(value, dict | bool):
         raise InvalidParameter("must be a JSON schema, an object or its text")
     return build.json_schema_grammar(value)
@@ -125,11 +131,7 @@ def _grammar(value: Any) -> str:
 
 def _structural_tag(value: Any) -> str:
     """Free text in which what begins with a trigger goes on as a structure says."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise InvalidParameter("the text is not JSON") from None
+    value = _parsed(value)
     given = value if isinstance(value, dict) else {}
     if given.get("format") is not None:
         raise InvalidParameter("the form with format is not supported: send structures and triggers")

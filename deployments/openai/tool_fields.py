@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import from_json
 
+from deployments.openai.parse_cost import MOST_IN_WORDS, takes_too_long
 from llama_core.errors import InvalidParameter
 from llama_core.text.tools.tool import Tool, ToolUse
 
@@ -206,6 +207,8 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
         raise InvalidParameter(f"{where}.name: {_NAMES}")
     if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARS:
         raise InvalidParameter(f"{where}.arguments: must be JSON text of at most {MAX_ARGUMENT_CHARS} characters")
+    if takes_too_long(arguments.encode("utf-8", "surrogatepass")):
+        raise InvalidParameter(f"{where}.arguments: more than this server reads of one body, {MOST_IN_WORDS}")
     try:
         if json.loads(arguments.strip() or "null") is None:
             arguments = "{}"

@@ -50,8 +50,13 @@ def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
     try:
         return kind.model_validate(present)
     except ValidationError as error:
-        details = _first(error.errors(include_url=False))  # answers quote nothing of the inputs
-    raise _explain(details, _other_route(kind, details, present))
+        # Kept in no local: an error of our own validators holds this frame, and so the body.
+        raise _refusal(kind, error, present) from None
+
+
+def _refusal(kind: type[BaseModel], error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
+    details = _first(error.errors(include_url=False))  # answers quote nothing of the inputs
+    return _explain(details, _other_route(kind, details, given))
 
 
 def _first(errors: Sequence[ErrorDetails]) -> ErrorDetails:

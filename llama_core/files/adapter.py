@@ -6,7 +6,7 @@ W x + scale * B (A x) (Hu et al. 2021).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -24,6 +24,7 @@ MAX_LORA_RANK: Final = 128
 MAX_SCALE: Final = 1e6
 _MAX_CONFIG_BYTES: Final = 1_000_000
 _MAX_QUANTIFIERS: Final = 3  # of one key: a match takes time that grows with the name's length to this power
+_MAX_KEYS: Final = 1000  # of a pattern, which are compared with the name of every layer
 _PREFIX: Final = "base_model.model."
 _DTYPES: Final = ("F32", "BF16", "F16")
 # Fields of PEFT's LoraConfig that change the computation, with what they must be where they are given.
@@ -100,6 +101,7 @@ def _pairs(
     given: Fields, located: Mapping[str, Located], specs: Mapping[str, WeightSpec], file: Path, max_rank: int
 ) -> dict[str, Pair]:
     pairs, left = {}, dict(located)
+    rank_of, alpha_of = _pattern(given, "rank_pattern"), _pattern(given, "alpha_pattern")
     layers = given.given.get("layers_to_transform")
     for name, spec in specs.items():
         if not (spec.is_linear and name.startswith("layers.") and name.endswith(".weight")):
@@ -110,7 +112,7 @@ def _pairs(
             continue
         if a is None or b is None:
             raise ConfigError(f"{file}: {module} has lora_{'B' if a is None else 'A'} alone, without its other matrix")
-        rank = _of_module(given, "rank_pattern", module) or given.integer("r", most=MAX_LORA_RANK)
+        rank = rank_of(module) or given.integer("r", most=MAX_LORA_RANK)
         outputs, inputs = spec.shape
         for each, shape in ((a, (rank, inputs)), (b, (outputs, rank))):
             if each.shape != shape:
@@ -126,7 +128,7 @@ def _pairs(
         layer = int(name.split(".")[1])
         if layers is not None and layers != [] and layer not in (layers if isinstance(layers, list) else [layers]):
             raise ConfigError(f"{file}: {a.name} is of a layer that field 'layers_to_transform' leaves out")
-        alpha = _of_module(given, "alpha_pattern", module)
+        alpha = alpha_of(module)
         if alpha is None and (alpha := given.given.get("lora_alpha")) is None:
             raise ConfigError(f"{given.source}: field 'lora_alpha' is missing")
         if not _is_number(alpha):  # PEFT computes with 0 and with negative numbers too
@@ -145,20 +147,23 @@ def _pairs(
     return pairs
 
 
-def _of_module(given: Fields, field: str, module: str) -> Any:
-    """What a pattern says of the module, as PEFT reads it: by its first key that matches the end of the name; None if none
-    does."""
+def _pattern(given: Fields, field: str) -> Callable[[str], Any]:
+    """What a pattern says of a module, as PEFT reads it: by its first key that matches the end of the name, else
+    None."""
     pattern = given.given.get(field, {})
     if not isinstance(pattern, dict) or any(not _is_number(each) for each in pattern.values()):
         raise given.wrong(field, "an object of numbers")
+    if len(pattern) > _MAX_KEYS:
+        raise ConfigError(f"{given.source}: field {field!r} has {len(pattern)} keys, at most {_MAX_KEYS} are read")
     if any(len(re.findall(r"[*+?{]", key)) > _MAX_QUANTIFIERS or re.search(r"\)[*+{]", key) for key in pattern):
         raise ConfigError(
             f"{given.source}: field {field!r}: a key repeats a group, or has more than {_MAX_QUANTIFIERS} quantifiers"
         )
     try:
-        return next((each for key, each in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), None)
+        keys = [(re.compile(rf"(.*\.)?({key})$"), each) for key, each in pattern.items()]
     except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"{given.source}: field {field!r}: not a regular expression: {error}") from None
+    return lambda module: next((each for key, each in keys if key.match(module)), None)
 
 
 def _is_number(value: object) -> bool:

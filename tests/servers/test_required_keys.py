@@ -31,7 +31,9 @@ def server(traced: Traced) -> Server:
 def test_with_keys_the_server_reports_ready_and_asks_for_a_key(server: Server) -> None:
     for path, status in (("/props", 401), ("/v1/models", 401), ("/health", 200)):
         assert http.get(server.url + path, timeout=60).status_code == status
-    answer = http.get(f"{server.url}/metrics", headers=WITH_OTHER_KEY, timeout=60)
+    assert http.get(f"{server.url}/metrics", headers=WITH_OTHER_KEY, timeout=60).status_code == 403
+    assert "blocks_used" not in http.get(f"{server.url}/props", headers=WITH_OTHER_KEY, timeout=60).json()
+    answer = http.get(f"{server.url}/metrics", headers=server.headers, timeout=60)
     assert answer.status_code == 200
     # The command itself sends GET /props once the server is ready.
     assert samples(answer.text)['llama_requests_total{outcome="invalid_api_key",path="/v1/models"}'] == 1

@@ -10,7 +10,10 @@ from starlette.types import ASGIApp, Message
 class AsgiCall:
     """One request. `ended` once the application has returned; `complete` if it has sent the whole answer."""
 
-    def __init__(self, app: ASGIApp, path: str, body: dict[str, Any] | bytes, headers: dict[str, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: dict[str, Any] | bytes, headers: dict[str, str], *, has_more: bool = False
+    ) -> None:
+        """has_more: of the body, which never arrives."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         given = {"content-type": "application/json", "host": "127.0.0.1"} | headers
         self._scope = {
@@ -21,7 +24,7 @@ class AsgiCall:
             "query_string": b"",
             "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
         }
-        self._unread: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+        self._unread: list[Message] = [{"type": "http.request", "body": raw, "more_body": has_more}]
         self._left = asyncio.Event()
         self._news = asyncio.Event()
         self.status = 0

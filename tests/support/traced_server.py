@@ -58,6 +58,7 @@ def traced_server(api_keys: Sequence[str] = (), **args: Any) -> Iterator[Traced]
             }
             if api_keys:
                 env[API_KEYS_VARIABLE] = ",".join(api_keys)
+                env["LLAMA_ADMIN_KEYS"] = api_keys[0]  # which reads the metrics
             with served(args={"log_format": "json"} | args, env=env) as server:
                 server.wait_ready()
                 yield Traced(server, collector, Path(folder) / "ray")

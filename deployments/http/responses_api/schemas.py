@@ -1,9 +1,9 @@
 """The body of OpenAI's responses, which is also the body of a chat. What it refers to is in its input already."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import FailFast, Field, PlainValidator, PrivateAttr, WithJsonSchema, model_validator
 
 from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
 from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
@@ -26,6 +26,8 @@ from llama_core.errors import InvalidParameter
 
 MAX_METADATA = 16  # entries, as OpenAI has it
 MAX_KEY_CHARS, MAX_VALUE_CHARS = 64, 512
+MAX_INCLUDED = 64
+_METADATA_SCHEMA = {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA}
 SAME_FIELDS = ("model", "stream", "parallel_tool_calls", *SamplingFields.model_fields, *TemplateOptions.model_fields)
 LOGPROBS = "message.output_text.logprobs"
 NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | {
@@ -35,6 +37,22 @@ NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | {
     "prompt_cache_options": has(prewarm=equals(False)),
     "service_tier": any_value, "stream_options": any_value,
 }  # fmt: skip
+
+
+def _metadata(value: object) -> dict[str, str]:
+    """A validator of our own: pydantic reports an error for each of any number of entries."""
+    if (
+        not isinstance(value, dict)
+        or len(value) > MAX_METADATA
+        or not all(isinstance(text, str) for text in value.values())
+    ):
+        raise InvalidParameter(f"must be an object of at most {MAX_METADATA} strings")
+    if any(len(key) > MAX_KEY_CHARS or len(text) > MAX_VALUE_CHARS for key, text in value.items()):
+        raise InvalidParameter(f"may have {MAX_KEY_CHARS} characters a key and {MAX_VALUE_CHARS} a value at most")
+    return value
+
+
+Metadata = Annotated[dict[str, str], PlainValidator(_metadata), WithJsonSchema(_METADATA_SCHEMA)]
 
 
 class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
@@ -55,11 +73,13 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
     )
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="Echoed.")
+    metadata: Metadata | None = Field(None, description="Echoed.")
     stream: Flag = None
     store: Flag = Field(None, description="false: the answer is not kept.")
     truncation: Literal["auto", "disabled"] | None = Field(None, description="Nothing is cut: the input has to fit.")
-    include: list[str] | None = Field(None, description="Accepted, except for logprobs.")
+    include: Annotated[list[str], FailFast()] = Field(
+        default_factory=list, max_length=MAX_INCLUDED, description="Accepted, except for logprobs."
+    )
     prompt_cache_key: str | None = Field(None, description="Accepted: prefixes are cached anyway.")
     safety_identifier: str | None = None
     previous_response_id: str | None = Field(
@@ -87,7 +107,7 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
             if getattr(self, name) not in (None, False):
                 how = "leave it out or send false" if name == "background" else "send the whole input"
                 raise Unsupported(f"{name}: this server stores no responses: {how}", param=name)
-        if LOGPROBS in (self.include or ()):
+        if LOGPROBS in self.include:
             raise Unsupported("include: log-probabilities are at /v1/chat/completions", param="include")
         return self
 
@@ -97,13 +117,6 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
         if self.structured_outputs and given is not None and given.type != "text":
             message = "structured_outputs: excludes text.format: send one of them"
             raise InvalidParameter(message, param="structured_outputs")
-        return self
-
-    @model_validator(mode="after")
-    def _metadata_is_short(self) -> Self:
-        if any(len(key) > MAX_KEY_CHARS or len(text) > MAX_VALUE_CHARS for key, text in (self.metadata or {}).items()):
-            limits = f"{MAX_KEY_CHARS} characters a key and {MAX_VALUE_CHARS} a value"
-            raise InvalidParameter(f"metadata: may have {limits} at most", param="metadata")
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,10 @@
 import asyncio
 import os
 import signal
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import ray
@@ -11,8 +15,11 @@ from ray.util.placement_group import PlacementGroup
 from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.rank_group import RankGroup
 from cluster.wire.process_end import is_running
+from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import Phase
-from llama_core.errors import RankFailure
+from cluster.wire.socket_dir import parent_dir, remove_stale
+from llama_core.config import EngineConfig
+from llama_core.errors import CheckpointError, RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
@@ -38,7 +45,7 @@ async def test_steps_come_back_in_order_and_stop_leaves_no_process_and_no_socket
     outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in (120, 121, 122)))
     assert [output.step for output in outputs] == [120, 121, 122]
 
-    assert not socket_directories()  # nothing to connect to while serving
+    assert not any(path.is_socket() for each in socket_directories() for path in each.iterdir())
     await assert_gone(group, processes(info))
     with pytest.raises(RankFailure, match="stopped"):
         await group.step(step_input(123))
@@ -112,9 +119,28 @@ class Driver:
         return os.getpid(), info
 
 
+@dataclass(frozen=True)
+class TellsStore:
+    """A runner factory that raises what it is told of the rendezvous."""
+
+    def __call__(
+        self, config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
+    ) -> RankRunner:
+        path = Path(rendezvous.store_path)
+        mode = stat.S_IMODE(path.parent.stat().st_mode)
+        raise CheckpointError(f"{rendezvous.listen_fd} {rendezvous.store_port} {path.name} {mode:o}")
+
+
+async def test_on_one_host_the_ranks_meet_in_a_private_file_and_no_port_takes_keys(start: Start) -> None:
+    with pytest.raises(CheckpointError, match=r"^None 0 store 700$"):
+        await start(TellsStore())
+    assert not socket_directories()
+
+
 async def test_the_ranks_of_a_killed_driver_end(two_rank_placement: PlacementGroup) -> None:
     driver = Driver.remote()  # type: ignore[attr-defined]
     pid, info = await driver.start.remote(two_rank_placement)
     os.kill(pid, signal.SIGKILL)
     await until_true("the ranks have ended", lambda: not any(is_running(process) for process in processes(info)))
+    remove_stale(parent_dir())  # as the next start does
     assert not socket_directories()

@@ -70,6 +70,21 @@ async def test_another_key_or_none_changes_nothing(
     assert not loader.calls
 
 
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [("{}%0A", 400), ("{}%0D%0A", 400), ("{}%00", 400), ("{}/", 404), ("/{}", 404), ("{}%20", 404), ("{}?", 403)],
+)
+async def test_no_spelling_of_the_path_avoids_the_rule_of_its_route(path: str, change: str, status: int) -> None:
+    """Patterns that end with `$` match before a line feed too: the rule belongs to the route that answers."""
+    loader = Loader()
+    async with client(loader, "user") as http:
+        answer = await http.post(change.format(path), json=BODY, headers={"Authorization": "Bearer user"})
+    assert answer.status_code == status and not loader.calls
+    error = answer.json()["error"]
+    assert error["code"] == {400: "invalid_parameter", 403: "admin_key_required", 404: "not_found"}[status]
+
+
 async def test_an_admin_key_is_an_api_key() -> None:
     body = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 3}
     async with client(None, "user") as http:

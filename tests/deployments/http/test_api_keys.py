@@ -14,7 +14,7 @@ from deployments.api_keys import ApiKeys, digests_of
 from deployments.args import ServerArgs
 from deployments.engine.interface import Readiness
 from deployments.http.app import build_http_app
-from deployments.http.auth import PAGE_PATHS, PROBE_PATHS
+from deployments.http.routing import Access
 from deployments.observe.metrics import Metrics
 from llama_core.errors import ConfigError
 from tests.support.metric_samples import samples
@@ -72,13 +72,15 @@ async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, he
     assert error["type"] == "authentication_error"
     assert error.get("code") == (None if path.startswith("/v1/messages") else "invalid_api_key")
     assert "secret" not in answer.text
-    assert answer.headers["www-authenticate"].startswith("Basic" if path in PAGE_PATHS else "Bearer")
+    assert answer.headers["www-authenticate"].startswith("Basic" if path in ("/", "/docs") else "Bearer")
 
 
 async def test_every_route_but_the_probes_is_in_the_list_of_guarded_routes() -> None:
     app = build_http_app(FakeEngine(), Metrics(in_ray=False))
-    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *PROBE_PATHS}
-    assert {route.path for route in app.routes} <= listed
+    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}"}
+    assert {route.path for route in app.routes if route.access is not Access.ANYONE} <= listed
+    probes = {route.path for route in app.routes if route.access is Access.ANYONE}
+    assert probes == {"/health", "/ping", "/ready"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,31 @@ async def test_every_route_but_the_probes_is_in_the_list_of_guarded_routes() -> 
 async def test_every_way_to_send_a_valid_key_is_accepted(headers: dict[str, str]) -> None:
     async with http(ApiKeys(digests_of(" secret-1 , secret-2,"))) as client:
         assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
-        assert (await client.get("/metrics", headers=headers)).status_code == 200
+        assert (await client.get("/version", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("api_keys", "key", "reads"),
+    [("one,two", "one", False), ("one,two", "admin", True), ("one", "one", True), ("", "", True), ("", "one", True)],
+)
+async def test_of_several_keys_only_an_admins_reads_what_all_have_used(api_keys: str, key: str, reads: bool) -> None:
+    keys, admin_keys = ApiKeys(digests_of(api_keys)), ApiKeys(digests_of("admin"))
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with in_process(FakeEngine(), keys=keys, admin_keys=admin_keys) as client:
+        metrics = await client.get("/metrics", headers=headers)
+        props = (await client.get("/props", headers=headers)).json()
+    assert metrics.status_code == (200 if reads else 403)
+    assert reads or metrics.json()["error"]["code"] == "admin_key_required"
+    assert props["max_batch_size"] == 8, "and every key reads the limits"
+    counts = {"blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted"}
+    assert counts & props.keys() == (counts if reads else set())
+
+
+def test_a_second_key_in_the_file_makes_several(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n")
+    assert not ApiKeys((), tmp_path / "keys").are_several
+    assert not ApiKeys(digests_of("one"), tmp_path / "keys").are_several, "the same key twice"
+    assert ApiKeys(digests_of("two"), tmp_path / "keys").are_several
 
 
 async def test_probes_need_no_key_and_without_configured_keys_no_route_does() -> None:

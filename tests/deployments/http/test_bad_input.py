@@ -203,7 +203,7 @@ def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
 def test_image_parts_are_unsupported_and_a_bad_tool_call_is_400(served: Served) -> None:
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     error = assert_error(post(served, CHAT, {"messages": [{"role": "user", "content": image}]}), 400, "unsupported")
-    assert error["param"] == "messages[0].content[0].type" and "image" in error["message"]
+    assert error["param"] == "messages[0].content[0].type" and "image" in (error["message"] or "")
     called = [USER, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, USER]
     error = assert_error(post(served, CHAT, {"messages": called}), 400, "invalid_dialog")
     assert error["param"] == "messages[1].tool_calls[0]"

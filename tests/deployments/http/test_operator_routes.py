@@ -163,11 +163,13 @@ def test_an_api_that_is_not_served_is_404_with_what_is_missing(served: Served, p
 
 
 def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
-    for path in ("/v2/secret", "/v1/secret", "/v1/" * 50, "/v1/chat%0Acompletions"):
+    for path in ("/v2/secret", "/v1/secret", "/v1/" * 50):
         error = assert_error(http.get(served.url + path), 404, "not_found")
         assert error["message"] == "There is no such route; GET /docs lists them."
     for path in ("/v1", "/v1/", "/v1/chat"):
         error = assert_error(http.get(served.url + path), 404, "not_found")
         assert error["message"] == f"There is no route GET {path}; GET /docs lists them."
+    error = assert_error(http.get(served.url + "/v1/chat%0Acompletions"), 400, "invalid_parameter")
+    assert error["message"] == "The path has control characters."
     answer = http.request("SECRET", served.url + "/v1")
     assert "SECRET" not in answer.text

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 from pydantic_core import from_json
 
-from deployments.http.parse_cost import CHUNK_BYTES, MOST_IN_WORDS, takes_too_long
 from deployments.http.request_body import INLINE_BYTES, parse_json
 from deployments.openai.errors import InvalidJson
+from deployments.openai.parse_cost import CHUNK_BYTES, MOST_IN_WORDS, begin_body, takes_too_long
 from tests.support.processor_time import processor_s
 
 BODY_BYTES = 16 * 2**20
@@ -48,6 +48,7 @@ def test_structure_inside_a_string_costs_nothing(text: str) -> None:
     """Fewer escapes than the limit, because escapes take time of their own."""
     for shift in range(3):  # so that escapes fall on the ends of chunks
         raw = json.dumps({"prompt": " " * shift + text * (12 * CHUNK_BYTES // len(text))}).encode()
+        begin_body()
         assert len(raw) > INLINE_BYTES and not takes_too_long(raw)
 
 
@@ -69,7 +70,9 @@ def parser_s(raw: bytes) -> float:
 def test_what_is_read_of_a_large_body_takes_the_parser_as_long_as_stated(item: str) -> None:
     """All of it would take 4 to 80 times as long."""
     raw = listed(item, BODY_BYTES // (len(item) + 1))
+    begin_body()
     while takes_too_long(raw):
         raw = raw[: len(raw) // 2]
+        begin_body()
     number, numbers = STATED["numbers"]
     assert parser_s(raw) < 3 * parser_s(numbers(number))

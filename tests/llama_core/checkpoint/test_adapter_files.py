@@ -1,6 +1,7 @@
 """adapter_config.json and adapter_model.safetensors: what does not fit the base, or is not computed, is refused by name."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def test_the_factor_is_that_of_peft(tmp_path: Path, fields: dict[str, Any], scal
         ({"rank_pattern": {"(([a-z_]|[a-z_.0-9])+)+X": 2}}, "repeats a group"),
         ({"alpha_pattern": {".*.*.*.*X": 2}}, "more than 3 quantifiers"),
         ({"alpha_pattern": {"q_proj": "2"}}, "'alpha_pattern' must be an object of numbers"),
+        ({"rank_pattern": {f"module_{i}": 2 for i in range(1001)}}, "'rank_pattern' has 1001 keys, at most 1000"),
         ({"layers_to_transform": [1]}, "'layers_to_transform' leaves out"),
     ],
 )
@@ -97,6 +99,25 @@ def test_matrices_that_do_not_fit_the_base_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_adapter(write(tmp_path, tensors), MODEL, 16)
+
+
+def test_the_keys_of_a_pattern_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each layer: Python's own cache has 512 places."""
+    other, width = Q.replace("layers.0", "layers.1"), MODEL.n_heads * MODEL.head_dim
+    second = {f"{other}A.weight": torch.ones(2, MODEL.dim), f"{other}B.weight": torch.ones(width, 2)}
+    folder = write(tmp_path, second, rank_pattern={f"module_{i}": 2 for i in range(1000)})
+    compiled: list[str] = []
+    monkeypatch.setattr(re._compiler, "compile", _counted(re._compiler.compile, compiled))  # type: ignore[attr-defined]
+    assert len(open_adapter(folder, MODEL, 16).pairs) == 2
+    assert len([pattern for pattern in compiled if "module_" in pattern]) == 1000
+
+
+def _counted(function: Any, seen: list[str]) -> Any:
+    def run(pattern: Any, *arguments: Any) -> Any:
+        seen.append(str(pattern))
+        return function(pattern, *arguments)
+
+    return run
 
 
 def test_a_higher_rank_than_allowed_is_refused_with_the_remedy(tmp_path: Path) -> None:
