@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.http.request_id import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER, clean_request_id
+from deployments.local.front_sockets import listen_privately
 
 _TIMEOUT, _MOVED = TIMEOUT_HEADER.encode(), MOVED_TIMEOUT_HEADER.encode()
 _REQUEST_ID = b"x-request-id"
@@ -18,6 +19,7 @@ Header = tuple[bytes, bytes]
 
 
 def middlewares() -> list[Middleware]:
+    listen_privately()  # Serve asks for the middlewares of a server right before it starts the server
     return [Middleware(SafeForServe)]
 
 

@@ -9,6 +9,7 @@ import base64
 import binascii
 import ipaddress
 import re
+import socket
 from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 
@@ -20,20 +21,21 @@ from deployments.http.routing import Access, ApiRouter
 from deployments.openai.errors import AdminKeyRequired, HostNotAllowed, Unauthorized, error_response
 from llama_core.errors import LlamaError
 
-LOCAL_NAMES = frozenset({"localhost"})
+LOCAL_DOMAINS = frozenset({"localhost", "local", "internal"})  # nobody can register a name below them
 NO_ROUTES = Router()  # closes websockets, and takes part in the server's start
 _HOST = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<name>[^][:]+))(?::[0-9]*)?")  # all of it: a browser resolves all of it
 
 
 class AllowedHosts:
-    """IP addresses, `localhost`, and the given names, each with any port: what a Host header may have without API keys.
+    """What a Host header may have without API keys, with any port: IP addresses, names without a dot or of a local domain, this
+    machine's own, and the given names.
 
     Without the check, a web page could reach a server on loopback by DNS rebinding: the attacker makes the page's own name
-    resolve to 127.0.0.1, and the browser takes the server for the page's origin. The attack needs a name: addresses are safe.
+    resolve to 127.0.0.1, and the browser takes the server for the page's origin. The attack needs a name of its own.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = LOCAL_NAMES | {name.strip().lower().rstrip(".") for name in names}
+        self._names = {name.strip().lower().rstrip(".") for name in (socket.gethostname(), *names)}
         self._allows = lru_cache(maxsize=256)(self._is_allowed)  # a client repeats its Host with every request
 
     def allow(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -47,7 +49,9 @@ class AllowedHosts:
         if match["ipv6"] is not None:
             return _is_address(match["ipv6"])
         name = match["name"].rstrip(".")
-        return name in self._names or _is_address(name)
+        _, dot, domain = name.rpartition(".")
+        is_local = domain in LOCAL_DOMAINS if dot else name != ""
+        return is_local or name in self._names or _is_address(name)
 
 
 class AccessGuard:

@@ -23,7 +23,8 @@ from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
 
 # Of /props: whoever sees them before and after another key's request knows its length.
-TOKEN_COUNTS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted")
+# Of GET /props, what tells one key of others' requests.
+OF_OTHERS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted", "streams")
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body
 
 
@@ -249,7 +250,7 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         state = engine.describe()
         if not request.state.reads_metrics:
             shown = {field.name: getattr(state, field.name) for field in fields(state)}
-            return json_response({name: shown[name] for name in shown if name not in TOKEN_COUNTS}, headers=replica)
+            return json_response({name: shown[name] for name in shown if name not in OF_OTHERS}, headers=replica)
         return json_response(state, headers=replica)
 
     return [

@@ -14,7 +14,7 @@ _REAL_MODEL = "    demo     it knows a small closed world; make serve MODEL=smol
 
 def base_url(host: str, port: int) -> str:
     """An address that a client on this machine can use."""
-    name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    name = "127.0.0.1" if host in ("0.0.0.0", "::", "::0", "") else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"
 
 

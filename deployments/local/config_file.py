@@ -145,6 +145,8 @@ def read_config(path: Path, overrides: Sequence[str]) -> ConfigFile:
         config.http_options  # noqa: B018  raises ValidationError
     except ValidationError as error:
         raise _refusal(error, HttpOptions.model_fields, "http_options.") from error
+    if config.host == "::":  # Serve has HAProxy listen on IPv4 alone for this spelling
+        content["http_options"]["host"] = "::0"
     return config
 
 

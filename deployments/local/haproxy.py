@@ -19,6 +19,7 @@ WRAPPER: Final = Path(__file__).parents[2] / "cluster" / "deploy" / "haproxy.sh"
 def settings(directory: Path) -> dict[str, str]:
     """Environment variables for Serve. All files of HAProxy go into `directory`."""
     fallback, metrics, stats = _free_ports(3)
+    has_wrapper = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH", str(WRAPPER)) == str(WRAPPER)
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{directory}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{directory}/admin.sock",
@@ -26,6 +27,7 @@ def settings(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{directory}/server-state",
         **({"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)} if ray_patches.is_supported() else {}),
+        "LLAMA_FRONT_SOCKETS": f"{directory}/fronts" if ray_patches.is_supported() and has_wrapper else "",
         "LLAMA_HAPROXY_BINARY": get_haproxy_binary(),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         # One thread forwards 100,000 tokens a second, and wakes less often than two threads. Serve's default is 4.
@@ -41,6 +43,8 @@ def settings(directory: Path) -> dict[str, str]:
         # HAProxy closes a connection whose client reads nothing for so long. Longer than the interval of a stream's pings, and
         # than the replica's own limit for such a client.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "90000",  # a whole answer sends nothing before its end
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "66560",  # a head of 64 KiB, and 1 KiB for what HAProxy adds
         # After a change of the replicas the former HAProxy lives until its requests have ended, at most so long. Serve's
         # default of 120 s cuts longer streams. It closes idle connections within 1 s, so no late request needs the
         # quarantine of ports that Serve derives from the first value: a node has 1,000 ports.

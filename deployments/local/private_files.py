@@ -15,7 +15,7 @@ from typing import Final
 from llama_core.errors import ConfigError
 
 VARIABLE: Final = "RAY_TMPDIR"  # Ray puts its sessions into the folder `ray` of this one
-PARENT = Path("/tmp")  # not TMPDIR: the kernel allows 107 bytes for the path of a socket, of which Ray takes 68
+PARENT = Path("/tmp")  # not TMPDIR: of the 107 bytes that a socket's path may have Ray takes 68, Serve and HAProxy 79
 
 
 def private_directory() -> Path:

@@ -15,6 +15,7 @@ PATCHES: Final = (
     ("small_cluster", "ray._private.node:Node"),
     ("small_cluster", "ray.serve._private.replica:add_port_to_grpc_server"),
     ("haproxy", "ray.serve._private.haproxy_templates:HAPROXY_CONFIG_TEMPLATE"),
+    ("front_sockets", "ray.serve._private.http_util:uvicorn"),
     ("worker_lines", "ray._private.ray_logging:global_worker_stdstream_dispatcher"),
 )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from deployments.local import haproxy
+from deployments.local.private_files import PARENT
 
 SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
 # One event loop for HTTP and the engine. With Serve's own thread for the replica's code, every token would change threads.
@@ -52,7 +53,7 @@ def builds_before_ray_starts(arguments: Sequence[str] | None = None) -> bool:
 
 def set_cluster_variables(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that are not set yet. HAProxy's files are removed when this process ends."""
-    directory = tempfile.mkdtemp(prefix="llama-ray-")
+    directory = tempfile.mkdtemp(prefix="llama-ray-", dir=PARENT)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     for name, value in cluster_variables(Path(directory)).items():
         environment.setdefault(name, value)

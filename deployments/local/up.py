@@ -21,7 +21,7 @@ from deployments.local.checks import NO_GPU, Finding, examine, exit_status, join
 from deployments.local.config_file import ConfigFile, claim_port, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
-from deployments.local.private_files import keep_files_private, token_variables
+from deployments.local.private_files import PARENT, keep_files_private, token_variables
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
 from llama_core.errors import ConfigError
@@ -45,7 +45,7 @@ def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False, r
     if (status := exit_status(findings)) != 0:
         print(*(finding for finding in findings if finding.status == "fail"), sep="\n", file=sys.stderr)
         return status
-    directory = tempfile.TemporaryDirectory(prefix="llama-ray-", ignore_cleanup_errors=True)
+    directory = tempfile.TemporaryDirectory(prefix="llama-ray-", dir=PARENT, ignore_cleanup_errors=True)
     config = config.copied_to(Path(directory.name))
     console = Console(None if verbose else new_log_file())
     console.phase(f"starting {config.model}" + ("" if console.log is None else f", log {console.log}"))

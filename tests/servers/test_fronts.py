@@ -109,7 +109,7 @@ def test_calls_by_handle_choose_a_model_and_stream(fronts: Server) -> None:
 
 
 def test_the_ports_of_an_engine_serve_nothing(fronts: Server) -> None:
-    """Serve opens a port for HTTP; the engine opens one for fronts, which speaks TLS with the engine's own key."""
+    """Serve's own HTTP server is a socket in a private folder; the engine's port for fronts speaks TLS with its own key."""
     listening = fronts.listening()
     ports = [int(at.partition(":")[2], 16) for at, command in listening.items() if ":LlamaEngine" in command]
     statuses = []
@@ -122,7 +122,7 @@ def test_the_ports_of_an_engine_serve_nothing(fronts: Server) -> None:
                 statuses.append(error.code)
             except (OSError, http.client.HTTPException):
                 pass  # no HTTP
-    assert statuses and set(statuses) == {404}
+    assert ports and not statuses
 
 
 def test_every_port_of_a_small_cluster_is_on_loopback(fronts: Server) -> None:

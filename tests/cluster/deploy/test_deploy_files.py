@@ -22,6 +22,7 @@ from tests.support.programs import REPOSITORY
 
 DEPLOY = REPOSITORY / "cluster" / "deploy"
 OBJECT_STORE_BYTES = 256 * 2**20
+MAX_SOCKET_PATH_BYTES = 95  # HAProxy binds a name with its process id first
 
 
 def load(name: str) -> dict[str, Any]:
@@ -200,10 +201,31 @@ def test_the_environment_file_sets_haproxys_times_as_llama_ray_up_does(tmp_path:
     assert {name: found.get(name) for name in names} == {name: ours[name] for name in names}
 
 
+@pytest.mark.parametrize("env", [{}, {"RAY_TMPDIR": "/scratch/a job of 2026/" + "x" * 80}])
+def test_haproxys_sockets_have_short_names_for_every_user_and_in_every_folder(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Serve puts a folder named by the node's id, 56 digits, before the name of the socket."""
+    (tmp_path / "id").write_text("#!/bin/sh\necho 4294967294\n")  # the largest user id
+    (tmp_path / "id").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    found = exported(". cluster/deploy/cluster.env && env", PATH=path, **env)
+    folder, name = os.path.split(found["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+    assert "4294967294" in folder and "/" not in folder.removeprefix("/tmp/"), "other users cannot replace it in /tmp"
+    assert len(f"{folder}/{'0' * 56}/{name}") <= MAX_SOCKET_PATH_BYTES and " " not in folder
+    assert found["LLAMA_FRONT_SOCKETS"] == f"{folder}/fronts", "start_node.sh keeps other users out of the folder"
+
+
 def test_the_environment_file_keeps_what_is_set() -> None:
     own = {"RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "0", "LLAMA_HOME": "/app", "PYTHONPATH": "/x"}
     found = exported(". cluster/deploy/cluster.env && . cluster/deploy/cluster.env && env", **own)
     assert found | own | {"PYTHONPATH": "/app:/x"} == found
+
+
+def test_a_node_without_power_is_dead_for_ray_within_20_s() -> None:
+    """After five checks, each of which waits for its timeout."""
+    found = exported(". cluster/deploy/cluster.env && env")
+    assert 5 * int(found["RAY_health_check_timeout_ms"]) + 4 * int(found["RAY_health_check_period_ms"]) <= 20_000
 
 
 def test_the_docs_table_has_every_variable_of_the_environment_file() -> None:

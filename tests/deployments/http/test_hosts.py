@@ -1,5 +1,7 @@
 """Without API keys, a Host header may have known names only, so that no page can rebind DNS; and web pages of other origins."""
 
+import socket
+
 import httpx
 import pytest
 from pydantic import ValidationError
@@ -16,8 +18,12 @@ def http(*names: str, keys: ApiKeys | None = None, engine: FakeEngine | None = N
     return in_process(engine or FakeEngine(), keys=keys, allowed_hosts=names)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3:80", "[fe80::1]:8000", "LOCALHOST:8000", "localhost."])
-async def test_addresses_and_localhost_are_allowed(host: str) -> None:
+# Of containers, of Docker's host, by mDNS, and by RFC 6761.
+LOCAL = ["llama:8000", "host.docker.internal:8000", "Box.local", "a.b.localhost"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3:80", "[fe80::1]:8000", "LOCALHOST:8000", "localhost.", *LOCAL])
+async def test_addresses_and_names_that_nobody_can_register_are_allowed(host: str) -> None:
     async with http() as client:
         assert (await client.post("/v1/completions", json=COMPLETION, headers={"Host": host})).status_code == 200
 
@@ -28,6 +34,8 @@ HOSTILE = [
     "localhost:8000.evil.example",
     "[::1].evil.example",
     "127.0.0.1:evil",
+    "internal.evil.example",
+    "localhost.evil",
 ]
 
 
@@ -46,7 +54,14 @@ async def test_a_name_that_is_not_configured_is_403_on_every_route(host: str) ->
 
 async def test_configured_names_are_allowed_with_any_port() -> None:
     async with http("llama.example", "Box") as client:
-        for host, status in (("llama.example", 200), ("box:8000", 200), ("a.llama.example", 403), ("example", 403)):
+        for host, status in (("llama.example", 200), ("box:8000", 200), ("a.llama.example", 403), ("example.", 200)):
+            assert (await client.get("/props", headers={"Host": host})).status_code == status
+
+
+async def test_this_machines_own_name_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box.corp.example")
+    async with http() as client:
+        for host, status in (("box.corp.example:8000", 200), ("other.corp.example", 403)):
             assert (await client.get("/props", headers={"Host": host})).status_code == status
 
 
@@ -60,8 +75,8 @@ async def test_probes_answer_any_host_without_details() -> None:
     engine = FakeEngine()
     engine.state = Readiness(False, "loading", "rank 0 reads /models/llama")
     async with http(engine=engine) as client:
-        assert (await client.get("/health", headers={"Host": "llama"})).status_code == 200
-        assert "/models" not in (await client.get("/ready", headers={"Host": "llama"})).text
+        assert (await client.get("/health", headers={"Host": "llama.example"})).status_code == 200
+        assert "/models" not in (await client.get("/ready", headers={"Host": "llama.example"})).text
         assert "/models" in (await client.get("/ready")).text
 
 

@@ -52,7 +52,13 @@ def test_only_the_demos_banner_names_the_command_for_a_real_model() -> None:
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]"), ("llama.example", "llama.example")],
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "127.0.0.1"),
+        ("::0", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("llama.example", "llama.example"),
+    ],
 )
 def test_the_address_is_one_that_a_client_on_this_machine_can_use(host: str, name: str) -> None:
     assert base_url(host, 8000) == f"http://{name}:8000"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.serve._private.haproxy import HAProxyConfig
+from ray.serve.config import HTTPOptions
 
 from deployments.local.config_file import HttpOptions, check_port_is_free, claim_port, read_config
 from llama_core.errors import ConfigError
@@ -72,6 +74,20 @@ def test_a_file_in_another_encoding_is_refused_by_name(file: Path) -> None:
     file.write_bytes(CONFIG.replace("demo", "démo").encode("latin-1"))
     with pytest.raises(ConfigError, match=r"^\S*serve_config\.yaml is not text in UTF-8: .* at byte \d+$"):
         read_config(file, ())
+
+
+def test_every_address_of_ipv6_is_not_that_of_ipv4_alone(file: Path) -> None:
+    """Serve has HAProxy listen at `*`, IPv4, for "::", and at what is given for every other host."""
+    file.write_text(CONFIG.replace("127.0.0.1", "'::'"))
+    host = read_config(file, ()).content["http_options"]["host"]
+    assert HAProxyConfig(http_options=HTTPOptions(host=host)).frontend_host == host != "*"
+    with socket.socket(socket.AF_INET6) as listener, socket.socket() as client:
+        try:
+            listener.bind((host, 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        listener.listen()
+        client.connect(("127.0.0.1", listener.getsockname()[1]))
 
 
 def test_http_options_are_those_of_serve() -> None:

@@ -1,29 +1,39 @@
 """HAProxy as `llama-ray up` configures it, beside other servers on the machine."""
 
+import json
 import os
 import random
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve._private.haproxy import BackendConfig, HAProxyManager, ServerConfig
 from ray.serve.config import HTTPOptions
 
 from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, end_process, is_running
 from deployments.args import ServerArgs
-from deployments.local import haproxy
+from deployments.local import haproxy, up
+from deployments.local.serve_run import set_cluster_variables
 from deployments.openai.errors import error_object
 from llama_core.errors import NotReady
-from tests.support.scripted_engine import eventually
+from tests.support.haproxy import check, running, started, stub
+from tests.support.programs import REPOSITORY
+from tests.support.scripted_engine import assert_error, eventually
 
 LONGEST_REQUEST_S = 86_400
 
@@ -36,7 +46,7 @@ def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path, mo
     (tmp_path / "b").mkdir()
     a = haproxy.settings(tmp_path / "a")
     own = [name for name in a if name.endswith("_PORT") or a[name].startswith(str(tmp_path))]
-    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 8
+    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 9
     with ExitStack() as running:
         for name in own:
             if name.endswith("_PORT"):
@@ -46,17 +56,27 @@ def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path, mo
     assert len(set(values)) == len(values)
 
 
-def check(settings: dict[str, str], config: Path) -> None:
-    """Have the wrapper edit the file and HAProxy check it."""
-    checked = subprocess.run(
-        [settings["RAY_SERVE_HAPROXY_BINARY_PATH"], "-c", "-f", str(config)],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert checked.returncode == 0, checked.stderr
+def test_haproxys_sockets_have_names_that_it_can_bind_whatever_the_temporary_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Serve puts a folder named by the node's id, 56 digits, before the name of the socket; HAProxy its process id after it."""
+    long = tmp_path / "a folder of a batch system, with spaces"
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    made: dict[str, Any] = {}
+    set_cluster_variables(made)
+    folder, name = os.path.split(made["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+    bound = Path(folder, "0" * 56, f"{name}{'x' * len('.4194304.tmp')}")
+    bound.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(bound))
+    assert " " not in folder
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **options: made.update(options) or 1 / 0)
+    monkeypatch.setattr(up, "examine", lambda *_, **__: ())
+    monkeypatch.setattr(up, "keep_files_private", lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        up.serve_file(REPOSITORY / "serve_config.yaml", [f"http_options.port={free_port()}"])
+    assert made["dir"] == Path(folder).parent, "as `llama-ray up`"
 
 
 def test_the_wrapper_edits_the_configuration_once_only(tmp_path: Path) -> None:
@@ -77,42 +97,6 @@ def test_the_wrapper_edits_the_configuration_once_only(tmp_path: Path) -> None:
         assert lines.count(f"tune.{buffer} {256 * 2**10}") == 1
     bound = [line.removeprefix("bind ") for line in lines if line.startswith("bind")]
     assert bound == [f"127.0.0.1:{metrics}", f"127.0.0.1:{stats}", "*:18998"], "the public port stays public"
-
-
-@contextmanager
-def running(
-    folder: Path, backend: BackendConfig | None = None
-) -> Iterator[tuple["subprocess.Popen[bytes]", httpx.Client]]:
-    """HAProxy with the configuration that Serve writes for one application, and a client with a connection of its own."""
-    settings = haproxy.settings(folder)
-    config = HAProxyConfig(
-        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
-        socket_path=f"{folder}/admin.sock",
-        server_state_base=str(folder),
-        server_state_file=f"{folder}/server-state",
-        stats_port=int(settings["RAY_SERVE_HAPROXY_STATS_PORT"]),
-        metrics_port=int(settings["RAY_SERVE_HAPROXY_METRICS_PORT"]),
-        hard_stop_after_s=int(settings["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]),
-        close_spread_time_s=int(settings["RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S"]),
-    )
-    backends = {} if backend is None else {backend.name: backend}
-    HAProxyApi(config, backends, f"{folder}/haproxy.cfg")._generate_config_file_internal()
-    check(settings, folder / "haproxy.cfg")
-    url = f"http://127.0.0.1:{config.http_options.port}"
-    with httpx.Client(base_url=url, timeout=20) as client, started(folder) as process:
-        yield process, client
-
-
-@contextmanager
-def started(folder: Path, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [str(haproxy.WRAPPER), "-db", "-f", f"{folder}/haproxy.cfg", *options]
-    env = os.environ | haproxy.settings(folder)
-    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            eventually((folder / "admin.sock").exists)
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.fixture
@@ -148,6 +132,137 @@ def test_haproxys_own_errors_have_openais_shape_instead_of_serves_500(folder: Pa
         answer = client.post("/v1/completions", json={})
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
     assert answer.json()["error"]["code"] == "not_ready"
+
+
+def test_where_no_application_is_known_yet_every_request_is_503_with_retry_after(folder: Path) -> None:
+    """A joining node's port is open before Serve's controller has told it the routes."""
+    with running(folder) as (_, client):
+        for answer in (client.get("/"), client.post("/v1/completions", json={}), client.get("/ready")):
+            assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+            assert answer.json()["error"]["code"] == "not_ready"
+
+
+def test_a_path_of_no_application_is_404_in_openais_shape(folder: Path) -> None:
+    with running(folder, BackendConfig("http-llama", "/llama")) as (_, client):
+        assert_error(client.get("/v1/models"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/-/routes", "/-/healthz", "/%2d/routes", "/-%2Fhealthz"])
+def test_serves_own_routes_answer_no_forwarded_request(folder: Path, path: str) -> None:
+    port = free_port()
+    backend = BackendConfig("http-llama", "/", servers=[ServerConfig("SERVE_REPLICA-1", "127.0.0.2", port)])
+    with stub("127.0.0.2", str(port)), running(folder, backend, is_head=True, has_received_routes=True) as (_, client):
+        assert client.get(path).status_code == 200, "KubeRay's probes"
+        assert_error(client.get(path, headers={"X-Forwarded-For": "192.0.2.1"}), 404, "not_found")
+
+
+def test_serves_own_routes_answer_no_other_machine(folder: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        own = probe.getsockname()[0]
+    if own.startswith(("127.", "0.")):
+        pytest.skip("this machine has no address beside loopback")
+    with running(folder, http_options=HTTPOptions(host="0.0.0.0", port=free_port())) as (_, client):
+        answer = client.get(f"http://{own}:{client.base_url.port}/-/routes")
+        assert_error(answer, 404, "not_found")
+
+
+def test_a_head_of_60_kib_passes(folder: Path) -> None:
+    port = free_port()
+    backend = BackendConfig("http-llama", "/", servers=[ServerConfig("SERVE_REPLICA-1", "127.0.0.2", port)])
+    with stub("127.0.0.2", str(port)), running(folder, backend) as (_, client):
+        assert client.get("/v1/models", headers={"X-Long": "a" * 60 * 2**10}).text == "/v1/models"
+
+
+def test_with_few_open_files_haproxy_takes_fewer_connections(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,096 connections need 10,266 open files. With Serve's configuration HAProxy ends with an alert where it has fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=lower_file_limit))
+    with running(folder) as (_, client):
+        assert client.get("/ready").status_code == 503
+    assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def lower_file_limit() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+
+
+REPLICA = "SERVE_REPLICA::llama#LlamaIngress#a1b2c3d4"
+
+
+def test_a_replica_of_this_node_is_reached_by_its_socket_and_never_by_its_port(folder: Path) -> None:
+    """Another user binds the port of a replica that has died, and waits for requests with keys."""
+    manager: Any = HAProxyManager
+    name = manager.__ray_metadata__.modified_class.get_safe_name(REPLICA)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(2)
+        port = other.getsockname()[1]
+        backend = BackendConfig("http-llama", "/", servers=[ServerConfig(name, "127.0.0.1", port)])
+        backend.fallback_server = ServerConfig(f"SERVE_PROXY_ACTOR-fallback-{'0' * 56}", "127.0.0.1", port)
+        (folder / "fronts").mkdir()
+        with stub(f"{folder}/fronts/a1b2c3d4") as replica, running(folder, backend) as (_, client):
+            assert client.get("/v1/models").text == "/v1/models"
+            replica.kill()
+            replica.wait()
+            with suppress(httpx.RemoteProtocolError):  # of the connection with the replica that HAProxy has kept
+                client.get("/v1/models")
+            assert client.get("/v1/models").status_code == 503
+        with pytest.raises(TimeoutError):
+            other.accept()
+
+
+# Of a replica that hangs, and of a node that vanishes
+
+
+def hanging(folder: Path, path: str, stop_after_s: float, stop_for_s: float) -> tuple[float, str]:
+    """The time and the end of a request to a replica that is stopped meanwhile. Its checks fall after 2.3 to 3.3 s."""
+    port = free_port()
+    backend = BackendConfig("http-llama", "/", servers=[ServerConfig("SERVE_REPLICA-1", "127.0.0.2", port)])
+    with (
+        stub("127.0.0.2", str(port)) as replica,
+        running(folder, backend, health_check_inter="1s") as (_, client),
+    ):
+        stops = threading.Timer(stop_after_s, replica.send_signal, [signal.SIGSTOP])
+        continues = threading.Timer(stop_after_s + stop_for_s, replica.send_signal, [signal.SIGCONT])
+        begin_s = time.monotonic()
+        stops.start()
+        continues.start()
+        try:
+            with client.stream("GET", path) as answer:
+                end = f"{answer.status_code} {answer.read().decode()[:80]}"
+        except httpx.RemoteProtocolError:
+            end = "broken"
+        return time.monotonic() - begin_s, end
+
+
+@pytest.mark.parametrize("path", ["/whole?4", "/stream?4"])
+def test_connections_of_a_replica_that_stands_still_for_less_than_its_checks_fall_go_on(
+    folder: Path, path: str
+) -> None:
+    """Also an answer that sends nothing for longer than that."""
+    _, end = hanging(folder, path, 1.0, 0.5)
+    assert end == ("200 /whole" if path.startswith("/whole") else f"200 {'hi' * 40}")
+
+
+@pytest.mark.parametrize("path", ["/whole?4", "/stream?4"])
+def test_connections_of_a_replica_that_hangs_end_when_its_checks_fall(folder: Path, path: str) -> None:
+    seconds, end = hanging(folder, path, 1.0, 60.0)
+    assert end.startswith("502 {") if path.startswith("/whole") else end == "broken"
+    assert seconds < 15
+
+
+@pytest.mark.full
+def test_connections_of_a_node_that_vanishes_end(tmp_path: Path) -> None:
+    """Without FIN, also those of a HAProxy that a reload has replaced, which checks nothing."""
+    command = [sys.executable, "-m", "tests.programs.vanished_node", "--seconds", "3"]
+    probe = subprocess.run(["unshare", "-rn", "ip", "link"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no network namespaces here: {probe.stderr.decode()}")
+    done = subprocess.run(["unshare", "-rn", *command], cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["whole"] == "200 /whole"
+    assert found["stream_s"] < 20 and found["replaced_s"] < 32
 
 
 def test_an_idle_connection_leaves_a_replaced_haproxy_at_once(folder: Path) -> None:
