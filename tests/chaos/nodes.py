@@ -1,11 +1,9 @@
 """Nodes of Ray on this machine, of which two have a front each and the others an engine each; and what can happen to them."""
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
-import socket
 import time
 import uuid
 from collections import Counter
@@ -23,6 +21,7 @@ from ray.serve.schema import ServeDeploySchema
 from benchmarks.harness.programs import free_port
 from deployments.local import process_tag
 from deployments.local.serve_run import cluster_variables
+from tests.chaos.connections import cut_connections, ports_to
 from tests.chaos.relays import Relays
 from tests.support.programs import REPOSITORY
 from tests.support.waiting import wait_until
@@ -43,7 +42,6 @@ HEALTH_CHECKS: Final = {
     "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 6,
 }
-_PIDFD_GETFD: Final = 438  # the system call's number, the same on every architecture
 
 
 class Nodes:
@@ -187,7 +185,7 @@ class Nodes:
         pid = self._replica("llama", "LlamaIngress")
         self._strikes()
         for relay in self._relays.of.values():
-            for port in _ports_to(relay.port, pid):
+            for port in ports_to(relay.port, pid):
                 relay.silence(("to", "from"), port)
         self._kill(pid)
 
@@ -198,7 +196,7 @@ class Nodes:
         relay, fronts = self._relays.of[pid], _replicas("llama", "LlamaIngress")
         directions = self.draw.choice((("to",), ("from",), ("to", "from")))
         ports: list[int | None] = [
-            port for front in self.draw.sample(fronts, 1) for port in _ports_to(relay.port, front)
+            port for front in self.draw.sample(fronts, 1) for port in ports_to(relay.port, front)
         ]
         if self.draw.random() < 0.5:
             ports = [None]
@@ -326,30 +324,10 @@ class Nodes:
         return self.draw.choice(wait_until(what, found, SETTLED_WITHIN_S))
 
 
-def cut_connections(pid: int, port: int) -> None:
-    """Shut down, from outside, the connections of a process to a port."""
-    for connection in psutil.Process(pid).net_connections("tcp"):
-        if connection.raddr and connection.raddr.port == port:
-            handle = os.pidfd_open(pid)
-            descriptor = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, connection.fd, 0)
-            os.close(handle)
-            assert descriptor >= 0, os.strerror(ctypes.get_errno())
-            with socket.socket(fileno=descriptor) as own, contextlib.suppress(OSError):
-                own.shutdown(socket.SHUT_RDWR)
-
-
 def _pids(node: Any) -> list[int]:
     """Of a node's raylet and of all that it has started."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     return [process.pid for process in [raylet, *raylet.children(recursive=True)]]
-
-
-def _ports_to(port: int, pid: int) -> list[int]:
-    """The ports of a process's connections with `port` of this machine."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found = psutil.Process(pid).net_connections("tcp")
-        return [each.laddr.port for each in found if each.raddr and each.raddr.port == port]
-    return []
 
 
 def _command(pid: int) -> str:

@@ -19,7 +19,7 @@ REQUESTS = ("adapter", "schema", "adapter", "two choices", "adapter", "tool call
 def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) -> None:
     flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--requests", *REQUESTS, "--max-tokens", "300"]
     flags += ["--streams", "10", "--slow", "0.2", "--slow-s", "10", "--num-streams", "40", "--pause", "1"]
-    flags += ["--ranks", "1", "--max-batch-size", "2", "--free-slot-s", "10"]  # a busy machine is late
+    flags += ["--ranks", "1", "--max-batch-size", "2", "--free-slot-s", "5"]  # a busy machine is late
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.cluster", *flags, "--json", str(tmp_path / "report.json")],
         cwd=REPOSITORY,
