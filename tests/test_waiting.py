@@ -6,9 +6,11 @@ from pathlib import Path
 
 # Test files that may read a clock, and what for.
 CLOCKS = {
+    "chaos/test_cluster.py": "gives what it tests times of its own",
     "cluster/driver/test_group_start.py": "brings a deadline forward",
-    "deployments/engine/test_step_pacing.py": "its clock is virtual",
+    "deployments/local/test_haproxy.py": "a hang of 60 s ends after 15 at most, and after 3 on an idle machine",
     "deployments/observe/test_request_spans.py": "compares the order of times, not their differences",
+    "llama_core/grammar/test_closed_objects.py": "processor time, of which it needs a tenth",
 }
 CLOCK = re.compile(r"(time|monotonic|perf_counter|process_time|thread_time)(_ns)?")
 
@@ -18,7 +20,9 @@ def test_no_test_compares_a_time_with_a_number() -> None:
     tests = Path(__file__).parent
     reading = set()
     for file in tests.rglob("test_*.py"):
-        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        if re.search(r"^LOOPS = ", text := file.read_text(), re.MULTILINE):  # its clock is virtual
+            continue
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         names = [call.func.attr for call in calls if isinstance(call.func, ast.Attribute) and not call.args]
         if any(map(CLOCK.fullmatch, names)):
             reading.add(str(file.relative_to(tests)))
