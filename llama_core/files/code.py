@@ -1,7 +1,7 @@
 """The version of the code that decides which tokens follow a prompt. Loads none of it."""
 
 import hashlib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ _LIBRARIES: Final = ("torch", "llguidance")
 def code_version(root: Path = _ROOT) -> str:
     """A digest of the sources that read weights, compute, sample and mask, as they are on the disk now, and of their libraries'
     versions. Takes some milliseconds. root: the folder of this package."""
-    digest = hashlib.sha256(" ".join(map(version, _LIBRARIES)).encode())
+    digest = hashlib.sha256(" ".join(map(_version, _LIBRARIES)).encode())
     for name in _SOURCES:
         at = root / name
         files = (file for file in at.rglob("*") if file.suffix in (".py", ".hpp", ".cpp"))
@@ -21,3 +21,10 @@ def code_version(root: Path = _ROOT) -> str:
             source = file.read_bytes()
             digest.update(f"{file.relative_to(root)} {len(source)}\n".encode() + source)
     return digest.hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # it is not installed as a package
+        return ""

@@ -266,13 +266,16 @@ class Nodes:
     def load_adapter(self) -> None:
         """One of two folders, whose adapters have the same product."""
         body = {"lora_name": LOADED, "lora_path": f"{LOADED}-{self._version % 2}", "load_inplace": True}
-        response = httpx.post(
-            f"{self.url}/v1/load_lora_adapter",
-            json=body | {"base_model_name": MODEL},
-            headers={"Authorization": f"Bearer {ADMIN_KEY}"},
-            timeout=60.0,
-            trust_env=False,
-        )
+        for _ in range(10):  # 503 while engines answer late
+            response = httpx.post(
+                f"{self.url}/v1/load_lora_adapter",
+                json=body | {"base_model_name": MODEL},
+                headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+                timeout=60.0,
+                trust_env=False,
+            )
+            if response.status_code != 503:
+                break
         assert response.status_code == 200, response.text
 
     def upgrade_with_room(self) -> None:
