@@ -87,6 +87,7 @@ class EngineLink(asyncio.Protocol):
         self.invitation = invitation
         self.prefixes = prefixes
         self.text: ModelText | None = None  # the caller sets it
+        self.tokenizer_digest = ""  # of what decides the tokens of a text; the caller sets it
         self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
@@ -138,12 +139,6 @@ class EngineLink(asyncio.Protocol):
     def name(self) -> str:
         """For log lines."""
         return f"{self.invitation.engine} on {self.invitation.host}"
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """Of what decides the tokens of a text."""
-        assert self.welcome is not None
-        return self.welcome.tokenizer_digest or self.welcome.files_digest
 
     @property
     def numerics(self) -> str:
