@@ -128,6 +128,8 @@ class EngineLink(asyncio.Protocol):
     def attach(self, owner: LinkOwner) -> None:
         """Tell `owner` from now on."""
         self._owner = owner
+        self._unheard_s = 0.0  # this front has said nothing while it read the model's text
+        self.tell_alive()
         if self.is_lost:
             owner.on_lost(self)
 
