@@ -87,6 +87,7 @@ class EngineLink(asyncio.Protocol):
         self.invitation = invitation
         self.prefixes = prefixes
         self.text: ModelText | None = None  # the caller sets it
+        self.tokenizer_digest = ""  # of what decides the tokens of a text; the caller sets it
         self.streams: dict[int, RoutedStream] = {}
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
@@ -127,6 +128,8 @@ class EngineLink(asyncio.Protocol):
     def attach(self, owner: LinkOwner) -> None:
         """Tell `owner` from now on."""
         self._owner = owner
+        self._unheard_s = 0.0  # this front has said nothing while it read the model's text
+        self.tell_alive()
         if self.is_lost:
             owner.on_lost(self)
 
@@ -138,12 +141,6 @@ class EngineLink(asyncio.Protocol):
     def name(self) -> str:
         """For log lines."""
         return f"{self.invitation.engine} on {self.invitation.host}"
-
-    @property
-    def tokenizer_digest(self) -> str:
-        """Of what decides the tokens of a text."""
-        assert self.welcome is not None
-        return self.welcome.tokenizer_digest or self.welcome.files_digest
 
     @property
     def numerics(self) -> str:

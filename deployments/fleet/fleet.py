@@ -31,7 +31,7 @@ from deployments.fleet.affinity import PrefixIndex
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import works_with
-from deployments.fleet.model_files import unpack
+from deployments.fleet.model_files import ModelFiles, unpack
 from deployments.fleet.remote_engine import RemoteEngine
 from llama_core.scheduling.request import Request
 from llama_core.text.answer_format import AnswerFormat
@@ -83,7 +83,8 @@ class Fleet:
         self._deployed: dict[str, Invitation] = {}  # the latest of each application
         self._refusals: dict[str, EngineSummary] = {}  # of applications that give a model's name to other weights
         self.unserved = asyncio.Event()  # a model has lost its last engine; the caller clears it
-        self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
+        # By the digest of their files, the latest last; with that of what decides the tokens of a text.
+        self._texts: dict[str, tuple[ModelText, str]] = {}
         self._reading = asyncio.Lock()
         self._prefixes = PrefixIndex()
         self._events = dict.fromkeys(FLEET_EVENTS, 0)
@@ -168,17 +169,20 @@ class Fleet:
                 self._deployed = {app: each for app, each in self._deployed.items() if each.model != name}
                 await model.stop()
         used = [link.text for model in self._models.values() for link in model.links]
-        self._texts = {digest: text for digest, text in self._texts.items() if text in used}
+        self._texts = {digest: text for digest, text in self._texts.items() if text[0] in used}
 
     async def _greeted(self, link: EngineLink) -> ModelText:
         """The text of the engine's model. Raises OSError, WireError, TimeoutError or LlamaError."""
-        welcome = await link.connect(self._node, list(self._texts))
+        known = self._texts  # `_forget_unused` puts another one in its place
+        welcome = await link.connect(self._node, list(known))
         if not works_with(welcome.protocol):
             raise WireError(f"its protocol is {welcome.protocol}: update engines and fronts one version at a time")
         async with self._reading:
             if (files := welcome.files) is not None and welcome.files_digest not in self._texts:
-                self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
-        return self._texts[welcome.files_digest]
+                self._texts[welcome.files_digest] = await asyncio.to_thread(_read, files)
+        text, tokenizer_digest = (known | self._texts)[welcome.files_digest]
+        link.tokenizer_digest = welcome.tokenizer_digest or tokenizer_digest
+        return text
 
     def _on_lost(self, link: EngineLink) -> None:
         if link.is_leaving:
@@ -294,3 +298,7 @@ class Fleet:
             meeting.cancel()
         for model in self._models.values():
             await model.stop()
+
+
+def _read(files: ModelFiles) -> tuple[ModelText, str]:
+    return unpack(files), files.tokenizer_digest

@@ -288,6 +288,7 @@ class FrontServer:
         self.ungreeted: set[FrontConnection] = set()
         self._service = service
         self._files, self._files_digest = files, files.digest
+        self._tokenizer_digest = files.tokenizer_digest
         self._servers: list[asyncio.Server] = []
         self._dir: SocketDir | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -327,14 +328,14 @@ class FrontServer:
         return messages.Welcome(
             PROTOCOL,
             self.engine,
-            f"{service.numerics}|{self._files.tokenizer_digest}",  # grammars depend on the tokenizer
+            f"{service.numerics}|{self._tokenizer_digest}",  # grammars depend on the tokenizer
             digest,
             files,
             service.describe(),
             service.sampling_defaults,
             service.adapters,
             list(service.adapter_folders),
-            self._files.tokenizer_digest,
+            self._tokenizer_digest,
         )
 
     def tell_adapters(self) -> None:

@@ -531,6 +531,8 @@ class RemoteEngine:
                 self._place(live for live in lives if live.stream.sequence in self._live)
         except BaseException:
             for live in lives:
+                if live.link is not None:  # another engine may have got it while this was being cancelled
+                    live.link.cancel([live])
                 self._forget(live)
             raise
         return [live.stream for live in lives]

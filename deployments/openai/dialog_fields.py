@@ -24,6 +24,10 @@ _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts of 
 LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no ids
 
 
+def _is_thought(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in _THOUGHTS
+
+
 class ChatMessage(BodyWithUnknownFields):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = Field(description="May be null, or absent, in an answer of an earlier turn.")
@@ -54,9 +58,9 @@ class ChatMessage(BodyWithUnknownFields):
             call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
             given = {**given, "tool_calls": [call], "function_call": None}
         if isinstance(content := given.get("content"), list):
-            thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+            thoughts = [part for part in content if _is_thought(part)]
             texts = [text for part in thoughts if isinstance(text := part.get("thinking", part.get("text")), str)]
-            given = {**given, "content": [part for part in content if part not in thoughts]}
+            given = {**given, "content": [part for part in content if not _is_thought(part)]}
             given["reasoning_content"] = given.get("reasoning_content") or "\n".join(texts) or None
         if content is not None:
             return given

@@ -23,7 +23,10 @@ def closed_objects(schema: dict[str, Any]) -> dict[str, Any]:
         written: dict[str, Any] = closing.closed(schema)
     except (_Lost, RecursionError):
         return schema
-    return written if not closing.opened else {**written, "$defs": {**written.get("$defs", {}), **closing.opened}}
+    if not closing.opened:
+        return written
+    definitions = written.get("$defs") or {}
+    return {**written, "$defs": {**definitions, **closing.opened}} if isinstance(definitions, dict) else schema
 
 
 class _Lost(Exception):

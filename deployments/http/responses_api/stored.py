@@ -60,15 +60,19 @@ class StoredResponses:
         fields = await self._bodies.run(len(raw), lambda: parse_json(raw))
         previous = fields.pop("previous_response_id", None)
         items = _items(fields.get("input"))
-        ids = {name for name in (previous, *map(_reference, items)) if name is not None}
-        if not ids or len(items) > MAX_MESSAGES or not isinstance(previous, str | None):
+        if len(items) > MAX_MESSAGES or not isinstance(previous, str | None):
             return raw  # whose checks say what is wrong
+        ids = {name for name in (previous, *map(_reference, items)) if name is not None}
+        if not ids:
+            return raw
         found = await self._found(owner, ids)
 
         def joined() -> bytes:
             whole = [item if (name := _reference(item)) is None else from_json(found[name]) for item in items]
             if previous is not None:
                 turn = from_json(found[previous])
+                if "body" not in turn:  # the id is an item's
+                    raise _not_found()
                 whole = [*_items(turn["body"]["input"]), *turn["output"], *whole]
             return to_json(fields | {"input": whole})
 
@@ -84,12 +88,15 @@ class StoredResponses:
                 for answer in await self._ask_others(owner, sorted(missing)):
                     found.update(answer)
         if ids - found.keys():
-            raise PreviousResponseNotFound(
-                "previous_response_id, item_reference: no such answer is kept (any more): send the items themselves, and"
-                " store false",
-                param="previous_response_id",
-            )
+            raise _not_found()
         return found
+
+
+def _not_found() -> PreviousResponseNotFound:
+    return PreviousResponseNotFound(
+        "previous_response_id, item_reference: no such answer is kept (any more): send the items themselves, and store false",
+        param="previous_response_id",
+    )
 
 
 def _items(given: object) -> list[Any]:

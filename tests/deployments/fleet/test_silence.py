@@ -8,8 +8,11 @@ import pytest
 
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet.engine_link import EngineLink
+from deployments.fleet.fleet import Fleet
 from deployments.fleet.messages import CLOSE_AFTER_S
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.model_text import ModelText
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
 from tests.support.fleets import FleetOfEngines
@@ -183,3 +186,19 @@ async def test_a_link_that_takes_no_more_bytes_counts_as_silent(others: int, mon
         await asyncio.sleep(3 * STEP_S)
         assert fleet.engines[1].service.loop.num_live == 3
         assert await all_right(streams)
+
+
+async def test_an_engine_whose_text_takes_long_to_read_is_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    greeted = Fleet._greeted
+
+    async def greeted_slowly(fleet: Fleet, link: EngineLink) -> ModelText:
+        text = await greeted(fleet, link)
+        await asyncio.sleep(4)
+        return text
+
+    monkeypatch.setattr(Fleet, "_greeted", greeted_slowly)
+    async with FleetOfEngines() as fleet:
+        await fleet.start()
+        assert fleet.fleet.readiness().ready
+        await asyncio.sleep(2)
+        assert fleet.fleet.readiness().ready and fleet.fleet._events["suspected"] == 0

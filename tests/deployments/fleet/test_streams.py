@@ -1,6 +1,7 @@
 """Streams of a front over engines that end, stall, drain and start."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,9 +12,9 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import remote_engine
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.front_server import FrontStream
-from deployments.fleet.messages import Step
+from deployments.fleet.messages import Accepted, FromEngine, Step
 from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import Request, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
@@ -112,6 +113,25 @@ async def test_a_stream_is_held_where_a_successor_is_to_start() -> None:
         assert await read(stream) == expected()
         (other,) = await waiting
         assert await read(other) == expected([1, 9])
+
+
+async def test_a_request_that_is_cancelled_as_it_moves_leaves_no_stream() -> None:
+    async with FleetOfEngines(slow) as fleet:
+        _ = await fleet.start(), await fleet.start()
+        remote = fleet.fleet._models["demo"]
+        task = asyncio.create_task(remote.submit(Request([PROMPT], [GREEDY])))
+
+        def take(link: EngineLink, original: Callable[[FromEngine], None], message: FromEngine) -> None:
+            original(message)
+            if isinstance(message, Accepted):
+                remote._move(link, has_failed=False, keeps=True)
+                task.cancel()
+
+        for link in remote.links:
+            link._take = partial(take, link, link._take)  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert remote._events["moved"] == 1 and not any(link.streams for link in remote.links)
 
 
 async def test_a_held_stream_ends_with_an_error_after_the_timeout() -> None:

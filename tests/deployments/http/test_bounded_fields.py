@@ -155,3 +155,14 @@ async def test_many_calls_and_long_lists_of_ids_are_written_in_a_thread(monkeypa
         await ask(engine, COMPLETIONS, {"prompt": [5] * num_ids, "max_tokens": 2})
         assert len(threads) == 2
         assert [thread == threading.get_ident() for thread in threads] == [is_inline] * 2
+
+
+def test_thinking_parts_are_read_once_each() -> None:
+    class Part(dict[str, str]):
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("parts are compared with one another")
+
+    content = [Part(type="thinking", thinking=str(number)) for number in range(3)]
+    message = {"role": "assistant", "content": [*content, Part(type="text", text="Yes.")]}
+    body = validate(ChatBody, {"messages": [*QUESTION, message]})
+    assert body.messages[-1].reasoning_text == "0\n1\n2" and body.messages[-1].content == "Yes."

@@ -89,6 +89,8 @@ def test_the_order_of_properties_stays_that_of_the_schema() -> None:
         {"properties": X, "allOf": [{"$ref": "#/$defs/none/0"}, 5]},
         {"anyOf": [{"$ref": "#"}], "properties": X, "oneOf": [{"anyOf": [{"$ref": "#"}]}]},
         {"properties": X, "allOf": [{"$ref": "#/allOf/7"}]},
+        {"$defs": None, "allOf": [{"$ref": "#/definitions/x"}], "definitions": {"x": {}}, "properties": X},
+        {"$defs": [{"properties": X}], "allOf": [{"$ref": "#/$defs/0"}]},
     ],
 )
 def test_a_schema_that_is_invalid_or_refers_to_itself_is_left_to_the_grammar(schema: Any) -> None:

@@ -101,6 +101,8 @@ async def test_what_is_not_stored_or_not_complete_is_not_found() -> None:
     assert one["store"] is False and not app.stored._kept.num_bytes
     await not_found(app, previous_response_id=one["id"])
     await not_found(app, input=[QUESTION, {"type": "item_reference", "id": one["output"][0]["id"]}])
+    two = await answer(app, input="The weather?")
+    await not_found(app, previous_response_id=two["output"][0]["id"])
     closed = app_of(engine_of(), limits=HttpLimits(keep=KeepLimits(0.0)))
     assert (await answer(closed, input="The weather?"))["store"] is False
 
@@ -127,6 +129,7 @@ async def test_an_input_that_grows_over_the_limit_of_a_body_is_refused() -> None
     "body",
     [
         b'{"input": "a", "previous_response_id": 5}',
+        b'{"input": "a", "previous_response_id": []}',
         b'{"input": "a", "previous_response\\u005fid": "resp_1"}',
         b'{"input": [{"type": "item_reference"}]}',
         b'{"input": [{"type": "item\\u005freference", "id": "msg_1"}]}',
