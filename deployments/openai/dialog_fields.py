@@ -54,9 +54,9 @@ class ChatMessage(BodyWithUnknownFields):
             call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
             given = {**given, "tool_calls": [call], "function_call": None}
         if isinstance(content := given.get("content"), list):
-            thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+            thoughts = [part for part in content if _is_thought(part)]
             texts = [text for part in thoughts if isinstance(text := part.get("thinking", part.get("text")), str)]
-            given = {**given, "content": [part for part in content if part not in thoughts]}
+            given = {**given, "content": [part for part in content if not _is_thought(part)]}
             given["reasoning_content"] = given.get("reasoning_content") or "\n".join(texts) or None
         if content is not None:
             return given
@@ -75,6 +75,10 @@ class ChatMessage(BodyWithUnknownFields):
         if self.role == "tool" and self.tool_call_id is None:
             raise InvalidParameter("tool_call_id: a message of a tool names the call that it answers")
         return self
+
+
+def _is_thought(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in _THOUGHTS
 
 
 Messages = Annotated[

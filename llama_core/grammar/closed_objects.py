@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
-_MOST_READ: Final = 20_000  # schemas and names of properties; llguidance takes 2,500 properties
+MOST_READ: Final = 20_000  # schemas and names of properties; llguidance takes 2,500 properties
 _KEYS_AS_SCHEMA, _CHARS_AS_NAME = 8, 32  # long ones count for more: each reference to a schema reads all of it
 _CHOICES: Final = ("anyOf", "oneOf")
 _OPENING: Final = {"additionalProperties", "patternProperties", "const", "enum", "$dynamicRef", "$recursiveRef"}
 _ROOTS_OWN: Final = {"$defs", "definitions", "$id", "$anchor"}
 
 
-def closed_objects(schema: dict[str, Any]) -> dict[str, Any]:
+def closed_objects(schema: dict[str, Any], most_read: int = MOST_READ) -> dict[str, Any]:
     """The schema with `additionalProperties` false where an object is closed."""
-    closing = _Closing(schema)
+    closing = _Closing(schema, most_read)
     try:
         written: dict[str, Any] = closing.closed(schema)
     except (_Lost, RecursionError):
@@ -41,11 +41,11 @@ class _Facts:
 
 
 class _Closing:
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], most_read: int) -> None:
         self.opened: dict[str, Any] = {}  # copies of schemas that are composed by reference, by their names in $defs
         self._root = root
         self._names: dict[int, str] = {}  # of the copies, by identities of schemas, which references spell in many ways
-        self._left = _MOST_READ
+        self._left = most_read
 
     def closed(self, schema: Any, outer: Collection[str] = ()) -> Any:
         """The schema of a value, or an alternative. outer: names of the properties that the schemas around it have."""

@@ -3,6 +3,7 @@ in a thread."""
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,9 @@ from deployments.http.request_body import INLINE_BYTES, INLINE_OBJECTS, BodyLimi
 from deployments.observe.metrics import Metrics
 from deployments.openai import prompt_encoder
 from deployments.openai.schemas import ChatBody
+from deployments.openai.structured_outputs import grammar_of
 from deployments.openai.validation import validate
-from llama_core.errors import InvalidDialog
+from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.text.tools.plain_dialog import plain_dialog
 from tests.deployments.http.test_adapter_routes import Loader
 from tests.support.scripted_engine import FakeEngine, ask, assert_error
@@ -155,3 +157,24 @@ async def test_many_calls_and_long_lists_of_ids_are_written_in_a_thread(monkeypa
         await ask(engine, COMPLETIONS, {"prompt": [5] * num_ids, "max_tokens": 2})
         assert len(threads) == 2
         assert [thread == threading.get_ident() for thread in threads] == [is_inline] * 2
+
+
+def test_thoughts_of_an_earlier_answer_take_linear_time() -> None:
+    thoughts = [{"type": "thinking", "thinking": "so", "index": index} for index in range(8_000)]
+    begin_s = time.thread_time()
+    validate(ChatBody, {"messages": [*QUESTION, {"role": "assistant", "content": thoughts}, *QUESTION]})
+    assert time.thread_time() - begin_s < 1
+
+
+def test_all_structures_of_a_tag_together_are_read_in_a_bounded_time() -> None:
+    """On the event loop."""
+    names, references = {str(i): {} for i in range(50)}, [{"$ref": "#/$defs/a", "properties": {}}] * 25
+    schema = {"properties": {"z": {"prefixItems": references}}, "$defs": {"a": {"properties": names}}}
+    structures = [{"begin": "<a>", "schema": schema, "end": "</a>"}] * 120
+    tag = {"type": "structural_tag", "triggers": ["<a"], "structures": structures}
+    begin_s = time.thread_time()
+    assert grammar_of(validate(ChatBody, {"messages": QUESTION, "response_format": tag}))[0]
+    assert time.thread_time() - begin_s < 0.2
+    tag["structures"] = [*structures, {"begin": "<a>", "end": "a" * 200_000}]
+    with pytest.raises(InvalidParameter, match="at most"):
+        grammar_of(validate(ChatBody, {"messages": QUESTION, "response_format": tag}))
