@@ -10,7 +10,7 @@ from deployments.openai.unsupported import REASONS, Neutral, any_value, equals, 
 from llama_core.errors import InvalidParameter
 from llama_core.grammar import build
 from llama_core.grammar.check import MAX_BYTES
-from llama_core.grammar.closed_objects import closed_objects
+from llama_core.grammar.closed_objects import MOST_READ, closed_objects
 
 if TYPE_CHECKING:
     from deployments.openai.schemas import GenerationBody
@@ -139,6 +139,8 @@ def _structural_tag(value: Any) -> str:
     are_lists = isinstance(structures, list) and isinstance(triggers, list) and 1 <= len(structures) <= MAX_STRUCTURES
     if not are_lists or not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise InvalidParameter(f"must have triggers, a list of strings, and 1 to {MAX_STRUCTURES} structures")
+    if len(json.dumps(structures)) > MAX_BYTES:
+        raise InvalidParameter(f"must make a grammar of at most {MAX_BYTES} bytes")
     tags = []
     for each in structures:
         begin, schema, end = (each.get(name) if isinstance(each, dict) else None for name in ("begin", "schema", "end"))
@@ -147,7 +149,7 @@ def _structural_tag(value: Any) -> str:
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
             raise InvalidParameter("each begin must begin with one of the triggers")
-        grammar = {**closed_objects(schema or {}), "x-guidance": build.JSON_OPTIONS}
+        grammar = {**closed_objects(schema or {}, MOST_READ // len(structures)), "x-guidance": build.JSON_OPTIONS}
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end))
     return build.joined(StructTag.to_grammar(tags, assume_special=False), {})
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
-_MOST_READ: Final = 20_000  # schemas and names of properties; llguidance takes 2,500 properties
+MOST_READ: Final = 20_000  # schemas and names of properties; llguidance takes 2,500 properties
+_KEYS_AS_SCHEMA, _CHARS_AS_NAME = 8, 32  # long ones count for more: each reference to a schema reads all of it
 _CHOICES: Final = ("anyOf", "oneOf")
 _OPENING: Final = {"additionalProperties", "patternProperties", "const", "enum", "$dynamicRef", "$recursiveRef"}
 _ROOTS_OWN: Final = {"$defs", "definitions", "$id", "$anchor"}
 
 
-def closed_objects(schema: dict[str, Any]) -> dict[str, Any]:
+def closed_objects(schema: dict[str, Any], most_read: int = MOST_READ) -> dict[str, Any]:
     """The schema with `additionalProperties` false where an object is closed."""
-    closing = _Closing(schema)
+    closing = _Closing(schema, most_read)
     try:
         written: dict[str, Any] = closing.closed(schema)
     except (_Lost, RecursionError):
@@ -43,17 +44,17 @@ class _Facts:
 
 
 class _Closing:
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], most_read: int) -> None:
         self.opened: dict[str, Any] = {}  # copies of schemas that are composed by reference, by their names in $defs
         self._root = root
-        self._names: dict[str, str] = {}  # of the copies, by reference
-        self._left = _MOST_READ
+        self._names: dict[int, str] = {}  # of the copies, by identities of schemas, which references spell in many ways
+        self._left = most_read
 
     def closed(self, schema: Any, outer: Collection[str] = ()) -> Any:
         """The schema of a value, or an alternative. outer: names of the properties that the schemas around it have."""
         if not isinstance(schema, dict):
             return schema
-        self._read(len(outer))
+        self._read(_size(outer))
         beside = self._facts([schema], but=("$ref",))
         if not (outer or beside.names or beside.is_named or beside.is_open):
             return self._open(schema, but=("$ref",))  # what it refers to is closed where it stands
@@ -87,21 +88,22 @@ class _Closing:
             elif key in ("allOf", *_CHOICES) and key not in but:
                 written[key] = [self._open(each) for each in value]
             elif key == "$ref" and key not in but:
-                if value not in self._names:
-                    self._names[value] = f"composed-{len(self._names)}"
-                    target = {key: each for key, each in self._found(value).items() if key not in _ROOTS_OWN}
-                    self.opened[self._names[value]] = self._open(target)
-                written[key] = f"#/$defs/{self._names[value]}"
+                found = self._found(value)
+                if (name := self._names.get(id(found))) is None:
+                    name = self._names[id(found)] = f"composed-{len(self._names)}"
+                    self.opened[name] = self._open({key: each for key, each in found.items() if key not in _ROOTS_OWN})
+                written[key] = f"#/$defs/{name}"
         return written
 
     def _found(self, reference: str) -> dict[str, Any]:
         """What the reference, a JSON pointer, refers to. Raises _Lost."""
+        self._read(len(reference) // _CHARS_AS_NAME)
         found: Any = self._root
         start, *parts = unquote(reference).split("/")
         try:
             for part in parts:
                 found = found[int(part) if isinstance(found, list) else part.replace("~1", "/").replace("~0", "~")]
-                if "$id" in found:  # its own references are to places within it
+                if isinstance(found, dict) and "$id" in found:  # its own references are to places within it
                     raise _Lost
         except (LookupError, TypeError, ValueError):
             raise _Lost from None
@@ -124,10 +126,11 @@ class _Closing:
                 not isinstance(named, dict)
                 or not isinstance(reference, str)
                 or any(not isinstance(value, list) for value in (required, *lists.values()))
+                or any(not isinstance(name, str) for name in required)
             ):
                 raise _Lost
-            self._read(1 + len(named) + len(required))
-            facts.names |= dict.fromkeys([*named, *map(str, required)])
+            self._read(1 + len(each) // _KEYS_AS_SCHEMA + _size([*named, *required]))
+            facts.names |= dict.fromkeys([*named, *required])
             facts.is_named |= "properties" in each
             # False closes the object: llguidance refuses it, or is told to ignore it.
             facts.is_open |= not _OPENING.isdisjoint(each) or each.get("unevaluatedProperties", False) is not False
@@ -147,3 +150,7 @@ class _Closing:
         self._left -= amount
         if self._left < 0:
             raise _Lost
+
+
+def _size(names: Iterable[str]) -> int:
+    return sum(1 + len(name) // _CHARS_AS_NAME for name in names)

@@ -75,7 +75,7 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """All objects within the value with their places; inner ones come first."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in items:
-        inner = f"{place}.{key}" if place else str(key)
+        inner = (f"{place}.{key}" if place else str(key))[-_PLACE_CHARS:]  # a long key would be in many places
         yield from _parts(each, inner)
         if isinstance(each, dict):
             yield inner, each

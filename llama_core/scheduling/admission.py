@@ -15,7 +15,7 @@ are never chosen. A single owner loses nothing. Adapters' places are shared alik
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import Final
@@ -92,17 +92,17 @@ class Admission:
 
         A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
         """
-        victims: list[Sequence] = []
+        victims: dict[Sequence, None] = {}  # a set in their order
         while (exceeded := self._exceeded(lengths, owner, victims)) is not None:
             limit, by_tokens = exceeded
             last = self.waiting.last_of_largest(owner, sum(lengths), victims, by_tokens=True) if by_tokens else []
             last = last or self.waiting.last_of_largest(owner, len(lengths), victims, by_tokens=False)
             if not last:
                 raise QueueFull(limit)
-            victims += last
-        return victims
+            victims |= dict.fromkeys(last)
+        return list(victims)
 
-    def _exceeded(self, lengths: Seq[int], owner: str, victims: Seq[Sequence]) -> tuple[str, bool] | None:
+    def _exceeded(self, lengths: Seq[int], owner: str, victims: Collection[Sequence]) -> tuple[str, bool] | None:
         """The limit that the request would exceed without the victims, and whether it is the one of tokens. Raises what
         `victims` raises."""
         num_waiting, num_free = len(self.waiting) - len(victims), len(self.free_slots)

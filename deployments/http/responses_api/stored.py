@@ -5,6 +5,7 @@ A request that refers to them gets their items in its input, before it is parsed
 
 import asyncio
 from codecs import BOM_UTF8
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -19,11 +20,12 @@ from deployments.http.resume.kept_streams import KeptStreams, StreamKey
 from deployments.openai.answers.answer import WholeSerializer
 from deployments.openai.errors import BodyTooLarge, PreviousResponseNotFound
 from deployments.openai.field_types import MAX_MESSAGES, Body
+from deployments.openai.tool_fields import MAX_ID_CHARS
 
 # Of an owner and ids, by each replica: what it keeps of them.
 AskOthers = Callable[[str, list[str]], Awaitable[list[Mapping[str, bytes]]]]
 
-MAX_ASKING: Final = 4  # requests of one replica that ask the others at a time
+MAX_ASKING: Final = 4  # requests of one owner at one replica that ask the others at a time
 _PATH: Final = "/v1/responses/{id}"  # of the keys
 
 
@@ -32,7 +34,7 @@ class StoredResponses:
 
     def __init__(self, kept: KeptStreams, bodies: BodyReader, ask_others: AskOthers | None) -> None:
         self._kept, self._bodies, self._ask_others = kept, bodies, ask_others
-        self._asking = asyncio.Semaphore(MAX_ASKING)
+        self._asking = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_ASKING))  # by owner
 
     def keep_end_of(self, serializer: WholeSerializer, raw: bytes, body: Body | None, owner: str) -> None:
         """Keep the answer when it has ended, unless the client wants none stored. raw: of the body, with its whole input."""
@@ -62,10 +64,10 @@ class StoredResponses:
         items = _items(fields.get("input"))
         if len(items) > MAX_MESSAGES or not isinstance(previous, str | None):
             return raw  # whose checks say what is wrong
-        ids = {name for name in (previous, *map(_reference, items)) if name is not None}
-        if not ids:
+        names = [name for name in (previous, *map(_reference, items)) if name is not None]
+        if not names:
             return raw
-        found = await self._found(owner, ids)
+        found = await self._found(owner, set(names))
 
         def joined() -> bytes:
             whole = [item if (name := _reference(item)) is None else from_json(found[name]) for item in items]
@@ -76,15 +78,17 @@ class StoredResponses:
                 whole = [*_items(turn["body"]["input"]), *turn["output"], *whole]
             return to_json(fields | {"input": whole})
 
-        num_bytes = len(raw) + sum(map(len, found.values()))
+        num_bytes = len(raw) + sum(len(found[name]) for name in names)  # each as often as it is named
         if num_bytes > (most := self._bodies.max_bytes):
             raise BodyTooLarge(f"The body with the items that it refers to is larger than {most} bytes.")
         return await self._bodies.run(num_bytes, joined)
 
     async def _found(self, owner: str, ids: set[str]) -> Mapping[str, bytes]:
         found = self.find(owner, ids)
+        if any(len(name) > MAX_ID_CHARS for name in ids):
+            raise _not_found()
         if (missing := ids - found.keys()) and self._ask_others is not None:
-            async with self._asking:
+            async with self._asking[owner]:
                 for answer in await self._ask_others(owner, sorted(missing)):
                     found.update(answer)
         if ids - found.keys():

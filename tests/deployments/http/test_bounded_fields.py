@@ -3,6 +3,7 @@ in a thread."""
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,9 @@ from deployments.http.request_body import INLINE_BYTES, INLINE_OBJECTS, BodyLimi
 from deployments.observe.metrics import Metrics
 from deployments.openai import prompt_encoder
 from deployments.openai.schemas import ChatBody
+from deployments.openai.structured_outputs import grammar_of
 from deployments.openai.validation import validate
-from llama_core.errors import InvalidDialog
+from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.text.tools.plain_dialog import plain_dialog
 from tests.deployments.http.test_adapter_routes import Loader
 from tests.support.scripted_engine import FakeEngine, ask, assert_error
@@ -166,3 +168,17 @@ def test_thinking_parts_are_read_once_each() -> None:
     message = {"role": "assistant", "content": [*content, Part(type="text", text="Yes.")]}
     body = validate(ChatBody, {"messages": [*QUESTION, message]})
     assert body.messages[-1].reasoning_text == "0\n1\n2" and body.messages[-1].content == "Yes."
+
+
+def test_all_structures_of_a_tag_together_are_read_in_a_bounded_time() -> None:
+    """On the event loop."""
+    names, references = {str(i): {} for i in range(50)}, [{"$ref": "#/$defs/a", "properties": {}}] * 25
+    schema = {"properties": {"z": {"prefixItems": references}}, "$defs": {"a": {"properties": names}}}
+    structures = [{"begin": "<a>", "schema": schema, "end": "</a>"}] * 120
+    tag = {"type": "structural_tag", "triggers": ["<a"], "structures": structures}
+    begin_s = time.thread_time()
+    assert grammar_of(validate(ChatBody, {"messages": QUESTION, "response_format": tag}))[0]
+    assert time.thread_time() - begin_s < 2
+    tag["structures"] = [*structures, {"begin": "<a>", "end": "a" * 200_000}]
+    with pytest.raises(InvalidParameter, match="at most"):
+        grammar_of(validate(ChatBody, {"messages": QUESTION, "response_format": tag}))

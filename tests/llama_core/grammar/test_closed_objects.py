@@ -109,3 +109,24 @@ def test_a_schema_that_takes_long_to_close_stays_open() -> None:
     chain["$defs"] = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}]} for i in range(4000)} | {"4000": {}}
     assert closed_objects(chain)["$defs"]
     assert time.thread_time() - begin_s < 2
+
+
+@pytest.mark.parametrize(
+    "target",
+    [{f"{i:x}": 0 for i in range(3000)}, {"required": [list(range(10_000))]}, {"$ref": "#/$defs/" + "%61" * 6000}],
+)
+def test_a_schema_that_is_read_often_counts_by_its_size(target: dict[str, Any]) -> None:
+    parts = [{"$ref": "#/$defs/target", "properties": {}} for _ in range(700)]
+    schema = {"properties": {"x": {"prefixItems": parts}}, "$defs": {"target": target, "a" * 6000: {}}}
+    begin_s = time.thread_time()
+    closed_objects(schema)
+    assert time.thread_time() - begin_s < 0.7
+
+
+def test_a_closed_schema_repeats_neither_long_names_nor_what_references_spell_in_many_ways() -> None:
+    spelled = [{"$ref": "#/$defs/" + f"{i:09b}".replace("0", "%62").replace("1", "b")} for i in range(500)]
+    for schema in (
+        {"properties": {"n" * 30_000: X}, "anyOf": [{"properties": {}} for _ in range(1000)]},
+        {"properties": {}, "allOf": spelled, "$defs": {"b" * 9: {"properties": X, "description": "d" * 25_000}}},
+    ):
+        assert len(json.dumps(closed_objects(schema))) < 2 * len(json.dumps(schema))

@@ -1,5 +1,6 @@
 """The next request: fair between owners by their virtual token counters, in order within an owner, without starvation."""
 
+import time
 from collections import Counter
 from contextlib import suppress
 
@@ -158,6 +159,15 @@ def test_short_requests_give_way_to_a_long_one() -> None:
     full = Full(max_waiting_tokens=40)
     assert len(full.fill("flood")) == 10
     assert len(full.add("new", length=30)) == 8
+
+
+def test_requests_that_give_way_to_a_very_long_one_are_found_in_little_time() -> None:
+    full = Full(max_waiting=1500, max_waiting_tokens=6000)
+    for _ in range(1500):
+        full.scheduler.add(seq("flood", length=4))
+    begin_s = time.thread_time()
+    assert len(full.scheduler.admission.victims([4000], "new")) == 999
+    assert time.thread_time() - begin_s < 2.5
 
 
 def test_requests_without_an_owner_give_way_to_none() -> None:

@@ -1,5 +1,6 @@
 """Requests that refer to earlier answers, as SDKs send them by default: by id, at this replica and at another one."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from deployments.api_keys import ApiKeys, digests_of
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyLimits
+from deployments.http.responses_api.stored import MAX_ASKING
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.observe.metrics import Metrics
 from tests.support.asgi_client import AsgiCall
@@ -123,6 +125,35 @@ async def test_an_input_that_grows_over_the_limit_of_a_body_is_refused() -> None
     one = await answer(app, input="word " * 800)
     refused = await ask(app, previous_response_id=one["id"], input="word " * 800)
     assert refused.status == 413
+    item = {"type": "item_reference", "id": one["output"][0]["id"]}
+    assert (await ask(app, input=[QUESTION, *[item] * 3, QUESTION])).status == 200
+    assert (await ask(app, input=[QUESTION, *[item] * 60, QUESTION])).status == 413
+
+
+async def test_the_id_of_an_item_is_no_response() -> None:
+    app = app_of(engine_of())
+    one = await answer(app, input="The weather?")
+    await not_found(app, previous_response_id=one["output"][0]["id"])
+
+
+async def test_a_key_whose_ids_are_unknown_delays_no_other_key() -> None:
+    asked, is_both, answered = list[str](), asyncio.Event(), asyncio.Event()
+
+    async def ask_others(owner: str, ids: list[str]) -> list[Mapping[str, bytes]]:
+        asked.append(owner)
+        if len(set(asked)) == 2:
+            is_both.set()
+        await answered.wait()
+        return []
+
+    app = build_http_app(engine_of(), Metrics(in_ray=False), keys=ApiKeys(digests_of("one,two")), ask_others=ask_others)
+    await not_found(app, previous_response_id="resp_" + "0" * 1000)
+    bodies = [("one", "resp_1")] * 9 + [("two", "resp_2")]
+    asking = [asyncio.create_task(ask(app, key, input="a", previous_response_id=name)) for key, name in bodies]
+    await asyncio.wait_for(is_both.wait(), 30)
+    assert len(asked) == MAX_ASKING + 1
+    answered.set()
+    assert {call.status for call in await asyncio.gather(*asking)} == {404}
 
 
 @pytest.mark.parametrize(
