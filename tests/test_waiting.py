@@ -12,6 +12,7 @@ CLOCKS = {
     "deployments/local/test_haproxy.py": "a hang of 60 s ends after 15 at most, and after 3 on an idle machine",
     "deployments/observe/test_request_spans.py": "compares the order of times, not their differences",
     "llama_core/grammar/test_closed_objects.py": "processor time, of which it needs a tenth",
+    "llama_core/scheduling/test_fair_queue.py": "processor time, of which it needs a third",
 }
 CLOCK = re.compile(r"(time|monotonic|perf_counter|process_time|thread_time)(_ns)?")
 

@@ -36,8 +36,8 @@ class RoutedStream:
     num_failures: engines that have ended since its last token, with it in their batches. is_accepted: the engine has queued it.
     is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again, or could run
     but for the engines' load. has_begun: it has been in a batch. is_readmitted: its client was away, and it has not been in a
-    batch since. placed_s: when its engine was sent it. num_moves: from one engine's queue to another's, since it was in a
-    batch. refused_by: ids of engines that did not take it since.
+    batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
+    batch. refused_by: ids of engines that did not take it since, and whether for want of room.
     """
 
     stream: SequenceStream
@@ -52,7 +52,7 @@ class RoutedStream:
     is_readmitted: bool = False
     placed_s: float = 0.0
     num_moves: int = 0
-    refused_by: set[str] = field(default_factory=set)
+    refused_by: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class EngineLink(asyncio.Protocol):
         now_s = time.monotonic()
         if now_s - self.heard_s > MAX_GAP_S / 2:
             self._back_s = now_s
-        self.heard_s, self.is_suspected = now_s, False
+        self.heard_s, self.is_suspected = now_s, self.is_suspected and self.is_deaf
         try:
             for payload in self._deframer.feed(data):
                 self._take(messages.decode_from_engine(payload))
@@ -325,6 +325,7 @@ class EngineLink(asyncio.Protocol):
             self.state, self.defaults = message.state, message.defaults
             self.num_fronts, self._unheard_s = message.num_fronts, message.unheard_s
             self._counts(message.state.requests_running, message.state.requests_waiting, message.received)
+            self._note_queued(set(message.queued), message.received)
             self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:
                 self._owner.on_state(self)
@@ -341,6 +342,12 @@ class EngineLink(asyncio.Protocol):
         elif (live := self.streams.pop(number, None)) is not None and self._owner is not None:
             self.num_refusals += 1
             self._owner.on_refused(self, live, error)
+
+    def _note_queued(self, queued: set[int], received: int) -> None:
+        """Streams may lose their slots, and get one again. received: the highest number that `queued` may have."""
+        for number, live in self.streams.items():
+            if live.has_begun and number <= received and live.is_admitted == (number in queued):
+                live.is_admitted, live.placed_s = number not in queued, time.monotonic()
 
     def _counts(self, running: int, waiting: int, received: int) -> None:
         self.running, self.waiting = running, waiting

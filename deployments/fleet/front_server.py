@@ -25,6 +25,7 @@ from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S, MAX_UNREAD_BYTES, PROTOCOL, Detail, fault_of
 from deployments.fleet.model_files import ModelFiles
 from llama_core.errors import InvalidRequest, LlamaError, NotReady, QueueFull
+from llama_core.log_lines import where
 from llama_core.scheduling.prefix_cache import PrefixHash
 from llama_core.scheduling.request import Sequence, TokenLogprob, check_prompt
 
@@ -181,11 +182,12 @@ class FrontConnection(asyncio.Protocol):
 
     def beat(self, beat: messages.Beat) -> None:
         unheard_s = time.monotonic() - self._heard_s if self._protocol > 1 else 0.0
-        self.send(msgspec.structs.replace(beat, received=self._last_number, unheard_s=unheard_s))
+        queued = [number for number, stream in self._streams.items() if stream.sequence.slot is None]
+        self.send(msgspec.structs.replace(beat, received=self._last_number, unheard_s=unheard_s, queued=queued))
 
-    def close_if_silent(self, now_s: float) -> None:
+    def close_if_silent(self) -> None:
         """A front that has lost power leaves streams behind, which nobody reads."""
-        if self._protocol > 1 and now_s - self._heard_s > CLOSE_AFTER_S:
+        if self._protocol > 1 and time.monotonic() - self._heard_s > CLOSE_AFTER_S:
             self.close(f"it has said nothing for {CLOSE_AFTER_S:g} s; its {len(self._streams)} streams end")
 
     def _take(self, message: messages.FromFront, payload: bytes) -> None:
@@ -391,9 +393,12 @@ class FrontServer:
         while True:
             due_s = time.monotonic() + BEAT_S
             await asyncio.sleep(BEAT_S)
-            self.beat()
-            if (
-                now_s := time.monotonic()
-            ) - due_s < BEAT_S:  # else this process itself stood still, and has read nothing
-                for connection in list(self.connections):
-                    connection.close_if_silent(now_s)
+            try:
+                self.beat()
+                late_s = time.monotonic() - due_s
+                for connection in (
+                    list(self.connections) if late_s < BEAT_S else ()
+                ):  # else it has read nothing meanwhile
+                    connection.close_if_silent()
+            except Exception as error:  # the next beat may succeed
+                log.error("a beat has failed\n%s", where(error))

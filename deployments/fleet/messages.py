@@ -147,7 +147,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """cached, evicted: shortened hashes of the prefixes that the engine's cache has gained and lost since the last one.
     is_whole: it holds `cached` and no other. received: as of `Step`, for the counts of `state`. num_fronts: that the engine
-    serves. unheard_s: since it has heard this front."""
+    serves. unheard_s: since it has heard this front. queued: numbers of the front's streams that have no slot."""
 
     state: EngineState
     defaults: SamplingDefaults
@@ -157,6 +157,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     received: int = -1
     num_fronts: int = 1
     unheard_s: float = 0.0
+    queued: list[int] = []
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):

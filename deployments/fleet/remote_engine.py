@@ -142,7 +142,7 @@ class RemoteEngine:
         live.link = None
         is_full = isinstance(error, QueueFull) and (not live.is_readmitted or live.num_moves > 0)
         if is_full or (isinstance(error, EngineError) and not isinstance(error, QueueFull | PoisonRequest)):
-            live.refused_by.add(link.engine_id)
+            live.refused_by[link.engine_id] = is_full
             self._place([live])
         else:
             self._fail(live, error)
@@ -181,7 +181,7 @@ class RemoteEngine:
             able = self._able(live, silent_since_s)
             usable = [link for link in able if not link.is_full and link.engine_id not in live.refused_by]
             if not usable:
-                self._hold(live, has_engine=bool(able))
+                self._hold(live, has_engine=any(live.refused_by.get(link.engine_id, True) for link in able))
                 continue
             _by_cost(usable, live)[0].take_on(live)
             self._held.pop(live, None)

@@ -194,3 +194,22 @@ async def test_a_front_with_more_streams_than_an_engine_takes_keeps_its_connecti
         assert sum(len(stream.sequence.output) for stream in streams) > 100
         expected = [continuation([1, 9, number + 3], 60, steady) for number in range(20)]
         assert await asyncio.gather(*map(read, streams)) == expected
+
+
+async def test_a_stream_that_an_engine_has_preempted_goes_on_beside_a_free_slot() -> None:
+    """The blocks of an engine hold two of its three streams to their ends. Another engine comes later."""
+
+    def small() -> FakeGroup:
+        return FakeGroup(num_blocks=20, step_s=STEP_S, token=steady)
+
+    async with FleetOfEngines(small) as fleet:
+        first = await fleet.start(max_batch_size=8)
+        streams = await running_streams(fleet, 3)
+        await until(lambda: first.service.loop.scheduler.num_preemptions > 0)
+        waiting = [stream for stream in streams if len(stream.sequence.output) < 100]
+        second = await fleet.start(max_batch_size=8)
+        with Waits(streams, [second]) as waits:
+            await until(lambda: second.service.loop.scheduler.num_running > 0)
+            assert waits.longest_s <= AT_ONCE_S and waiting
+        answers = [await read(stream) for stream in streams]
+        assert answers == [continuation(stream.prompt_tokens, 120, steady) for stream in streams]
