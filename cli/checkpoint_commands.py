@@ -1,58 +1,14 @@
 """The subcommand `estimate`: its options and help."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.options import size_option
-
-
-class DTypeName(StrEnum):
-    """Values of the argument `dtype`."""
-
-    AUTO = "auto"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-
-
-class Quantization(StrEnum):
-    """Values of the argument `quantization`."""
-
-    auto = "auto"
-    none = "none"
-    int8 = "int8"
-    int8_groups = "int8_groups"
-    int4 = "int4"
-    int4_min = "int4_min"
-    fp8 = "fp8"
-
-
-class CacheDTypeName(StrEnum):
-    """Values of the argument `kv_cache_dtype`."""
-
-    auto = "auto"
-    fp8 = "fp8"
-
-
-class DeviceName(StrEnum):
-    """Values of the argument `device`."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Backend(StrEnum):
-    """Values of the argument `backend`."""
-
-    auto = "auto"
-    native = "native"
-    fused = "fused"
-    torch = "torch"
+from llama_core.config import BackendName, CacheDType, Device, DType
+from llama_core.weight_formats import Quantization
 
 
 def _checked_gpu(name: str | None) -> str | None:
@@ -85,7 +41,7 @@ def estimate(
         int | None,
         size_option("--batch", "--max-batch-size", help="Sequences that run at once.", metavar="COUNT"),
     ] = None,
-    dtype: Annotated[DTypeName | None, typer.Option(help="Of weights and cache; auto: the checkpoint's own.")] = None,
+    dtype: Annotated[DType | None, typer.Option(help="Of weights and cache; auto: the checkpoint's own.")] = None,
     quantization: Annotated[
         Quantization | None, typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.")
     ] = None,
@@ -96,10 +52,10 @@ def estimate(
         ),
     ] = None,
     device: Annotated[
-        DeviceName | None,
+        Device | None,
         typer.Option(help="Where the ranks compute; auto: cuda if a GPU is here. No GPU is needed for cuda."),
     ] = None,
-    backend: Annotated[Backend | None, typer.Option(help="auto: as the server chooses on that device.")] = None,
+    backend: Annotated[BackendName | None, typer.Option(help="auto: as the server chooses on that device.")] = None,
     block_size: Annotated[
         int | None, size_option("--block-size", help="Tokens of one cache block.", metavar="TOKENS")
     ] = None,
@@ -109,7 +65,7 @@ def estimate(
             "--kv-cache-bytes", help="Cache of one rank at most, in bytes; a full batch of full length if absent."
         ),
     ] = None,
-    kv_cache_dtype: Annotated[CacheDTypeName | None, typer.Option(help="Of the cache; auto: as --dtype.")] = None,
+    kv_cache_dtype: Annotated[CacheDType | None, typer.Option(help="Of the cache; auto: as --dtype.")] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -154,8 +110,7 @@ def estimate(
         "kv_cache_bytes": kv_cache_bytes,
         "kv_cache_dtype": kv_cache_dtype,
     }
-    texts = (Path, StrEnum)
     given = {
-        name: str(value) if isinstance(value, texts) else value for name, value in options.items() if value is not None
+        name: str(value) if isinstance(value, Path) else value for name, value in options.items() if value is not None
     }
     sys.exit(run(ckpt, given, gpu, as_json=as_json))

@@ -31,7 +31,7 @@ from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.registry import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.registry import TOOL_FORMAT_NAMES
-from llama_core.weight_formats import QUANTIZATIONS
+from llama_core.weight_formats import Quantization
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,12 +63,6 @@ def _origin(value: str) -> str:
 def _not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("is set, but names no file: leave it out to serve without a key file")
-    return value
-
-
-def _known_quantization(value: str) -> str:
-    if value not in QUANTIZATIONS:
-        raise ValueError(f"must be one of {', '.join(QUANTIZATIONS)}")
     return value
 
 
@@ -234,7 +228,7 @@ class EngineArgs(Args):
     backend: Annotated[BackendName, NUMERIC] = Field(
         "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest one possible."
     )
-    quantization: Annotated[str, AfterValidator(_known_quantization), NUMERIC] = Field(
+    quantization: Annotated[Quantization, NUMERIC] = Field(
         "auto", description="Weights of linear layers: as stored (auto), as dtype (none), or in 8 or 4 bits."
     )
     batch_invariant: Annotated[bool, NUMERIC] = Field(
