@@ -8,10 +8,8 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-_QUOTAS = (
-    ("cpu.max",),
-    ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
-)  # version 2's file has "QUOTA PERIOD", version 1 two
+# Version 2's file has "QUOTA PERIOD", version 1 has two.
+_QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def folders(controller: str) -> Iterator[Path]:

@@ -41,9 +41,8 @@ _MAX_RULES_BYTES: Final = (
     + MAX_ALLOWED_TOKENS * _MAX_INT_BYTES
     + MAX_GRAMMAR_BYTES
 )
-_MAX_FIELDS_BYTES: Final = (
-    260 + _MAX_PARAMS_BYTES
-)  # a slot's other names, its scope, row, new block, a few drafts; also a step's fields
+# A slot's other names, its scope, row, new block, a few drafts; also a step's fields.
+_MAX_FIELDS_BYTES: Final = 260 + _MAX_PARAMS_BYTES
 _MAX_LOAD_BYTES: Final = 4096 + 80  # the path of a LoRA adapter and its digest
 _MAX_REST_BYTES: Final = _MAX_FIELDS_BYTES + _MAX_RULES_BYTES + _MAX_LOAD_BYTES
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-SAME_BUNDLE_ATTEMPTS: Final = (
-    3  # failures in a row of one bundle, and no other, that mark it as faulty: a GPU may be gone
-)
+# Failures in a row of one bundle, and no other, that mark it as faulty: a GPU may be gone.
+SAME_BUNDLE_ATTEMPTS: Final = 3
 
 
 @dataclass

@@ -395,10 +395,8 @@ class FrontServer:
             await asyncio.sleep(BEAT_S)
             try:
                 self.beat()
-                late_s = time.monotonic() - due_s
-                for connection in (
-                    list(self.connections) if late_s < BEAT_S else ()
-                ):  # else it has read nothing meanwhile
+                has_stood_still = time.monotonic() - due_s >= BEAT_S  # then it has read nothing meanwhile
+                for connection in () if has_stood_still else list(self.connections):
                     connection.close_if_silent()
             except Exception as error:  # the next beat may succeed
                 log.error("a beat has failed\n%s", where(error))

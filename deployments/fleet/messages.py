@@ -22,9 +22,8 @@ PROTOCOL: Final = 2  # two sides whose numbers differ by more than 1 do not work
 BEAT_S: Final = 0.5
 CLOSE_AFTER_S: Final = 15.0  # of the other side's silence
 MAX_UNREAD_BYTES: Final = 64 * 2**20  # for the other side to read
-TIMES_CAPACITY: Final = (
-    8  # streams of one front at most, in sequences that the engine can take; others have ended elsewhere
-)
+# Streams of one front at most, in sequences that the engine can take; others have ended elsewhere.
+TIMES_CAPACITY: Final = 8
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

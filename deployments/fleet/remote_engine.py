@@ -53,9 +53,8 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 TICK_S: Final = BEAT_S
-PATIENCE_S: Final = (
-    0.25  # a stream waits so long at an engine before it moves to a free slot; twice as long after each move
-)
+# A stream waits so long at an engine before it moves to a free slot; twice as long after each move.
+PATIENCE_S: Final = 0.25
 MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
 
 

@@ -11,9 +11,8 @@ from deployments.openai.errors import InvalidJson, UnsupportedMediaType
 
 GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 PIECE_BYTES: Final = 128 * 2**10  # about 0.3 ms of work
-INPUT_BYTES: Final = (
-    16 * 2**10
-)  # of a piece: up to 2.5 ms of work, where each 11 bytes are a block with tables of its own
+# Of a piece: up to 2.5 ms of work, where each 11 bytes are a block with tables of its own.
+INPUT_BYTES: Final = 16 * 2**10
 # Bytes that the gzip may have more than what it holds: its header, and blocks that a client has flushed.
 MOST_WITHOUT_CONTENT: Final = 64 * 2**10
 

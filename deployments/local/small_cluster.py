@@ -39,9 +39,8 @@ def start(namespace: str, report: Callable[[str], None]) -> None:
     if (unsupported := ray_patches.report_unsupported()) is not None:
         report(unsupported)
     options: dict[str, Any] = {"address": "local", "namespace": namespace, "num_cpus": usable_cpus()}
-    if not os.access(
-        "/dev/shm", os.W_OK
-    ):  # where Ray puts its object store, and fails without a word if it is read-only
+    # Where Ray puts its object store, and fails without a word if it is read-only.
+    if not os.access("/dev/shm", os.W_OK):
         options["_plasma_directory"] = os.environ.get(private_files.VARIABLE, "/tmp")
     if os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0") or unsupported is not None:
         ray.init(**options)

@@ -26,9 +26,8 @@ from llama_core.text.tools.tool import ToolUse
 INLINE_CHARS = 8192  # of all texts of a request together: about 5 ms of encoding
 CHARS_PER_MESSAGE = 32  # a chat's message takes as much time as this many characters
 CHARS_PER_ID = 4  # an id in a list takes as much memory as this many wide characters
-MAX_CHECKED_CHARS = (
-    2**22
-)  # of grammars that are being checked or wait, each of which takes up to 0.5 s of processor time
+# Of grammars that are being checked or wait, each of which takes up to 0.5 s of processor time.
+MAX_CHECKED_CHARS = 2**22
 LEAST_CHECKED_CHARS = 2**14  # that a grammar counts for
 
 Result = TypeVar("Result")

@@ -18,9 +18,8 @@ from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
 from llama_core.rank_share import RankShare
 
-FLOAT8_BYTES: Final = (
-    torch.uint8
-)  # the dtype of a cache of float8_e4m3fn, whose bytes also GPUs without that type can read
+# The dtype of a cache of float8_e4m3fn, whose bytes also GPUs without that type can read.
+FLOAT8_BYTES: Final = torch.uint8
 _FLOAT8_MAX: Final = torch.finfo(torch.float8_e4m3fn).max
 
 

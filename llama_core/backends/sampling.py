@@ -9,9 +9,8 @@ import torch
 from llama_core.backends.sampling_tensors import SamplingTensors
 from llama_core.scheduling.request import TokenLogprob
 
-GREEDY_BELOW = (
-    1e-5  # dividing by a lower temperature could leave float32's range; only one token would have a probability
-)
+# Dividing by a lower temperature could leave float32's range; only one token would have a probability.
+GREEDY_BELOW = 1e-5
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -269,9 +269,8 @@ def _joins(schema: dict[str, Any]) -> bool:
 def _is_small_multiple(values: Iterable[float]) -> bool:
     multiple = Fraction(1, 10**400)  # divides every double
     for value in values:
-        if (
-            isinstance(value, int) and abs(value) > _MOST_MULTIPLE
-        ):  # which may have more digits than a float, or than text
+        # It may have more digits than a float, or than text.
+        if isinstance(value, int) and abs(value) > _MOST_MULTIPLE:
             return False
         if not value or not math.isfinite(value):
             continue

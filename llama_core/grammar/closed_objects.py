@@ -114,9 +114,8 @@ class _Closing:
     def _facts(self, schemas: Iterable[Any], but: Collection[str] = ()) -> _Facts:
         """Of schemas that describe an object beside one another. but: keywords of theirs to leave out."""
         facts, seen = _Facts(), set[str]()
-        waiting = [{key: each[key] for key in each if key not in but} for each in schemas if isinstance(each, dict)][
-            ::-1
-        ]
+        waiting = [{key: each[key] for key in each if key not in but} for each in schemas if isinstance(each, dict)]
+        waiting.reverse()
         while waiting:
             if not isinstance(each := waiting.pop(), dict):
                 continue

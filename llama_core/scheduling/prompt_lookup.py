@@ -14,9 +14,8 @@ class PromptLookup:
 
     def __init__(self) -> None:
         self._num_indexed = 0
-        self._after: dict[
-            tuple[int, ...], int
-        ] = {}  # n-gram -> the position after its latest occurrence before the end
+        # n-gram -> the position after its latest occurrence before the end
+        self._after: dict[tuple[int, ...], int] = {}
 
     def propose(self, tokens: list[int], count: int) -> list[int]:
         """The `count` tokens that followed the latest earlier occurrence of the suffix of `tokens`; [] if there is none."""

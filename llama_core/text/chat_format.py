@@ -55,9 +55,8 @@ class ChatFormat(Protocol):
     name: str  # as the argument `chat_format` has it, or "none"
     is_quick: bool  # whether `encode` takes time in proportion to the contents, so that short dialogs need no thread
     template: str | None  # Jinja2's source, if the format has one
-    answer_ending: str = (
-        ""  # text that the format writes after each answer before end-of-sequence, and so the model too
-    )
+    # Text that the format writes after each answer before end-of-sequence, and so the model too.
+    answer_ending: str = ""
     result_role: Role = "user"  # of a message with a tool's result, where the format does not write tools itself
 
     @property

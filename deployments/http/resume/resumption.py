@@ -85,9 +85,8 @@ class Resumption:
         else:
             self._streams.take(stream, self.reader)
         try:
-            served = [
-                f"{each}|" for each in engine.served_numerics
-            ]  # those of a newer engine begin with an older one's
+            # Those of a newer engine begin with an older one's.
+            served = [f"{each}|" for each in engine.served_numerics]
             if served and not all(any(each.startswith(f"{own}|") for each in served) for own in stream.needed_numerics):
                 raise changed()
             choices = await submitted(engine, plan, stream.streams, is_timed=is_timed, numerics=numerics)
