@@ -19,7 +19,7 @@ from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, R
 
 
 class HandleEngine(Engine, Protocol):
-    """An engine whose streams can be iterated over. Implemented by `LlamaService`, `Fleet` and `RemoteEngine`."""
+    """An engine whose streams can be iterated over. Implemented by `LlamaService`, `Fleet` and `ModelView`."""
 
     async def submit(
         self, request: Request, *, is_timed: bool = False, numerics: str = ""

@@ -27,9 +27,9 @@ class StepStats(NamedTuple):
     num_tokens: int
     num_sampled: int
     elapsed_ms: float
-    num_non_finite: int
-    device_memory_bytes: int
     is_decode: bool
+    num_non_finite: int = 0
+    device_memory_bytes: int = 0
     num_drafts: int = 0
     num_drafts_accepted: int = 0
     num_prompt_tokens: int = 0

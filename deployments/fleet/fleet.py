@@ -234,19 +234,19 @@ class Fleet:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._first.tokenizer
+        return self._first.view.tokenizer
 
     @property
     def chat_format(self) -> ChatFormat:
-        return self._first.chat_format
+        return self._first.view.chat_format
 
     @property
     def answer_format(self) -> AnswerFormat:
-        return self._first.answer_format
+        return self._first.view.answer_format
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        return self._first.sampling_defaults
+        return self._first.view.sampling_defaults
 
     @property
     def served_numerics(self) -> Set[str]:

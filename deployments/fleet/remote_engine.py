@@ -20,7 +20,6 @@ from deployments.engine.interface import (
     EngineState,
     EngineSummary,
     Readiness,
-    SamplingDefaults,
     StreamState,
     TokenStream,
 )
@@ -45,10 +44,7 @@ from llama_core.log_lines import log_subject, where
 from llama_core.scheduling.fair_queue import TIMES_FREE_CAPACITY
 from llama_core.scheduling.request import FinishReason, Request, sequences_of
 from llama_core.scheduling.request import Sequence as Seq
-from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.chat_format import ChatFormat
 from llama_core.text.model_text import ModelText
-from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +55,7 @@ MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: t
 
 
 class RemoteEngine:
-    """Implements `Engine`. `add` engines; the rest follows from their connections."""
+    """Its `view` implements `Engine`. `add` engines; the rest follows from their connections."""
 
     def __init__(
         self,
@@ -324,8 +320,6 @@ class RemoteEngine:
                 num_tokens=num_sampled,
                 num_sampled=num_sampled,
                 elapsed_ms=step.elapsed_ms,
-                num_non_finite=0,
-                device_memory_bytes=0,
                 is_decode=not num_prompt and num_sampled > 0,
                 num_prompt_tokens=num_prompt,
                 num_prompt_hits=num_hits,
@@ -394,7 +388,11 @@ class RemoteEngine:
         if welcomes and welcomes != self._welcomes:
             self._welcomes = welcomes
             self._adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
-        return AdapterModels(cast(Engine, ModelView(self, self._text)), self._adapters)
+        return AdapterModels(cast(Engine, self.view), self._adapters)
+
+    @property
+    def view(self) -> ModelView:
+        return ModelView(self, self._text)
 
     @property
     def _text(self) -> EngineText:
@@ -407,26 +405,6 @@ class RemoteEngine:
         if self._last_text is None:
             raise self.readiness().not_ready()
         return self._last_text
-
-    @property
-    def text(self) -> ModelText:
-        return self._text.text
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.text.tokenizer
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self.text.chat_format
-
-    @property
-    def answer_format(self) -> AnswerFormat:
-        return self.text.answer_format
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        return self._text.defaults
 
     @property
     def _latest(self) -> EngineState:
