@@ -110,21 +110,23 @@ def _stops(value: object) -> list[str]:
     return stops
 
 
-def _content(value: object) -> str:
-    """A string, or a list of text parts, joined by newlines as other servers do. An earlier answer may have refusals."""
-    kinds = "must be a string or a list of text parts"
+def joined_texts(value: object, types: Collection[str]) -> str:
+    """A text, or a list of parts of these types, joined by newlines as other servers do. A refusal has its text under its own
+    name."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
-        raise InvalidParameter(f"{kinds} (at most {MAX_CONTENT_PARTS})")
+        raise InvalidParameter(f"must be a string or a list of at most {MAX_CONTENT_PARTS} text parts")
     texts: list[str] = []
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise InvalidParameter(f"{kinds}: each part is an object with a type")
-        if part["type"] not in TEXT_PARTS:
-            raise Unsupported(f"[{len(texts)}].type: {ONLY_TEXT}")
-        if not isinstance(text := part.get(part["type"]), str):
-            raise InvalidParameter(f"{kinds}: each part has its text")
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(kind, str):
+            raise InvalidParameter(f"[{index}]: must be an object with a type")
+        if kind not in types:
+            raise Unsupported(f"[{index}].type: {ONLY_TEXT}")
+        name = "refusal" if kind == "refusal" else "text"
+        if not isinstance(text := part.get(name), str):
+            raise InvalidParameter(f"[{index}].{name}: must be a string")
         texts.append(text)
     return "\n".join(texts)
 
@@ -221,7 +223,7 @@ _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PAR
 
 Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]
-Content = Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
+Content = Annotated[str, PlainValidator(lambda value: joined_texts(value, TEXT_PARTS)), WithJsonSchema(_CONTENT_SCHEMA)]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
 BadWords = Annotated[
     list[str], PlainValidator(bad_words_of), WithJsonSchema({"type": "array", "items": {"type": "string"}})

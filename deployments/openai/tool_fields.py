@@ -5,6 +5,7 @@ Validators of our own, as in `schemas.py`: each names the first thing that is wr
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -59,6 +60,16 @@ def tool_use(
             raise InvalidParameter(f"{param}: must name a function that is among the {offered}", param=param)
         tools = tuple(known[name] for name in choice.names)
     return ToolUse(tools, choice.mode, parallel is not False and not choice.is_one)
+
+
+def only_offered(tools: object, types: Collection[object]) -> object:
+    """Of tools of other types, which this server cannot run, such as web search, the type alone: the model gets the others."""
+    if not isinstance(tools, list):
+        return tools
+    return [
+        {"type": tool.get("type")} if isinstance(tool, dict) and tool.get("type") not in types else tool
+        for tool in tools
+    ]
 
 
 def _tools(value: object) -> tuple[Tool, ...]:

@@ -24,7 +24,7 @@ from deployments.openai.field_types import (
     text_of,
     with_earlier_as_text,
 )
-from deployments.openai.tool_fields import MAX_ID_CHARS, MAX_TOOLS
+from deployments.openai.tool_fields import MAX_ID_CHARS, MAX_TOOLS, only_offered
 from deployments.openai.translation import kind_of
 from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
 from deployments.openai.validation import KIND_MARK
@@ -141,16 +141,6 @@ class InputMessage(Body):
 _CLIENTS = (None, "custom")  # types of tools
 
 
-def _offered(value: object) -> object:
-    """Of tools of the API's own, such as web search, the type alone: the model gets the other tools."""
-    if not isinstance(value, list):
-        return value
-    return [
-        {"type": tool["type"]} if isinstance(tool, dict) and tool.get("type") not in _CLIENTS else tool
-        for tool in value
-    ]
-
-
 class InputTool(CheckedBody):
     """A tool of the client. The API's own tools are accepted, and not offered to the model."""
 
@@ -220,5 +210,7 @@ InputTools = Annotated[
     list[InputTool],
     FailFast(),
     Field(max_length=MAX_TOOLS),
-    BeforeValidator(_offered, json_schema_input_type=list[InputTool | dict[str, Any]]),
+    BeforeValidator(
+        lambda value: only_offered(value, _CLIENTS), json_schema_input_type=list[InputTool | dict[str, Any]]
+    ),
 ]

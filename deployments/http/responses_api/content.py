@@ -9,15 +9,14 @@ from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model
 
 from deployments.openai.errors import Unsupported
 from deployments.openai.field_types import (
-    MAX_CONTENT_PARTS,
     MAX_MESSAGES,
-    ONLY_TEXT,
     Body,
     Flag,
+    joined_texts,
     only_text,
     with_earlier_as_text,
 )
-from deployments.openai.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
+from deployments.openai.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS, only_offered
 from deployments.openai.translation import kind_of
 from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
 from deployments.openai.validation import KIND_MARK
@@ -32,23 +31,7 @@ TOOL_NEUTRAL = {"allowed_callers": equals([], ["direct"]), "async": equals(False
 
 
 def _text(value: object) -> str:
-    """A text, or a list of parts of text, joined by newlines."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
-        raise InvalidParameter(f"must be a string or a list of at most {MAX_CONTENT_PARTS} parts")
-    texts: list[str] = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or not isinstance(kind, str):
-            raise InvalidParameter(f"[{index}]: must be an object with a type")
-        if kind not in _TEXT_PARTS:
-            raise Unsupported(f"[{index}].type: {ONLY_TEXT}")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise InvalidParameter(f"[{index}].text: must be a string")
-        texts.append(text)
-    return "\n".join(texts)
+    return joined_texts(value, _TEXT_PARTS)
 
 
 def _result(value: object) -> str:
@@ -79,13 +62,7 @@ def _items(value: object) -> object:
 
 
 def _offered(value: object) -> object:
-    """Of tools that this server cannot run, such as web search, the type alone: the model gets the other tools."""
-    if not isinstance(value, list):
-        return value
-    return [
-        {"type": tool.get("type")} if isinstance(tool, dict) and tool.get("type") not in OFFERED else tool
-        for tool in value
-    ]
+    return only_offered(value, OFFERED)
 
 
 Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]

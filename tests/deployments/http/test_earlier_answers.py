@@ -118,17 +118,17 @@ async def test_a_refusal_is_the_text_of_its_answer(refused: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "place"),
     [
-        {"role": "user"},
-        {"role": "user", "content": None, "reasoning": "x"},
-        {"role": "user", "content": None, "refusal": "x"},
-        {"role": "assistant", "content": [{"type": "refusal", "text": "x"}]},
+        ({"role": "user"}, ""),
+        ({"role": "user", "content": None, "reasoning": "x"}, ""),
+        ({"role": "user", "content": None, "refusal": "x"}, ""),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}, "[0].refusal"),
     ],
 )
-async def test_a_message_without_anything_is_refused(message: dict[str, Any]) -> None:
+async def test_a_message_without_anything_is_refused(message: dict[str, Any], place: str) -> None:
     answer = await post(calling_engine("x"), messages=[*HELLO, message, *AGAIN])
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].content")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].content" + place)
 
 
 @pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": None, "tool_calls": []}, {"content": ""}])
