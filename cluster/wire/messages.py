@@ -9,8 +9,8 @@ import dataclasses
 import select
 import socket
 import ssl
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import msgspec
 
@@ -87,9 +87,6 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
 Reply = Answer | Ack | Fault
 
 _encoder = msgspec.msgpack.Encoder()
-_decode_step = msgspec.msgpack.Decoder(StepInput)
-_decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_decode_hello = msgspec.msgpack.Decoder(Hello)
 
 
 def frame(message: object) -> bytes:
@@ -115,28 +112,22 @@ def longest_sequence(max_batch_size: int, block_size: int) -> int:
     return (num_ints - 1) * block_size // (block_size + 1)
 
 
-def decode_step(payload: bytes) -> StepInput:
-    """Raises WireError if `payload` is not a step."""
-    try:
-        return _decode_step.decode(payload)
-    except UNREADABLE as error:
-        raise WireError(f"not a step: {error}") from error
+def decoder(kind: Any, name: str) -> Callable[[bytes], Any]:
+    """Reads the payload of a message of this type, and raises WireError for what is none. name: for the error."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(payload: bytes) -> Any:
+        try:
+            return decode(payload)
+        except UNREADABLE as error:
+            raise WireError(f"not {name}: {error}") from error
+
+    return read
 
 
-def decode_reply(payload: bytes) -> Reply:
-    """Raises WireError if `payload` is not an answer to a step."""
-    try:
-        return _decode_reply.decode(payload)
-    except UNREADABLE as error:
-        raise WireError(f"not an answer to a step: {error}") from error
-
-
-def decode_hello(payload: bytes) -> Hello:
-    """Raises WireError if `payload` is not a greeting."""
-    try:
-        return _decode_hello.decode(payload)
-    except UNREADABLE as error:
-        raise WireError(f"not a greeting: {error}") from error
+decode_step: Callable[[bytes], StepInput] = decoder(StepInput, "a step")
+decode_reply: Callable[[bytes], Reply] = decoder(Reply, "an answer to a step")
+decode_hello: Callable[[bytes], Hello] = decoder(Hello, "a greeting")
 
 
 class Deframer:

@@ -7,11 +7,12 @@ the numbers 1, 2, ... of a connection in the order in which the front sends them
 A new field stands at the end of its message and has a default, so that a message of the former protocol can be read.
 """
 
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
-from cluster.wire.messages import UNREADABLE, WireError
+from cluster.wire.messages import decoder
 from deployments.engine.interface import EngineState, SamplingDefaults
 from deployments.fleet.model_files import ModelFiles
 from llama_core.errors import LlamaError, QueueFull, error_classes
@@ -165,29 +166,12 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     has_successor: bool
 
 
-Message = TypeVar("Message")
-
 FromFront = Submit | Continue | Cancel | Alive
 FromEngine = Welcome | Accepted | Refused | Step | Beat | Goodbye
 
-_decode_hello = msgspec.msgpack.Decoder(Hello)
-_decode_from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
-_decode_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-
-
-def decode_hello(payload: bytes) -> Hello:
-    """Raises WireError."""
-    return _decoded(_decode_hello, payload)
-
-
-def decode_from_front(payload: bytes) -> FromFront:
-    """Raises WireError."""
-    return _decoded(_decode_from_front, payload)
-
-
-def decode_from_engine(payload: bytes) -> FromEngine:
-    """Raises WireError."""
-    return _decoded(_decode_from_engine, payload)
+decode_hello: Callable[[bytes], Hello] = decoder(Hello, "a greeting")
+decode_from_front: Callable[[bytes], FromFront] = decoder(FromFront, "a message of this protocol")
+decode_from_engine: Callable[[bytes], FromEngine] = decoder(FromEngine, "a message of this protocol")
 
 
 def knows_all_of(message: FromFront, payload: bytes) -> bool:
@@ -223,10 +207,3 @@ def error_of(fault: Fault) -> LlamaError:
     if isinstance(error, QueueFull):
         error.retry_after_s = fault.retry_after_s
     return error
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Message], payload: bytes) -> Message:
-    try:
-        return decoder.decode(payload)
-    except UNREADABLE as error:
-        raise WireError(f"not a message of this protocol: {error}") from None
