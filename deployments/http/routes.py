@@ -4,6 +4,7 @@ import secrets
 import time
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 
 from starlette.requests import Request
@@ -22,7 +23,6 @@ from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
 
-# Of /props: whoever sees them before and after another key's request knows its length.
 # Of GET /props, what tells one key of others' requests.
 OF_OTHERS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted", "streams")
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body
@@ -61,30 +61,19 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
         }
 
     async def models(_: Request) -> Response:
-        names = list(engine.models)
-        anthropics = {
-            "has_more": False,
-            "first_id": names[0] if names else None,
-            "last_id": names[-1] if names else None,
-        }
+        names: list[str | None] = [*engine.models] or [None]
+        anthropics = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_response({"object": "list", "data": [*map(described, engine.models.values())], **anthropics})
 
     async def one_model(request: Request) -> Response:
         return json_response(described(engine_of(engine, request.path_params["model_id"])))
 
+    route, all_of_them = partial(ApiRoute, tag="models"), "The models that are served."
     return [
-        ApiRoute(
-            "/v1/models",
-            models,
-            tag="models",
-            summary="Models",
-            description="The models that are served.",
-            answer=answer_schemas.ModelList,
-        ),
-        ApiRoute(
+        route("/v1/models", models, summary="Models", description=all_of_them, answer=answer_schemas.ModelList),
+        route(
             "/v1/models/{model_id:path}",
             one_model,
-            tag="models",
             summary="Model",
             description="404 for another name.",
             answer=answer_schemas.Model,
@@ -190,41 +179,20 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
         retry = str(retry_after_s(error))
         return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
 
+    probe = partial(ApiRoute, access=Access.ANYONE, tag="operation", statuses=(503,))
+    liveness = partial(probe, endpoint=health, summary="Liveness", answer=answer_schemas.Health)
+    as_health = "The same as /health, by the name that SageMaker asks for."
     return [
-        ApiRoute(
-            "/health",
-            health,
-            access=Access.ANYONE,
-            tag="operation",
-            summary="Liveness",
-            description="503 when only a restart helps. A server that loads is alive; see /ready.",
-            answer=answer_schemas.Health,
-            statuses=(503,),
-        ),
-        *(
-            ApiRoute(
-                "/ping",
-                health,
-                method=method,
-                access=Access.ANYONE,
-                tag="operation",
-                summary="Liveness",
-                description="The same as /health, by the name that SageMaker asks for.",
-                answer=answer_schemas.Health,
-                statuses=(503,),
-            )
-            for method in ("GET", "POST")
-        ),
-        ApiRoute(
+        liveness("/health", description="503 when only a restart helps. A server that loads is alive; see /ready."),
+        liveness("/ping", description=as_health),
+        liveness("/ping", method="POST", description=as_health),
+        probe(
             "/ready",
             ready,
-            access=Access.ANYONE,
-            tag="operation",
             summary="Readiness",
             description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
             "has failed.",
             answer=answer_schemas.ServerReadiness,
-            statuses=(503,),
         ),
     ]
 
@@ -253,38 +221,23 @@ def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             return json_response({name: shown[name] for name in shown if name not in OF_OTHERS}, headers=replica)
         return json_response(state, headers=replica)
 
+    route = partial(ApiRoute, tag="operation")
+    of_load = "Requests that run or wait in this replica."
     return [
-        ApiRoute(
-            "/load",
-            load,
-            tag="operation",
-            summary="Load",
-            description="Requests that run or wait in this replica.",
-            answer=answer_schemas.ServerLoad,
-        ),
-        ApiRoute(
-            "/version",
-            version,
-            tag="operation",
-            summary="Version",
-            description="Of the server.",
-            answer=answer_schemas.Version,
-        ),
-        ApiRoute(
+        route("/load", load, summary="Load", description=of_load, answer=answer_schemas.ServerLoad),
+        route("/version", version, summary="Version", description="Of the server.", answer=answer_schemas.Version),
+        route(
             "/metrics",
             prometheus,
             access=Access.METRICS,
-            tag="operation",
             summary="Metrics",
             description="This replica's metrics as Prometheus text; Ray's own metrics have them too. Needs an admin key "
             "where there are several API keys.",
-            answer=str,
             media_type="text/plain",
         ),
-        ApiRoute(
+        route(
             "/props",
             props,
-            tag="operation",
             summary="Properties",
             description="Model, ranks, limits and load. Where there are several API keys, only an admin key gets counts "
             "of tokens and blocks.",
