@@ -95,21 +95,22 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The fields of GET /props: the model, its ranks, the limits, and the load of cache and queues."""
+    """The fields of GET /props: the model, its ranks, the limits, and the load of cache and queues. The defaults are those of
+    a front without a model."""
 
-    model: str
-    phase: str
-    world_size: int
-    epoch: int
-    ranks: tuple[RankState, ...]
-    spare_ranks_ready: int
-    max_seq_len: int
-    max_seq_len_reason: str
-    max_batch_size: int
-    max_step_tokens: int
-    max_queue: int
-    max_queue_tokens: int
-    block_size: int
+    model: str = ""
+    phase: str = "loading"
+    world_size: int = 0
+    epoch: int = 0
+    ranks: tuple[RankState, ...] = ()
+    spare_ranks_ready: int = 0
+    max_seq_len: int = 0
+    max_seq_len_reason: str = ""
+    max_batch_size: int = 0
+    max_step_tokens: int = 0
+    max_queue: int = 0
+    max_queue_tokens: int = 0
+    block_size: int = 0
     checkpoint_digest: str = ""  # SHA-256 of all files; "" until ranks have loaded them
     checkpoint_format: str = "meta"  # as in `checkpoint.registry.FORMATS`
     stop_tokens: tuple[str, ...] = ()  # texts of the ids that end a generation

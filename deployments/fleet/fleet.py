@@ -41,22 +41,6 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-NO_MODEL = EngineState(
-    model="",
-    phase="loading",
-    world_size=0,
-    epoch=0,
-    ranks=(),
-    spare_ranks_ready=0,
-    max_seq_len=0,
-    max_seq_len_reason="",
-    max_batch_size=0,
-    max_step_tokens=0,
-    max_queue=0,
-    max_queue_tokens=0,
-    block_size=0,
-)
-
 
 class Fleet:
     """Implements `Engine`, and `TracedEngine` without facts of ranks. `meet` each engine that invites this front."""
@@ -285,7 +269,7 @@ class Fleet:
 
     def describe(self) -> EngineState:
         """Of the first model, with the engines of all, and one of each application that is refused."""
-        states = [model.describe() for model in self._served] or [NO_MODEL]
+        states = [model.describe() for model in self._served] or [EngineState()]
         engines = [engine for state in states for engine in state.engines]
         streams = [stream for state in states for stream in state.streams]
         return replace(states[0], engines=(*engines, *self._refusals.values()), streams=tuple(streams))

@@ -133,16 +133,7 @@ TYPES = {
     504: "timeout_error",
 }  # any other status: invalid_request_error
 ANTHROPIC_PREFIX = "/v1/messages"  # of the paths of Anthropic's API
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}  # any other status: invalid_request_error
+ANTHROPIC_TYPES = TYPES | {404: "not_found_error", 413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 RANK_FAILURE_RETRY_S = 5.0  # about the recovery time of a small group of ranks
 INTERNAL = LlamaError("The server failed to answer this request; its log has the cause under the request's id.")
 
