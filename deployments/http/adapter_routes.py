@@ -1,6 +1,7 @@
 """vLLM's routes that load and unload LoRA adapters, for admin keys."""
 
 import logging
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
@@ -40,29 +41,22 @@ def adapter_routes(loader: Loader, bodies: BodyReader) -> list[ApiRoute]:
         log.info("the adapter %r has been unloaded by a request", body.lora_name)
         return Response("The adapter is unloaded.\n", media_type="text/plain")
 
+    route = partial(
+        ApiRoute, method="POST", access=Access.ADMIN, tag="models", statuses=STATUSES, media_type="text/plain"
+    )
     return [
-        ApiRoute(
+        route(
             "/v1/load_lora_adapter",
             load,
-            method="POST",
-            access=Access.ADMIN,
-            tag="models",
             summary="Load a LoRA adapter",
             description="Into every engine, also those that start later. Needs an admin key.",
             body=LoadAdapterBody,
-            statuses=STATUSES,
-            media_type="text/plain",
         ),
-        ApiRoute(
+        route(
             "/v1/unload_lora_adapter",
             unload,
-            method="POST",
-            access=Access.ADMIN,
-            tag="models",
             summary="Unload a LoRA adapter",
             description="New requests get 404; streams that use it go on. Needs an admin key.",
             body=UnloadAdapterBody,
-            statuses=STATUSES,
-            media_type="text/plain",
         ),
     ]

@@ -118,29 +118,24 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
         size = {"vocab_size": tokenizer.n_words, "max_model_len": engine.max_seq_len}
         return json_response({**names, "chat_template": engine.chat_format.client_template, **size})
 
+    text_route = partial(ApiRoute, method="POST", tag="tokenizer", statuses=BODY_STATUSES)
     return [
-        ApiRoute(
+        text_route(
             "/tokenize",
             tokenize,
-            method="POST",
-            tag="tokenizer",
             summary="Tokenize",
             description="Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template "
             "writes it.",
             body=TokenizeBody,
             answer=answer_schemas.TokenizedText,
-            statuses=BODY_STATUSES,
         ),
-        ApiRoute(
+        text_route(
             "/detokenize",
             detokenize,
-            method="POST",
-            tag="tokenizer",
             summary="Detokenize",
             description="Text of ids; control tokens have none unless `skip_special_tokens` is false.",
             body=DetokenizeBody,
             answer=answer_schemas.DetokenizedText,
-            statuses=BODY_STATUSES,
         ),
         ApiRoute(
             "/tokenizer_info",
