@@ -5,6 +5,7 @@ It takes requests by HTTP and handle, owns their streams, and has engines of oth
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from deployments.observe.replica_log import log_like_serve
 from deployments.observe.tracing import open_tracing
 
 RECONFIGURABLE: Final = frozenset({"hold_timeout_s", "drain_timeout_s"})
+SEARCH_S: Final = 20.0  # for the engines that run; Serve limits a health check to 30 s
 
 
 @serve.ingress()
@@ -55,6 +57,11 @@ class LlamaFront(HandleApi):
     async def meet(self, invitation: Invitation) -> str:
         """An engine is ready. Returns why it is refused; an empty text if it is not."""
         return await self.fleet.meet(invitation)
+
+    async def check_health(self) -> None:
+        """Serve waits for it before a new front gets requests, which may be for the model of any engine that runs."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.fleet.searched.wait(), SEARCH_S)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change limits while requests run. Raises ConfigError for other arguments."""

@@ -44,6 +44,7 @@ async def search(fleet: Fleet) -> None:
         for result in await asyncio.gather(*found, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("an engine could not be met: %s", type(result).__name__)
+        fleet.searched.set()
         await asyncio.sleep(MIN_SEARCH_S)
         with suppress(TimeoutError):
             await asyncio.wait_for(fleet.unserved.wait(), pause_s)

@@ -66,6 +66,7 @@ class Fleet:
         self._refused: set[str] = set()  # engines for which the log has the reason
         self._deployed: dict[str, Invitation] = {}  # the latest of each application
         self._refusals: dict[str, EngineSummary] = {}  # of applications that give a model's name to other weights
+        self.searched = asyncio.Event()  # this front has met the engines that ran when it started; the caller sets it
         self.unserved = asyncio.Event()  # a model has lost its last engine; the caller clears it
         # By the digest of their files, the latest last; with that of what decides the tokens of a text.
         self._texts: dict[str, tuple[ModelText, str]] = {}

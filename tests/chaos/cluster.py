@@ -117,8 +117,8 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
             continue
         faults.append(Fault(kind, began, time.time(), is_settled and settles))
         is_settled = settles
-        failed = sum(len(each.lost) + len(each.differing) for each in (streams, slow))
-        answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {failed} failed"
+        failed = [*streams.lost, *slow.lost, *streams.differing, *slow.differing]
+        answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {len(failed)} failed {failed[-1:]}"
         print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
         if len(faults) == options.faults:
             break

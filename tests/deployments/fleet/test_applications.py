@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray import serve
@@ -17,7 +17,7 @@ from deployments.args import IngressArgs
 from deployments.fleet import directory
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.invitation import Invitation
-from deployments.front import RECONFIGURABLE
+from deployments.front import RECONFIGURABLE, LlamaFront
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
 from llama_core.errors import ConfigError, NotReady
@@ -263,4 +263,27 @@ async def test_nothing_is_removed_while_serves_controller_does_not_know_all_appl
         engine.die()
         await asyncio.sleep(30)
         assert set(fleet.fleet.models) == {"demo"}
+        searching.cancel()
+
+
+async def test_a_front_gets_requests_when_it_has_met_the_engines_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that it does not know yet would be 404."""
+
+    async def applications() -> Mapping[str, Any]:
+        return {name: SimpleNamespace(status="RUNNING", deployments={}) for name in ("llama", "one", "two")}
+
+    monkeypatch.setattr(directory, "_applications", applications)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="llama"))
+    async with FleetOfEngines(paced) as former, FleetOfEngines(paced) as fleet:
+        engines = [await former.start(model_id=name, application=name) for name in ("one", "two")]
+
+        async def call_all(*_: object) -> list[Any]:
+            await asyncio.sleep(5)
+            return [engine.invitation for engine in engines]
+
+        monkeypatch.setattr(directory, "call_all", call_all)
+        searching = asyncio.create_task(directory.search(fleet.fleet))
+        front = SimpleNamespace(fleet=fleet.fleet)
+        await LlamaFront.check_health(cast(Any, front))
+        assert set(fleet.fleet.models) == {"one", "two"}
         searching.cancel()
