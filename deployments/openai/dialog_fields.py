@@ -81,10 +81,6 @@ class ChatMessage(BodyWithUnknownFields):
         return self
 
 
-def _is_thought(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in _THOUGHTS
-
-
 Messages = Annotated[
     list[ChatMessage],
     Field(min_length=1, max_length=MAX_MESSAGES),
