@@ -172,7 +172,8 @@ def test_thinking_parts_are_read_once_each() -> None:
 
 def test_all_structures_of_a_tag_together_are_read_in_a_bounded_time() -> None:
     """On the event loop."""
-    names, references = {str(i): {} for i in range(50)}, [{"$ref": "#/$defs/a", "properties": {}}] * 25
+    names: dict[str, Any] = {str(i): {} for i in range(50)}
+    references = [{"$ref": "#/$defs/a", "properties": {}}] * 25
     schema = {"properties": {"z": {"prefixItems": references}}, "$defs": {"a": {"properties": names}}}
     structures = [{"begin": "<a>", "schema": schema, "end": "</a>"}] * 120
     tag = {"type": "structural_tag", "triggers": ["<a"], "structures": structures}
