@@ -16,6 +16,7 @@ KINDS = ("power", "silence", "rank", "front_power", "adapter", "controller")
 REQUESTS = ("adapter", "schema", "adapter", "two choices", "adapter", "tool call", "chat", "logprobs")
 
 
+@pytest.mark.full  # four engines, two fronts and their nodes: on two cores the other servers would not start beside them
 def test_streams_outlive_engines_fronts_connections_and_scaling(tmp_path: Path) -> None:
     flags = ["--faults", str(len(KINDS)), "--kinds", *KINDS, "--requests", *REQUESTS, "--max-tokens", "300"]
     flags += ["--streams", "10", "--slow", "0.2", "--slow-s", "10", "--num-streams", "40", "--pause", "1"]
