@@ -3,10 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine_replica import LlamaEngine
 from llama_core.errors import QueueFull
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
@@ -211,5 +214,20 @@ async def test_a_stream_that_an_engine_has_preempted_goes_on_beside_a_free_slot(
         with Waits(streams, [second]) as waits:
             await until(lambda: second.service.loop.scheduler.num_running > 0)
             assert waits.longest_s <= AT_ONCE_S and waiting
+        answers = [await read(stream) for stream in streams]
+        assert answers == [continuation(stream.prompt_tokens, 120, steady) for stream in streams]
+
+
+async def test_a_drained_engine_hands_its_streams_over_and_gets_no_more() -> None:
+    async with FleetOfEngines(group) as fleet:
+        first, second = [await fleet.start(max_batch_size=8) for _ in range(2)]
+        streams = await running_streams(fleet, 6)
+        replica = cast(Any, SimpleNamespace(_fronts=first.server, _service=first.service))
+        assert not await LlamaEngine.drain(replica, "another")
+        assert running([first, second]) == [3, 3]
+        assert await LlamaEngine.drain(replica, first.service.engine_id)
+        await until(lambda: running([first, second]) == [0, 6])
+        (more,) = await fleet.submit([1, 5, 7], greedy(5))
+        assert await read(more) and not first.service.loop.num_live
         answers = [await read(stream) for stream in streams]
         assert answers == [continuation(stream.prompt_tokens, 120, steady) for stream in streams]
