@@ -9,7 +9,6 @@ CLOCKS = {
     "chaos/test_cluster.py": "gives what it tests times of its own",
     "cluster/driver/test_group_start.py": "brings a deadline forward",
     "deployments/http/test_bounded_fields.py": "processor time, of which it needs a tenth",
-    "deployments/local/test_haproxy.py": "a hang of 60 s ends after 15 at most, and after 3 on an idle machine",
     "deployments/observe/test_request_spans.py": "compares the order of times, not their differences",
     "llama_core/grammar/test_closed_objects.py": "processor time, of which it needs a tenth",
     "llama_core/scheduling/test_fair_queue.py": "processor time, of which it needs a third",

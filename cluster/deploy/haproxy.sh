@@ -7,8 +7,8 @@
 #   tcp_rmem and tcp_wmem allow: megabytes a client. 256 KiB carry 2.6 MB a second to a client 100 ms away.
 # - HAProxy's two ports for statistics and metrics are bound to loopback.
 # - A replica of this node is reached by the socket of deployments/local/front_sockets.py: another user may bind its port.
-# - Connections with a replica end when its checks fail; those of a HAProxy that a reload has replaced, which checks nothing, within
-#   25 s by TCP's probes, which only a lost node fails.
+# - Connections with a replica of a lost node end within 25 s, by TCP's probes. A check that fails ends none: a replica that drains
+#   fails its checks, and on a busy node HAProxy learns only later that the replica has left.
 # - Before any application is known, requests are answered 503. So is /ready, by a backend without Serve's own proxy, where a request
 #   would wait for a replica.
 # - /-/routes and /-/healthz answer this node alone (KubeRay's probes), and nothing that a proxy has forwarded.
@@ -51,7 +51,7 @@ for argument; do
             -e "s/^( *bind) [*]?:($ports)\$/\\1 127.0.0.1:\\2/" \
             -e '/^ *(timeout http-request|option srvtcpka|srvtcpka-[a-z]*)( |$)/d' \
             -e "s~^defaults\$~&\\n    timeout http-request 10s\\n    $probes~" \
-            -e 's/^( *default-server .* check)$/\1 on-marked-down shutdown-sessions tcp-ut 20s/' -e "${own:-}" \
+            -e 's/^( *default-server .* check)$/\1 tcp-ut 20s/' -e "${own:-}" \
             -e "s/^( *)maxconn .*/\\1fd-hard-limit $((${RAY_SERVE_HAPROXY_MAXCONN:-4096} * 5 / 2 + 32))/" \
             -e '/^ *tune.(sndbuf|rcvbuf)[.]/d' -e "s/^global\$/&\\n    $buffers/" \
             -e "s|^( *)errorfile (50[234]) .*|\\1http-error status \\2 $answer|" \

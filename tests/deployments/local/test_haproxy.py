@@ -211,44 +211,21 @@ def test_a_replica_of_this_node_is_reached_by_its_socket_and_never_by_its_port(f
             other.accept()
 
 
-# Of a replica that hangs, and of a node that vanishes
+# Of a replica whose checks fail, and of a node that vanishes
 
 
-def hanging(folder: Path, path: str, stop_after_s: float, stop_for_s: float) -> tuple[float, str]:
-    """The time and the end of a request to a replica that is stopped meanwhile. Its checks fall after 2.3 to 3.3 s."""
+@pytest.mark.parametrize("path", ["/whole?4", "/stream?4"])
+def test_connections_of_a_replica_whose_checks_fail_go_on(folder: Path, path: str) -> None:
+    """A replica that drains fails its checks. Here it stands still meanwhile; its checks fall after 2.3 to 3.3 s."""
     port = free_port()
     backend = BackendConfig("http-llama", "/", servers=[ServerConfig("SERVE_REPLICA-1", "127.0.0.2", port)])
     with (
         stub("127.0.0.2", str(port)) as replica,
         running(folder, backend, health_check_inter="1s") as (_, client),
     ):
-        stops = threading.Timer(stop_after_s, replica.send_signal, [signal.SIGSTOP])
-        continues = threading.Timer(stop_after_s + stop_for_s, replica.send_signal, [signal.SIGCONT])
-        begin_s = time.monotonic()
-        stops.start()
-        continues.start()
-        try:
-            with client.stream("GET", path) as answer:
-                end = f"{answer.status_code} {answer.read().decode()[:80]}"
-        except httpx.RemoteProtocolError:
-            end = "broken"
-        return time.monotonic() - begin_s, end
-
-
-@pytest.mark.parametrize("path", ["/whole?4", "/stream?4"])
-def test_connections_of_a_replica_that_stands_still_for_less_than_its_checks_fall_go_on(
-    folder: Path, path: str
-) -> None:
-    """Also an answer that sends nothing for longer than that."""
-    _, end = hanging(folder, path, 1.0, 0.5)
-    assert end == ("200 /whole" if path.startswith("/whole") else f"200 {'hi' * 40}")
-
-
-@pytest.mark.parametrize("path", ["/whole?4", "/stream?4"])
-def test_connections_of_a_replica_that_hangs_end_when_its_checks_fall(folder: Path, path: str) -> None:
-    seconds, end = hanging(folder, path, 1.0, 60.0)
-    assert end.startswith("502 {") if path.startswith("/whole") else end == "broken"
-    assert seconds < 15
+        for after_s, signum in ((1, signal.SIGSTOP), (6, signal.SIGCONT)):
+            threading.Timer(after_s, replica.send_signal, [signum]).start()
+        assert client.get(path).text == ("/whole" if path.startswith("/whole") else "hi" * 40)
 
 
 @pytest.mark.full
@@ -262,7 +239,7 @@ def test_connections_of_a_node_that_vanishes_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["whole"] == "200 /whole"
-    assert found["stream_s"] < 20 and found["replaced_s"] < 32
+    assert found["stream_s"] < 32 and found["replaced_s"] < 32
 
 
 def test_an_idle_connection_leaves_a_replaced_haproxy_at_once(folder: Path) -> None:
