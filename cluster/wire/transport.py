@@ -25,6 +25,7 @@ from cluster.wire.messages import (
 )
 from cluster.wire.socket_dir import SocketDir
 from cluster.wire.tls import GroupKey, make_group_key, tls_context
+from cluster.wire.tls_server import TlsListener
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class RankListener:
         self._epoch = epoch
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._host = host
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._dir: SocketDir | None = None
         self._connections: list[RankConnection | None] = [None] * world_size
         self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -153,11 +154,8 @@ class RankListener:
             self._server = await loop.create_unix_server(lambda: RankConnection(self), path)
             return Invitation(self._epoch, self._secret, path=path)
         key = make_group_key()
-        self._server = await loop.create_server(
-            lambda: RankConnection(self), self._host, 0, ssl=tls_context(key, "driver"), ssl_handshake_timeout=30
-        )
-        port = self._server.sockets[0].getsockname()[1]
-        return Invitation(self._epoch, self._secret, host=self._host, port=port, key=key)
+        self._server = TlsListener(lambda: RankConnection(self), self._host, tls_context(key, "driver"))
+        return Invitation(self._epoch, self._secret, host=self._host, port=self._server.port, key=key)
 
     def admit(self, connection: RankConnection, hello: Hello) -> int:
         """Check the connection's greeting; returns the rank that it belongs to. Raises WireError."""

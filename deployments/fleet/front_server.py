@@ -16,6 +16,7 @@ import msgspec
 from cluster.wire.messages import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Deframer, WireError, frame
 from cluster.wire.socket_dir import SocketDir
 from cluster.wire.tls import make_group_key, tls_context
+from cluster.wire.tls_server import TlsListener
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.service import LlamaService
 from deployments.engine.timeline import Timeline
@@ -291,7 +292,7 @@ class FrontServer:
         self._service = service
         self._files, self._files_digest = files, files.digest
         self._tokenizer_digest = files.tokenizer_digest
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._dir: SocketDir | None = None
         self._beating: asyncio.Task[None] | None = None
 
@@ -309,19 +310,10 @@ class FrontServer:
         loop, key = asyncio.get_running_loop(), make_group_key()
         self._dir = SocketDir()
         path = self._dir.socket_path
-        self._servers = [
-            await loop.create_unix_server(lambda: FrontConnection(self), path),
-            await loop.create_server(
-                lambda: FrontConnection(self),
-                host,
-                0,
-                ssl=tls_context(key, "driver"),
-                ssl_handshake_timeout=HANDSHAKE_S,
-            ),
-        ]
-        port = self._servers[1].sockets[0].getsockname()[1]
+        listener = TlsListener(lambda: FrontConnection(self), host, tls_context(key, "driver"))
+        self._servers = [await loop.create_unix_server(lambda: FrontConnection(self), path), listener]
         self._beating = asyncio.create_task(self._beat_always())
-        return Invitation(self.engine, self._service.model_id, node, path, host, port, self.secret, key)
+        return Invitation(self.engine, self._service.model_id, node, path, host, listener.port, self.secret, key)
 
     def welcome(self, has_files: Iterable[str]) -> messages.Welcome:
         digest = self._files_digest

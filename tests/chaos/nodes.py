@@ -266,7 +266,7 @@ class Nodes:
     def load_adapter(self) -> None:
         """One of two folders, whose adapters have the same product."""
         body = {"lora_name": LOADED, "lora_path": f"{LOADED}-{self._version % 2}", "load_inplace": True}
-        for _ in range(10):  # 503 while engines answer late
+        for _ in range(10):  # 503 while engines answer late, or Serve does not list them yet
             response = httpx.post(
                 f"{self.url}/v1/load_lora_adapter",
                 json=body | {"base_model_name": MODEL},
@@ -276,6 +276,7 @@ class Nodes:
             )
             if response.status_code != 503:
                 break
+            time.sleep(1.0)
         assert response.status_code == 200, response.text
 
     def upgrade_with_room(self) -> None:

@@ -42,7 +42,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._reads_first = reads_first
         self._now_s, self._limit_s = BEGIN_S, 0.0
         self._rounds = 0
-        self._ports = itertools.count(20_001)
+        self.ports = itertools.count(20_001)
         self.set_exception_handler(self._note)
 
     def time(self) -> float:
@@ -90,13 +90,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    # Connections. What these four do not use of their arguments concerns real sockets and TLS.
+    # Connections. What these do not use of their arguments concerns real sockets and TLS.
 
     async def create_unix_server(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:
         return Listener(self.network, str(path), protocol_factory)
-
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
-        return Listener(self.network, port or next(self._ports), protocol_factory)
 
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:
         return await self._connect(protocol_factory, str(path), socket.AF_UNIX)
@@ -164,6 +161,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+
+def listener(protocol_factory: Any, *_: Any) -> Listener:
+    """In place of a TlsListener, in the loop that runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return Listener(loop.network, next(loop.ports), protocol_factory)
 
 
 def network() -> Network:

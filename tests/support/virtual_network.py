@@ -120,6 +120,7 @@ class Listener:
         self.context, self.protocol_factory = contextvars.copy_context(), protocol_factory
         self.address = address
         self.sockets = [SimpleNamespace(getsockname=lambda: ("127.0.0.1", address))]
+        self.port = address
         self._network = network
         assert address not in network.listeners, "the address is in use"
         network.listeners[address] = self

@@ -41,7 +41,6 @@ class AnswerMessage(TypedDict):
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
-    function_call: NotRequired[CalledFunction]
 
 
 class Choice(TypedDict):
