@@ -17,8 +17,8 @@ class Callers:
         self._separates_caches = args.has_api_keys and args.prefix_cache_scope == "key"
 
     def next_seed(self) -> int:
-        """A random one; where the operator sets a seed, derived from it and the number of such requests, so that whoever knows
-        it, or guesses it from answers, can foretell the answers to others."""
+        """A random one; where the operator sets a seed, derived from it and the number of such requests: a client that knows
+        that seed, or guesses it from answers, can foretell the answers to others."""
         if self._seed is None:
             return secrets.randbits(64) - 2**63
         self._num_seeds += 1

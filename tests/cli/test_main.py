@@ -169,7 +169,7 @@ def test_settings_without_a_configuration_file_are_over_that_of_the_environment(
         ("chat --url nonsense", "the URL must be like http://127.0.0.1:8000"),
         ("chat --url http://[::1", "the URL must be like http://127.0.0.1:8000"),
         ("chat --url http://a\u00a0b/é", "the URL must be like http://127.0.0.1:8000"),
-        ("chat -q a --url http://x:99999", "the URL has no valid port"),
+        ("chat -q a --url http://x:99999", "the URL must be like http://127.0.0.1:8000"),
         ("up pyproject.toml seed", "'seed' is not of the form KEY=VALUE"),
         ("up pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
         ("up absent.yaml", "file 'absent.yaml' does not exist"),
