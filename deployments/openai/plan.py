@@ -38,12 +38,13 @@ MAX_LOGPROBS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class AnswerParsing:
-    """How a chat's answer is divided. begun: it begins within the reasoning. is_either: it is
-    calls alone, or follows the grammar that the request asks for. hides_reasoning: the client does not get it."""
+    """How a chat's answer is divided. begun: it begins within the reasoning. is_legacy: it has `function_call`. is_either: it
+    is calls alone, or follows the grammar that the request asks for. hides_reasoning: the client does not get it."""
 
     answer_format: AnswerFormat
     use: ToolUse | None
     begun: bool
+    is_legacy: bool = False
     is_either: bool = False
     hides_reasoning: bool = False
 
@@ -147,7 +148,7 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
 
 async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
     """The prompt of a chat, with its tools."""
-    tools = body.tools if body.tool_use() is not None else ()
+    tools = body.offered if body.tool_use() is not None else ()
     options = body.chat_options
     if tools or body.effort is not None:
         options = replace(options, tools=tools, reasoning_effort=body.effort)
@@ -164,7 +165,7 @@ def answer_parsing(
     begun = answer_format.begins_reasoning(prompt)
     is_either = has_grammar and use is not None and use.mode == "auto"
     hides_reasoning = body.include_reasoning is False
-    return AnswerParsing(answer_format, use, begun, is_either, hides_reasoning)
+    return AnswerParsing(answer_format, use, begun, body.is_legacy, is_either, hides_reasoning)
 
 
 async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:

@@ -23,10 +23,10 @@ from deployments.openai.field_types import (
     Prompt,
 )
 from deployments.openai.sampling_fields import SamplingFields
-from deployments.openai.tool_fields import Choice, Tools, tool_use
+from deployments.openai.tool_fields import Choice, ChosenTools, FunctionCall, Functions, Tools, tool_use
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
-from llama_core.text.tools.tool import ToolUse
+from llama_core.text.tools.tool import Tool, ToolUse
 
 
 class StreamOptions(Body):
@@ -132,6 +132,8 @@ class ChatBody(DialogOptions, GenerationBody):
         None, description="none, auto (the default), required, a function or allowed_tools."
     )
     parallel_tool_calls: Flag = Field(None, description="false: one call at most.")
+    functions: Functions = Field((), description="The older form of tools; the answer has `function_call`.")
+    function_call: FunctionCall | None = Field(None, description="The older form of tool_choice.")
     reasoning_effort: str | None = Field(
         None, max_length=MAX_NAME_CHARS, description="For chat templates that read it, such as low."
     )
@@ -146,9 +148,35 @@ class ChatBody(DialogOptions, GenerationBody):
         word = reasoning.get("effort") if isinstance(reasoning, dict) and self.reasoning_effort is None else None
         return word[:MAX_NAME_CHARS] if isinstance(word, str) else self.reasoning_effort
 
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools in either form."""
+        return self.tools or self.functions
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the answer has `function_call`."""
+        return bool(self.functions) and not self.tools
+
     def tool_use(self) -> ToolUse | None:
         """The tools that the answer may call; None for plain text. Raises InvalidParameter."""
+        if self.is_legacy or (self.function_call is not None and not self.tools and self.tool_choice is None):
+            return tool_use(self.functions, self.function_call, parallel=False, is_legacy=True)
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @model_validator(mode="after")
+    def _tools_have_one_form(self) -> Self:
+        """Of fields with an older form, the answer follows one alone."""
+        if self.functions and self.tools and self.functions != self.tools:
+            raise InvalidParameter("functions: is the older form of tools: send one of them", param="functions")
+        auto = ChosenTools("auto")
+        if self.is_legacy and self.tool_choice is not None and self.tool_choice != (self.function_call or auto):
+            message = "tool_choice: belongs to tools: send function_call beside functions"
+            raise InvalidParameter(message, param="tool_choice")
+        if self.tools and self.function_call is not None and self.function_call != (self.tool_choice or auto):
+            message = "function_call: belongs to functions: send tool_choice beside tools"
+            raise InvalidParameter(message, param="function_call")
+        return self
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

@@ -1,4 +1,4 @@
-"""The fields of a chat that concern tools, checked.
+"""The fields of a chat that concern tools, checked: OpenAI's `tools`, and the older `functions` in the same form.
 
 Validators of our own, as in `schemas.py`: each names the first thing that is wrong, and none repeats what the client sent.
 """
@@ -40,11 +40,16 @@ class ChosenTools:
     is_one: bool = False
 
 
-def tool_use(tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool | None) -> ToolUse | None:
-    """The tools that the answer may call, or None for plain text. Raises InvalidParameter where choice and tools disagree."""
+def tool_use(
+    tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool | None, *, is_legacy: bool = False
+) -> ToolUse | None:
+    """The tools that the answer may call, or None for plain text. Raises InvalidParameter where choice and tools disagree.
+
+    is_legacy: they are of the older fields `functions` and `function_call`, which errors name."""
+    param, offered = ("function_call", "functions") if is_legacy else ("tool_choice", "tools")
     if not tools:
         if choice is not None and (choice.mode == "required" or choice.names):
-            raise InvalidParameter("tool_choice: needs tools, of which the answer calls one", param="tool_choice")
+            raise InvalidParameter(f"{param}: needs {offered}, of which the answer calls one", param=param)
         return None
     choice = choice or ChosenTools("auto")
     if choice.mode == "none":
@@ -52,7 +57,7 @@ def tool_use(tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool
     if choice.names is not None:
         known = {tool.name: tool for tool in tools}
         if not all(name in known for name in choice.names):
-            raise InvalidParameter("tool_choice: must name a function that is among the tools", param="tool_choice")
+            raise InvalidParameter(f"{param}: must name a function that is among the {offered}", param=param)
         tools = tuple(known[name] for name in choice.names)
     return ToolUse(tools, choice.mode, parallel is not False and not choice.is_one)
 
@@ -74,7 +79,17 @@ def _tools(value: object) -> tuple[Tool, ...]:
     for index, each in enumerate(value):
         if not isinstance(each, dict) or each.get("type") != "function":
             raise InvalidParameter(f"[{index}]: must be an object with type 'function'; other types are not supported")
-        tools.append(_function(each.get("function"), f"[{index}].function"))
+        tools.append(_function(each.get("function"), f"[{index}].function", "tools"))
+    return _checked(tools)
+
+
+def _functions(value: object) -> tuple[Tool, ...]:
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} functions")
+    return _checked([_function(each, f"[{index}]", "functions") for index, each in enumerate(value)])
+
+
+def _checked(tools: list[Tool]) -> tuple[Tool, ...]:
     if len({tool.name for tool in tools}) < len(tools):
         raise InvalidParameter("each function must have a name of its own")
     if sum(len(tool.schema) + len(tool.description or "") for tool in tools) > MAX_TOOL_CHARS:
@@ -82,8 +97,8 @@ def _tools(value: object) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _function(value: object, where: str) -> Tool:
-    """where: the place within `tools`."""
+def _function(value: object, where: str, field: str) -> Tool:
+    """where: the place within `field`."""
     if not isinstance(value, dict):
         raise InvalidParameter(f"{where}: must be an object with a name")
     name, description, strict = value.get("name"), value.get("description"), value.get("strict")
@@ -94,7 +109,7 @@ def _function(value: object, where: str) -> Tool:
     if not isinstance(strict, bool | None):
         raise InvalidParameter(f"{where}.strict: must be true or false")
     where += ".parameters"
-    return Tool(name, description, _schema(value.get("parameters"), where), bool(strict), f"tools{where}")
+    return Tool(name, description, _schema(value.get("parameters"), where), bool(strict), field + where)
 
 
 def _schema(value: object, where: str) -> str:
@@ -158,6 +173,15 @@ def _allowed(mode: object, tools: object) -> ChosenTools:
     functions = [each.get("function") if isinstance(each, dict) else None for each in tools]
     names = [_chosen(function.get("name") if isinstance(function, dict) else None) for function in functions]
     return ChosenTools("auto" if mode == "auto" else "required", tuple(dict.fromkeys(names)))
+
+
+def _function_call(value: object) -> ChosenTools:
+    """The older form of `tool_choice`."""
+    if isinstance(value, str) and value in ("none", "auto"):
+        return ChosenTools(value)  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        return ChosenTools("required", (_chosen(value.get("name")),), is_one=True)
+    raise InvalidParameter("must be none, auto, or an object that names a function")
 
 
 def _chosen(name: object) -> str:
@@ -250,7 +274,17 @@ Tools = Annotated[
     PlainValidator(_tools),
     WithJsonSchema({"type": "array", "items": _TOOL_SCHEMA, "maxItems": MAX_TOOLS}),
 ]
+Functions = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(_functions),
+    WithJsonSchema({"type": "array", "items": _FUNCTION_SCHEMA, "maxItems": MAX_TOOLS}),
+]
 Choice = Annotated[ChosenTools, PlainValidator(_tool_choice), WithJsonSchema(_CHOICE_SCHEMA)]
+FunctionCall = Annotated[
+    ChosenTools,
+    PlainValidator(_function_call),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, {"type": "object"}]}),
+]
 ToolCalls = Annotated[
     list[dict[str, Any]], PlainValidator(_tool_calls), WithJsonSchema({"type": "array", "items": _CALL_SCHEMA})
 ]

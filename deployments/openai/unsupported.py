@@ -52,10 +52,9 @@ NEUTRAL: Neutral = dict.fromkeys(SUCCESSORS, empty) | {
     "thinking_token_budget": equals(-1), "logprob_token_ids": empty, "vllm_xargs": empty, "watermarking": equals(False),
     "repetition_detection": has(max_pattern_size=equals(0)), "kv_transfer_params": empty, "ec_transfer_params": empty,
     "return_prompt_text": equals(False), "guided_whitespace_pattern": no_value,
-    "functions": empty, "function_call": equals("none", "auto"),
 }  # fmt: skip
 COMPLETION_NEUTRAL: Neutral = NEUTRAL | {
-    "tools": empty, "tool_choice": equals("none"),
+    "tools": empty, "tool_choice": equals("none"), "functions": empty, "function_call": equals("none"),
     "reasoning_effort": any_value, "enable_thinking": any_value, "include_reasoning": equals(True),
     "continue_final_message": equals(False), "add_generation_prompt": equals(True), "chat_template_kwargs": empty
 }  # fmt: skip
@@ -73,7 +72,7 @@ CHATS_OWN: Neutral = {
     "logprobs": equals(False), "top_logprobs": equals(0), "prompt_logprobs": no_value,
     "return_token_ids": equals(False), "return_tokens_as_token_ids": equals(False),
     "response_format": equals({"type": "text"}), "structured_outputs": empty,
-    "parallel_tool_calls": equals(True),
+    "functions": empty, "function_call": equals("none"), "parallel_tool_calls": equals(True),
     "reasoning_effort": no_value, "enable_thinking": no_value,
     "continue_final_message": equals(False), "add_generation_prompt": equals(True),
     "chat_template_kwargs": empty,
@@ -84,8 +83,6 @@ REASONS = {
     **{name: f"the field is {successor}" for name, successor in SUCCESSORS.items()},
     "suffix": "it continues texts, and has no format for text before and after a gap; write the model's own into the prompt",
     **dict.fromkeys(("use_beam_search", "early_stopping"), "it has no beam search; n and best_of give several answers"),
-    "functions": "the field is tools",
-    "function_call": "the field is tool_choice",
     "length_penalty": "it belongs to beam search",
     "best_of": "completions take it",
     "echo": "completions take it; continue_final_message continues a message",

@@ -83,6 +83,7 @@ class _ParsedChoice:
 
     def __init__(self, parsing: AnswerParsing, tokenizer: Tokenizer, id_seed: bytes) -> None:
         self._reader = parsing.reader()
+        self._is_legacy = parsing.is_legacy
         self._hides_reasoning = parsing.hides_reasoning
         self._id_seed = id_seed
         self._num_calls = 0
@@ -97,7 +98,9 @@ class _ParsedChoice:
     @property
     def call_reason(self) -> str:
         """The finish reason of an answer that has ended by itself."""
-        return "tool_calls" if self._num_calls else FinishReason.STOP
+        if not self._num_calls:
+            return FinishReason.STOP
+        return "function_call" if self._is_legacy else "tool_calls"
 
     def deltas(self, text: str, *, is_last: bool) -> list[Json]:
         """The `delta` objects of more text."""
@@ -130,7 +133,7 @@ class _ParsedChoice:
         if reasoning:
             message |= _reasoning(reasoning)
         if calls:
-            message["tool_calls"] = calls
+            message |= {"function_call": calls[0]["function"]} if self._is_legacy else {"tool_calls": calls}
         return message
 
     def _pieces(self, text: str, is_last: bool) -> list[Piece]:
@@ -152,6 +155,8 @@ class _ParsedChoice:
         return self._call_delta({"id": call_id, "type": "function"}, {"name": piece.name, "arguments": ""})
 
     def _call_delta(self, call: Json, function: Json) -> Json:
+        if self._is_legacy:
+            return {"function_call": function}
         return {"tool_calls": [{"index": self._num_calls - 1, **call, "function": function}]}
 
     def _call_id(self) -> str:

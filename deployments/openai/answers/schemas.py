@@ -41,6 +41,7 @@ class AnswerMessage(TypedDict):
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
+    function_call: NotRequired[CalledFunction]
 
 
 class Choice(TypedDict):

@@ -95,6 +95,19 @@ async def test_no_tools_in_the_request_means_no_parser_and_no_grammar() -> None:
         assert "get_weather" not in engine.tokenizer.decode(engine.streams[-1].prompt)
 
 
+async def test_functions_are_answered_in_their_older_form() -> None:
+    engine = calling_engine(find_tool_format("hermes").written_calls([Call("get-time", "{}")]))
+    functions = [tool["function"] for tool in OFFERED]
+    whole = await choice(engine, functions=functions, function_call="auto")
+    assert whole["message"]["function_call"] == {"name": "get-time", "arguments": "{}"}
+    assert whole["finish_reason"] == "function_call" and "tool_calls" not in whole["message"]
+    chunks = sse((await post(engine, functions=functions, stream=True)).text)
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    assert "".join(delta.get("name", "") for delta in deltas) == "get-time"
+    assert "".join(delta.get("arguments", "") for delta in deltas) == "{}"
+    assert engine.streams[-1].params.grammar
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasoning_is_apart_and_its_tokens_are_counted(stream: bool) -> None:
     call = find_tool_format("hermes").written_calls([Call("get-time", "{}")])
@@ -143,7 +156,8 @@ NAME = "messages[0].tool_calls[0].function.name"
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"function_call": {"name": "g"}}, "function_call"),
-        ({"functions": [OFFERED[0]["function"]]}, "functions"),
+        ({"tools": OFFERED, "functions": [OFFERED[0]["function"]]}, "functions"),
+        ({"tools": OFFERED, "tool_choice": "required", "function_call": "none"}, "function_call"),
         ({"tools": OFFERED, "structured_outputs": {"regex": ".*"}}, "structured_outputs.regex"),
         ({"tools": OFFERED, "structured_outputs": {"choice": ["a", "<b"]}}, "structured_outputs.choice"),
         ({"tools": OFFERED, "tool_choice": "required", "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
@@ -181,6 +195,8 @@ async def test_a_tool_whose_schema_cannot_be_followed_is_400_and_named() -> None
     chosen = {"type": "function", "function": {"name": "a"}}
     answer = await post(calling_engine("x"), tools=[*OFFERED, tool], tool_choice=chosen)
     assert answer.json()["error"]["param"] == place  # as the client counts
+    answer = await post(calling_engine("x"), functions=[*(each["function"] for each in OFFERED), tool["function"]])
+    assert answer.json()["error"]["param"] == "functions[3].parameters"
 
 
 def offered(parameters: Any, name: str = "broken", **fields: Any) -> dict[str, Any]:
@@ -349,6 +365,7 @@ async def test_a_named_function_is_called_exactly_once(tool_format: str, model: 
     messages = {"messages": HELLO, "max_tokens": 400, "tools": [tool], "tool_choice": {"type": "tool"} | by_name}
     asked: list[tuple[str, dict[str, Any]]] = [
         ("chat/completions", {"messages": HELLO, **tools, "tool_choice": named}),
+        ("chat/completions", {"messages": HELLO, "functions": [function], "function_call": by_name}),
         ("responses", responses),
         ("messages", messages),
         ("chat/completions", {"messages": HELLO, **tools, "tool_choice": "required", "parallel_tool_calls": False}),
@@ -359,7 +376,7 @@ async def test_a_named_function_is_called_exactly_once(tool_format: str, model: 
     for path, body in asked:
         assert (await ask(engine, f"/v1/{path}", body)).status_code == 200
     grammars = [stream.params.grammar for stream in engine.streams]
-    assert len(set(grammars[:4])) == len(set(grammars[4:])) == 1 and grammars[0] != grammars[5]
+    assert len(set(grammars[:5])) == len(set(grammars[5:])) == 1 and grammars[0] != grammars[6]
     model.tool_format = tool_format
     (_,) = (await choice(model, **tools, tool_choice=named, temperature=1))["message"]["tool_calls"]
 
