@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.driver.end_rank import end_rank
 from cluster.driver.placement import actor_options, compute_threads, rank_bundle_indices
 from cluster.driver.ray_calls import answer_within, in_passing_thread, kill_actors, result_of, results_of_all
+from cluster.wire.rank_runner import LoadOrder
 from cluster.wire.rank_status import RankIdentity, RankStatus
 from cluster.wire.rank_worker import RankWorker
 from llama_core.errors import RankFailure
@@ -86,9 +87,9 @@ class RankActors:
 
         await results_of_all([identify(rank) for rank in range(len(self.actors))], "starting")
 
-    async def load(self, *arguments: object) -> list[RankReport]:
+    async def load(self, order: LoadOrder) -> list[RankReport]:
         """`RankControl.load` on every rank, with the GPUs that it is to see. Raises what `ray_calls.results_of_all` raises."""
-        calls = [actor.load.remote(*arguments, self.visible_gpus(rank)) for rank, actor in enumerate(self.actors)]
+        calls = [actor.load.remote(order, self.visible_gpus(rank)) for rank, actor in enumerate(self.actors)]
         return await results_of_all(calls, "loading")
 
     async def call(self, method: Callable[[Any], Awaitable[Any]], doing: str) -> list[Any]:

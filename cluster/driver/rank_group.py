@@ -21,7 +21,7 @@ from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.rank_actors import STATUS_TIMEOUT_S, RankActors
 from cluster.driver.ray_calls import first_line, result_of, results_of_all
 from cluster.wire.messages import MAX_FRAME_BYTES, largest_step_bytes, longest_sequence
-from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, RunnerFactory
+from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, LoadOrder, RunnerFactory
 from cluster.wire.rank_status import RankStatus
 from cluster.wire.socket_dir import SocketDir
 from cluster.wire.transport import Invitation, RankConnection, RankListener
@@ -157,10 +157,10 @@ class RankGroup:
             store_path = str(self._store_dir.path / "store")
         else:
             (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
-        timeout_s = self._limits.start_timeout_s
-        place = store_host, store_port, store_path
-        about = self._config, *place, timeout_s, self._runner_factory, self._num_blocks or 0
-        loads = await self.ranks.load(*about)
+        store = store_host, store_port, store_path
+        former_blocks = self._num_blocks or 0
+        order = LoadOrder(self._config, self._runner_factory, *store, self._limits.start_timeout_s, former_blocks)
+        loads = await self.ranks.load(order)
         loaded_s = time.monotonic()
         num_blocks = self._common_num_blocks(loads)
         await self.ranks.call(lambda actor: actor.prepare.remote(num_blocks), "warming up")

@@ -25,10 +25,9 @@ from cluster.rank.network_interface import interface_of, is_loopback
 from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, WireError
 from cluster.wire.process_end import ProcessIdentity
-from cluster.wire.rank_runner import RankRunner, RendezvousSpec, RunnerFactory
+from cluster.wire.rank_runner import LoadOrder, RankRunner, RendezvousSpec
 from cluster.wire.rank_status import Phase, RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation, connect
-from llama_core.config import EngineConfig
 from llama_core.host_memory import available_host_bytes
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 from llama_core.rank_report import RankReport
@@ -97,32 +96,21 @@ class RankProcess:
         port: int = self._listen_socket.getsockname()[1]
         return port
 
-    def load(
-        self,
-        config: EngineConfig,
-        store_host: str,
-        store_port: int,
-        store_path: str,
-        timeout_s: float,
-        runner_factory: RunnerFactory,
-        former_blocks: int = 0,
-        visible_gpus: Sequence[str] = (),
-    ) -> RankReport:
+    def load(self, order: LoadOrder, visible_gpus: Sequence[str] = ()) -> RankReport:
         """Join the group and load the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
         assert self._share is not None
         began = time.monotonic()
         self._phase = Phase.RENDEZVOUS
         num_threads = self._share.num_threads
-        if config.device == "cpu" or (config.device == "auto" and not self._share.gpu_ids):
+        if order.config.device == "cpu" or (order.config.device == "auto" and not self._share.gpu_ids):
             self._core_claim = cpu_pinning.pin_process(num_threads)
         _limit_threads(num_threads)
         device_index = _show_gpus(visible_gpus, self._share.gpu_ids)
-        self._choose_interface(store_host)
+        self._choose_interface(order.store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
-        place = store_host, store_port, listen_fd
-        rendezvous = RendezvousSpec(
-            self._rank, self._world_size, *place, num_threads, timeout_s, device_index, former_blocks, store_path
-        )
+        place = order.store_host, order.store_port, listen_fd
+        about = device_index, order.former_blocks, order.store_path
+        rendezvous = RendezvousSpec(self._rank, self._world_size, *place, num_threads, order.timeout_s, *about)
         bar = LoadProgressBar(self._rank, InfoLines(logger) if _logs_json() else None)
 
         def on_progress(loaded: int, total: int) -> None:
@@ -131,7 +119,7 @@ class RankProcess:
             bar.update(loaded, total)
 
         try:
-            self._runner = runner_factory(config, rendezvous, on_progress)
+            self._runner = order.runner_factory(order.config, rendezvous, on_progress)
         finally:
             bar.close()
         max_num_blocks = self._runner.max_num_blocks()

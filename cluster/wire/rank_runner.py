@@ -31,6 +31,19 @@ class RendezvousSpec:
     store_path: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """What all ranks of a group are told when they load. The other fields: see `RendezvousSpec`."""
+
+    config: EngineConfig
+    runner_factory: "RunnerFactory"
+    store_host: str
+    store_port: int
+    store_path: str
+    timeout_s: float
+    former_blocks: int
+
+
 class RankRunner(Protocol):
     """The part of `llama_core.backends.runner.ModelRunner` that a rank uses."""
 

@@ -9,10 +9,9 @@ from typing import Final, Protocol
 
 import ray
 
-from cluster.wire.rank_runner import RunnerFactory
+from cluster.wire.rank_runner import LoadOrder
 from cluster.wire.rank_status import RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation
-from llama_core.config import EngineConfig
 from llama_core.rank_report import RankReport
 
 _RANK_PROCESS: Final = "cluster.rank.rank_process:RankProcess"
@@ -27,20 +26,8 @@ class RankControl(Protocol):
     def offer_store(self, host: str) -> int:
         """Rank 0 only, where the ranks are on several hosts."""
 
-    def load(
-        self,
-        config: EngineConfig,
-        store_host: str,
-        store_port: int,
-        store_path: str,
-        timeout_s: float,
-        runner_factory: RunnerFactory,
-        former_blocks: int,
-        visible_gpus: Sequence[str],
-    ) -> RankReport:
-        """store_port, store_path: see `RendezvousSpec`. former_blocks: cache blocks of the group that this one replaces, 0 for
-        a first group. visible_gpus: ids of the GPUs that the process is to see, its own included, in the order of all ranks of
-        its node."""
+    def load(self, order: LoadOrder, visible_gpus: Sequence[str]) -> RankReport:
+        """visible_gpus: ids of the GPUs that the process is to see, its own included, in the order of all ranks of its node."""
 
     def prepare(self, num_blocks: int) -> None: ...
     def serve(self) -> None: ...
@@ -71,20 +58,8 @@ class RankWorker:
     def offer_store(self, host: str) -> int:
         return self._process.offer_store(host)
 
-    def load(
-        self,
-        config: EngineConfig,
-        store_host: str,
-        store_port: int,
-        store_path: str,
-        timeout_s: float,
-        runner_factory: RunnerFactory,
-        former_blocks: int,
-        visible_gpus: Sequence[str],
-    ) -> RankReport:
-        return self._process.load(
-            config, store_host, store_port, store_path, timeout_s, runner_factory, former_blocks, visible_gpus
-        )
+    def load(self, order: LoadOrder, visible_gpus: Sequence[str]) -> RankReport:
+        return self._process.load(order, visible_gpus)
 
     def prepare(self, num_blocks: int) -> None:
         self._process.prepare(num_blocks)

@@ -33,7 +33,6 @@ from llama_core.scheduling.request import Sequence, TokenLogprob, check_prompt
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 10.0
-MAX_UNGREETED: Final = 256  # connections that have not proven to know the secret
 _HAD = TokenLogprob(0.0, ())  # in the place of one that the front has
 
 
@@ -144,9 +143,6 @@ class FrontConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class has the methods but not the base class
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close, "no greeting")
-        self.server.ungreeted.add(self)
-        if len(self.server.ungreeted) > MAX_UNGREETED:
-            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = time.monotonic()
@@ -162,7 +158,6 @@ class FrontConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self.server.ungreeted.discard(self)
         self.server.connections.discard(self)
         self._cancel(list(self._streams))
 
@@ -174,7 +169,6 @@ class FrontConnection(asyncio.Protocol):
         assert self._deadline is not None
         self._deadline.cancel()
         self._is_greeted, self._protocol = True, hello.protocol
-        self.server.ungreeted.discard(self)
         self._deframer.max_frame_bytes = MAX_FRAME_BYTES
         self.server.connections.add(self)
         self.send(self.server.welcome(hello.has_files))
@@ -288,7 +282,6 @@ class FrontServer:
         self.secret = secrets.token_bytes(32)
         self.elapsed_ms = 0.0
         self.connections: set[FrontConnection] = set()
-        self.ungreeted: set[FrontConnection] = set()
         self._service = service
         self._files, self._files_digest = files, files.digest
         self._tokenizer_digest = files.tokenizer_digest

@@ -1,6 +1,7 @@
 """Connections that carry nothing, and processes that stand still: nobody is told, and no connection ends."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 
@@ -38,14 +39,19 @@ def prompt(number: int) -> list[int]:
     return [1, *(3 + (number * 7 + i) % 400 for i in range(20))]
 
 
-async def fleet_with_streams(fleet: FleetOfEngines, num_engines: int, num_streams: int) -> list[SequenceStream]:
+async def fleet_with_streams(
+    fleet: FleetOfEngines, num_engines: int, num_streams: int, max_tokens: int = MAX_TOKENS
+) -> list[SequenceStream]:
     for _ in range(num_engines):
-        await fleet.start(max_batch_size=64, max_queue=1000)
-    return await running_streams(fleet, range(num_streams))
+        await fleet.start(max_batch_size=64, max_queue=1000, max_seq_len=1024)
+    return await running_streams(fleet, range(num_streams), max_tokens)
 
 
-async def running_streams(fleet: FleetOfEngines, numbers: Sequence[int]) -> list[SequenceStream]:
-    choices = await asyncio.gather(*(fleet.submit(prompt(number), greedy(), owner="key") for number in numbers))
+async def running_streams(
+    fleet: FleetOfEngines, numbers: Sequence[int], max_tokens: int = MAX_TOKENS
+) -> list[SequenceStream]:
+    params = greedy(max_tokens)
+    choices = await asyncio.gather(*(fleet.submit(prompt(number), params, owner="key") for number in numbers))
     streams = [stream for (stream,) in choices]
     await until(lambda: all(stream.sequence.output for stream in streams))
     return streams
@@ -82,6 +88,28 @@ async def test_no_stream_moves_when_a_front_hears_none_of_its_engines(num_engine
             await asyncio.sleep(1.0)
         assert not moves
         assert await all_right(streams)
+
+
+async def test_no_stream_moves_however_the_last_and_the_first_beats_that_a_front_hears_are_spread(
+    moves: list[float],
+) -> None:
+    """Of the silent engines some were heard later than others, and are heard again sooner."""
+    draw = random.Random(7)
+    async with FleetOfEngines(group) as fleet:
+        streams = await fleet_with_streams(fleet, 5, 10, max_tokens=1000)
+        for _ in range(8):
+            await asyncio.sleep(draw.uniform(2.0, 3.0))
+            for engine in draw.sample(fleet.engines, 5):
+                network().silence(engine.process, fleet.process, both=False)
+                await asyncio.sleep(draw.uniform(0.0, 0.12))
+            await asyncio.sleep(draw.uniform(1.2, 4.0))
+            for engine in draw.sample(fleet.engines, 5):
+                network().heal(engine.process, fleet.process)
+                await asyncio.sleep(draw.uniform(0.0, 0.12))
+        assert not moves
+        assert fleet.fleet._events["suspected"] > 10
+        for stream in streams:
+            stream.cancel()
 
 
 async def test_no_stream_moves_when_a_front_itself_stands_still(moves: list[float]) -> None:
@@ -165,14 +193,12 @@ async def test_streams_go_on_when_their_front_is_back(silent_s: float, both: boo
 
 @pytest.mark.parametrize("others", [0, 1])
 async def test_a_link_that_takes_no_more_bytes_counts_as_silent(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine does not read, and still beats. Without another engine its streams stay, and requests wait for one."""
+    """The engine reads too slowly. Without another engine its streams stay, and requests wait for one."""
     async with FleetOfEngines(group) as fleet:
         streams = await fleet_with_streams(fleet, 1, 2)
         (engine,) = fleet.engines
         for _ in range(others):
-            await fleet.start(max_batch_size=64)
-        network().silence(fleet.process, engine.process, both=False)
-        await asyncio.sleep(1)
+            await fleet.start(max_batch_size=64, max_seq_len=1024)
         (end,) = (end for end in network().ends if end.process is fleet.process and end.peer.process is engine.process)
         monkeypatch.setattr(End, "get_write_buffer_size", lambda each: 65 * 2**20 if each is end else 0)
         request = asyncio.ensure_future(fleet.submit(prompt(2), greedy()))
@@ -180,7 +206,7 @@ async def test_a_link_that_takes_no_more_bytes_counts_as_silent(others: int, mon
         if not others:
             assert fleet.fleet.readiness().phase == "recovering"
             assert not any(stream.sequence.output for stream in request.result())
-            await fleet.start(max_batch_size=64)
+            await fleet.start(max_batch_size=64, max_seq_len=1024)
             await asyncio.sleep(0.1)
         streams += request.result()
         await asyncio.sleep(3 * STEP_S)
