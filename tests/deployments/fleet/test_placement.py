@@ -10,6 +10,7 @@ import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine_replica import LlamaEngine
+from deployments.fleet import messages
 from llama_core.errors import QueueFull
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
@@ -197,6 +198,18 @@ async def test_a_front_with_more_streams_than_an_engine_takes_keeps_its_connecti
         assert sum(len(stream.sequence.output) for stream in streams) > 100
         expected = [continuation([1, 9, number + 3], 60, steady) for number in range(20)]
         assert await asyncio.gather(*map(read, streams)) == expected
+
+
+async def test_an_engine_refuses_what_a_front_sends_beyond_that_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "max_streams", lambda max_batch_size, max_queue: 2)  # the front counts otherwise
+    async with FleetOfEngines(group) as fleet:
+        await fleet.start(max_batch_size=8)
+        (link,) = fleet.fleet._models["demo"].links
+        streams = await running_streams(fleet, 2)
+        with pytest.raises(QueueFull, match="2 streams of one front"):
+            await fleet.submit(prompts(1)[0], greedy(8))
+        assert fleet.fleet._models["demo"].links == [link] and not link.is_lost
+        await asyncio.gather(*map(read, streams))
 
 
 async def test_a_stream_that_an_engine_has_preempted_goes_on_beside_a_free_slot() -> None:
