@@ -158,7 +158,7 @@ class FrontConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self.server.connections.discard(self)
+        self.server.connections.pop(self, None)
         self._cancel(list(self._streams))
 
     def _greet(self, hello: messages.Hello) -> None:
@@ -170,7 +170,7 @@ class FrontConnection(asyncio.Protocol):
         self._deadline.cancel()
         self._is_greeted, self._protocol = True, hello.protocol
         self._deframer.max_frame_bytes = MAX_FRAME_BYTES
-        self.server.connections.add(self)
+        self.server.connections[self] = None
         self.send(self.server.welcome(hello.has_files))
         self.beat(self.server.whole_beat())
         self.server.beat()  # the number of fronts has changed
@@ -281,7 +281,7 @@ class FrontServer:
         self.engine = service.engine_id
         self.secret = secrets.token_bytes(32)
         self.elapsed_ms = 0.0
-        self.connections: set[FrontConnection] = set()
+        self.connections: dict[FrontConnection, None] = {}  # an ordered set
         self._service = service
         self._files, self._files_digest = files, files.digest
         self._tokenizer_digest = files.tokenizer_digest

@@ -53,6 +53,7 @@ class FakeEngineProcess(AdapterCalls):
         self.invitation: Invitation | None = None
         self._args = EngineArgs(**given)
         self.process = Process("engine")
+        self.is_gone = False  # for a test
 
     async def start(self, node: str = NODE) -> Invitation:
         return await self.process.run(self._start(node))

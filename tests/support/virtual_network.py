@@ -36,6 +36,12 @@ class Process:
         context.run(_here.set, self)
         return asyncio.get_running_loop().create_task(coroutine, context=context)
 
+    def call(self, function: Callable[[], Result]) -> Result:
+        """At once, as this process."""
+        context = contextvars.copy_context()
+        context.run(_here.set, self)
+        return context.run(function)
+
     @staticmethod
     def of(context: contextvars.Context) -> "Process | None":
         return context.get(_here)

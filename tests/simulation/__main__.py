@@ -1,0 +1,64 @@
+"""Runs histories of a simulated fleet until one finds a fault, which it prints in the shortest form.
+
+    python -m tests.simulation --seeds 2000 --start 1
+
+A seed replays exactly.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from tests.simulation.history import Event, Setting, drawn
+from tests.simulation.world import finding
+
+
+def shortest(setting: Setting, events: Sequence[Event]) -> list[Event]:
+    """With events removed, in halves, quarters and so on, while it still fails."""
+    kept, size = list(events), len(events) // 2
+    while size:
+        begin = 0
+        while begin < len(kept):
+            fewer = kept[:begin] + kept[begin + size :]
+            if finding(setting, fewer)[0]:
+                kept = fewer
+            else:
+                begin += size
+        size //= 2
+    return kept
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--start", type=int, default=1)
+    parser.add_argument("--keep-going", action="store_true", help="after a finding, without its shortest form")
+    parser.add_argument("--verbose", action="store_true", help="show the log")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, format="%(message)s")
+    began_s, num_findings, num_events = time.perf_counter(), 0, 0
+    for seed in range(options.start, options.start + options.seeds):
+        setting, events = drawn(seed)
+        num_events += len(events)
+        found, _ = finding(setting, events)
+        if not found:
+            continue
+        num_findings += 1
+        print(f"seed {seed}: {found[:1000]}", flush=True)
+        if not options.keep_going:
+            kept = shortest(setting, events)
+            print(setting, *kept, finding(setting, kept)[0][:1000], sep="\n")
+            break
+    seconds = time.perf_counter() - began_s
+    print(f"{options.seeds} seeds, {num_events} events, {num_findings} findings, {seconds:.1f} s")
+    sys.exit(num_findings > 0)
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    main()
