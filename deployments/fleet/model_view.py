@@ -5,10 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from deployments.engine.interface import SamplingDefaults, TokenStream
 from llama_core.scheduling.request import Request
-from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.chat_format import ChatFormat
 from llama_core.text.model_text import ModelText
-from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 
 class EngineText(NamedTuple):
@@ -30,26 +27,11 @@ class ModelView:
     """Like the engine, whose other attributes it has."""
 
     def __init__(self, engine: Submits, text: EngineText) -> None:
-        self._engine, self._text = engine, text
+        self._engine, self._text, self.sampling_defaults = engine, text, text.defaults
+        self.tokenizer, self.chat_format, self.answer_format = text.text
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._text.text.tokenizer
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._text.text.chat_format
-
-    @property
-    def answer_format(self) -> AnswerFormat:
-        return self._text.text.answer_format
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        return self._text.defaults
 
     async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
         return await self._engine.submit(request, is_timed=is_timed, numerics=numerics, text=self._text)
