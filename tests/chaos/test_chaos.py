@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.programs import REPOSITORY, environment
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(

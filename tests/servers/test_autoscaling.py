@@ -7,13 +7,13 @@ import pytest
 
 from tests.support.programs import seen_by
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
 def seen(pytestconfig: pytest.Config) -> dict[str, Any]:
     words = ["full"] if pytestconfig.getoption("--full") else []
-    return seen_by("tests.programs.autoscaling", *words, timeout_s=540)
+    return seen_by("tests.programs.autoscaling", *words, timeout_s=1100)
 
 
 def test_a_cluster_without_room_names_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from tests.support.programs import REPOSITORY, environment
 from tests.support.server import WITH_TOKEN, Server, address_of, openai_client, served
 from tests.support.waiting import until_true, wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 SMALL = {"model_parallel_size": 1, "max_seq_len": 1024, "cpus_per_rank": 0.3, "spare_ranks": False}
 DEMO = SMALL | {"model_id": "llama-demo", "ckpt_dir": "demo"}

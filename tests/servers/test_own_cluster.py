@@ -6,12 +6,12 @@ import pytest
 
 from tests.support.programs import seen_by
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return seen_by("tests.programs.own_cluster", timeout_s=540)
+    return seen_by("tests.programs.own_cluster", timeout_s=1100)
 
 
 def test_the_shipped_commands_start_a_cluster_that_serves_with_api_keys(seen: dict[str, Any]) -> None:

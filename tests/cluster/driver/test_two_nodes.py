@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.programs import seen_by
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
 def seen(pytestconfig: pytest.Config) -> dict[str, Any]:
     words = ["full"] if pytestconfig.getoption("--full") else []
-    return seen_by("tests.programs.two_nodes", *words, timeout_s=540)
+    return seen_by("tests.programs.two_nodes", *words, timeout_s=1100)
 
 
 def test_the_model_over_two_nodes_gives_the_references_tokens(seen: dict[str, Any]) -> None:
