@@ -141,7 +141,8 @@ def write_config(path: Path, port: int, args: dict[str, Any], num_engines: int =
     (application,) = config["applications"]
     application["args"] |= args
     if num_engines:
-        front = {"import_path": "deployments.app:build_ingress", "args": {"seed": application["args"].pop("seed")}}
+        own = {name: application["args"].pop(name) for name in ("seed",) if name in application["args"]}
+        front = {"import_path": "deployments.app:build_ingress", "args": own}
         engine: dict[str, Any] = {"name": "engine", "route_prefix": None, "import_path": "deployments.app:build_engine"}
         engine |= {"args": application["args"], "deployments": [{"name": "LlamaEngine", "num_replicas": num_engines}]}
         config["applications"] = [application | front, engine]
