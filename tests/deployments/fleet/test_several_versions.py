@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from deployments.fleet.model_view import EngineText
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
@@ -78,3 +80,33 @@ async def test_a_stream_goes_on_beside_an_engine_of_another_version() -> None:
         assert not stream.ended
         await fleet.start()
         assert await asyncio.wait_for(read(stream), 10) == right()
+
+
+async def test_a_request_is_computed_by_engines_with_the_tokenizer_of_its_prompt_alone() -> None:
+    async with FleetOfEngines(group) as fleet:
+        first, other = await fleet.start(max_batch_size=1), await fleet.start(max_batch_size=1)
+        model = fleet.fleet._models["demo"]
+        link, model.links[1].tokenizer_digest = model.links[0], "another"
+        assert link.text is not None
+        text = EngineText(link.text, link.tokenizer_digest, link.defaults)
+        for token in range(3, 6):
+            request = Request([[1, 9, token]], [GREEDY])
+            await fleet.process.run(model.submit(request, text=text))
+        await asyncio.sleep(1.5)
+        assert (first.service.loop.num_live, other.service.loop.num_live) == (3, 0)
+        assert model._text.tokenizer_digest == "another", "that engine has the most room"
+        network().kill(first.process)
+        await asyncio.sleep(1.5)
+        assert other.service.loop.num_live == 0
+
+
+async def test_a_request_is_planned_with_the_text_of_the_engine_with_the_most_room() -> None:
+    async with FleetOfEngines(group) as fleet:
+        for _ in range(2):
+            await fleet.start()
+        model = fleet.fleet._models["demo"]
+        for link, digest, running in zip(model.links, ("a", "b"), (1, 2), strict=True):
+            link.tokenizer_digest, link.running = digest, running
+        assert model._text.tokenizer_digest == "a"
+        model.links[0].running = 3
+        assert model._text.tokenizer_digest == "b"

@@ -120,7 +120,7 @@ async def test_no_stream_moves_when_a_front_itself_stands_still(moves: list[floa
             await asyncio.sleep(still_s)
             network().go_on(fleet.process)
             await asyncio.sleep(0.77)
-        assert not moves
+        assert not moves and fleet.fleet._events["suspected"] == 0
         assert await all_right(streams)
 
 
