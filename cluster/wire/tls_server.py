@@ -26,7 +26,8 @@ class TlsListener:
         self._accepting.add_done_callback(lambda _: self._socket.close())
 
     def close(self) -> None:
-        self._accepting.cancel()
+        for task in (self._accepting, *self._waiting):
+            task.cancel()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

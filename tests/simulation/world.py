@@ -148,13 +148,12 @@ class World:
         await asyncio.gather(*self._effects)
         network().delay_s.clear()
         network().heal()
-        try:
-            async with asyncio.timeout(QUIET_S):
-                await asyncio.gather(*self._asking)
-        except TimeoutError:
-            late = [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
-            left = [(client.name, client.model, len(client.tokens)) for client in late]
-            raise Wrong(f"{QUIET_S:g} s after the last fault these wait: {left}") from None
+        _, late = await asyncio.wait([*self._asking, asyncio.ensure_future(asyncio.sleep(0))], timeout=QUIET_S)
+        clients = [client for client, task in zip(self.clients, self._asking, strict=True) if task in late]
+        if clients:
+            left = [(client.name, client.model, len(client.tokens)) for client in clients]
+            raise Wrong(f"{QUIET_S:g} s after the last fault these wait: {left}")
+        await asyncio.gather(*self._asking)
         await asyncio.sleep(3.0)
         self._check_nothing_left()
 
