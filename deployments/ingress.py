@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import ray
@@ -19,22 +18,19 @@ from cluster.driver.group_info import GroupLimits
 from cluster.driver.ray_calls import in_passing_thread
 from cluster.driver.standby import StandbyPool
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
-from deployments.api_keys import ApiKeys
-from deployments.args import EngineArgs, IngressArgs, ServerArgs, resolve
-from deployments.engine.interface import Engine
+from deployments.args import EngineArgs, ServerArgs
 from deployments.engine.service import LlamaService
-from deployments.fleet import directory
-from deployments.fleet.loaded_adapters import AdapterCalls, AdapterLoader, LoadedAdapters
+from deployments.fleet.cluster import FRONT
+from deployments.fleet.directory import RayCluster, http_address
+from deployments.fleet.front_process import http_app_of, keys_of
+from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
 from deployments.handle_api import HandleApi
-from deployments.http.app import HttpApp, build_http_app
-from deployments.http.limits import HttpLimits
-from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
-from deployments.observe.tracing import Tracing, open_tracing
+from deployments.observe.tracing import open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +54,9 @@ class LlamaIngress(HandleApi, AdapterCalls):
             on_end=self.metrics.on_end,
         )
         self.metrics.watch(self.service)
-        replica = serve.get_replica_context().replica_id.unique_id
-        self.tracing = open_tracing(self.service, args.model_id, replica)
-        self.adapters = LoadedAdapters(self.service)
+        cluster = RayCluster()
+        self.tracing = open_tracing(self.service, args.model_id, cluster.replica)
+        self.adapters = LoadedAdapters(self.service, cluster)
         if args.lora_root:
             await self.adapters.start()
         self._starting = asyncio.create_task(self.service.start())
@@ -69,7 +65,7 @@ class LlamaIngress(HandleApi, AdapterCalls):
             # Serve sends requests to a replica from here on. If another replica serves, this one waits until it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
             # Build it while the ranks start: Serve needs it only after this returns.
-            self._http_app = http_app_of(args, self.service, self.metrics, self._keys, self.tracing, directory.FRONT)
+            self._http_app = http_app_of(args, self.service, self.metrics, self._keys, self.tracing, cluster, FRONT)
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
             log.info("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
@@ -87,7 +83,7 @@ class LlamaIngress(HandleApi, AdapterCalls):
         if is_behind_python_proxy():
             log.warning(SLOWER)
         if os.environ.get("LLAMA_BANNER", "1") != "0":
-            print(banner(self._describe(), *_http_address()), flush=True)
+            print(banner(self._describe(), *http_address()), flush=True)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._http_app
@@ -120,32 +116,6 @@ class LlamaIngress(HandleApi, AdapterCalls):
         return {**asdict(self.service.describe()), "api_keys": self._keys.are_required}
 
 
-def keys_of(args: IngressArgs) -> ApiKeys:
-    return ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
-
-
-def http_app_of(
-    args: IngressArgs, engine: Engine, metrics: Metrics, keys: ApiKeys, tracing: Tracing | None, engines: str
-) -> HttpApp:
-    """engines: the deployment that has them."""
-    return build_http_app(
-        engine,
-        metrics,
-        HttpLimits(keep=KeepLimits(args.resume_window_s, args.resume_max_bytes)),
-        max_body_bytes=args.max_body_bytes,
-        request_timeout_s=args.request_timeout_s,
-        keys=keys,
-        admin_keys=ApiKeys(args.admin_key_digests),
-        loader=AdapterLoader(engine, engines) if args.admin_key_digests else None,
-        allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
-        cors_origins=args.cors_origins,
-        sends_request_id=False,
-        tracing=tracing,
-        log_prompts=args.log_prompts,
-        ask_others=partial(directory.call_all, directory.FRONT, "stored_answers"),
-    )
-
-
 def collect_garbage_rarely() -> None:
     """Exempt the objects that live as long as the replica from garbage collection: one full collection would delay every
     stream by 0.15 s. Requests leave few cycles, so collections can be rare."""
@@ -175,13 +145,3 @@ async def _another_replica_runs() -> bool:
         log.warning("the state of the other replicas is unknown: %s", type(error).__name__)
         return False
     return any(state == "RUNNING" and count > 0 for state, count in states.items())
-
-
-def _http_address() -> tuple[str, int]:
-    """Host and port of Serve's HTTP proxies, from a private interface of Serve's; its defaults if that fails."""
-    try:
-        controller = serve.context._get_global_client()
-        assert controller is not None
-        return controller.http_config.host or "127.0.0.1", controller.http_config.port
-    except Exception:
-        return "127.0.0.1", 8000

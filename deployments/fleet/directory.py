@@ -1,61 +1,76 @@
 """How engines and fronts find each other: by the status of Serve's applications, and calls to all replicas of a deployment.
 
-An engine invites the fronts when it is ready; a front asks the engines when it starts, and every few seconds, for those that
-it has missed. While Serve's controller is away, connections stay as they are.
+While Serve's controller is away, connections stay as they are.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+from collections.abc import Callable, Mapping, Set
 from functools import cache
-from itertools import chain, repeat
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
+import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.fleet.fleet import Fleet
-from deployments.fleet.invitation import Invitation
+from deployments.fleet.cluster import Entry
+from llama_core.errors import NotReady
 
 log = logging.getLogger(__name__)
 
-FRONT: Final = "LlamaIngress"
-ENGINE: Final = "LlamaEngine"
-MIN_SEARCH_S: Final = 1.0
-MAX_SEARCH_S: Final = 10  # between searches; at first they are more frequent, because invitations may miss a new front
+T = TypeVar("T")
+
 CALL_TIMEOUT_S: Final = 10.0
+_ADAPTERS: Final = b"llama-ray-adapters"  # namespace of Ray's key-value store
+_RELEASE: Final = "RELEASE"  # the variable with which an update under the same path begins
 
 
-async def invite(invitation: Invitation) -> str:
-    """Tell every front of this engine. Returns why a front refuses it; an empty text if none does."""
-    return next(filter(None, await call_all(FRONT, "meet", invitation)), "")
+class RayCluster:
+    """Implements `Cluster` for the replica of a Serve deployment.
+
+    Ray's key-value store has the adapters. So a loaded adapter survives engines, fronts and, where the head's state is in Redis,
+    the head."""
+
+    def __init__(self) -> None:
+        context = serve.get_replica_context()
+        self.application, self.replica = context.app_name, context.replica_id.unique_id
+        self.node: str = ray.get_runtime_context().get_node_id()
+        self.host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self.http_host, _ = http_address()
+
+    async def applications(self) -> Set[str]:
+        return {name for name, found in (await _applications()).items() if found.status != "DELETING"}
+
+    async def call_all(self, deployment: str, method: str, *args: Any) -> list[Any]:
+        applications = [name for name, found in (await _applications()).items() if _runs(found, deployment)]
+        each = await asyncio.gather(*(_call(name, deployment, method, *args) for name in applications))
+        return [result for results in each for result in results]
+
+    async def deployed_args(self) -> dict[str, Any] | None:
+        return await in_passing_thread(_deployed_args, self.application)
+
+    async def adapters(self, model: str) -> Mapping[str, Entry]:
+        return await _in_store(_adapters, model)
+
+    async def put_adapter(self, model: str, name: str, entry: Entry, *, replaces: bool) -> bool:
+        return await _in_store(_put_adapter, model, name, entry, replaces)
+
+    async def remove_adapter(self, model: str, name: str) -> None:
+        await _in_store(lambda: internal_kv._internal_kv_del(_key(model, name), namespace=_ADAPTERS))
 
 
-async def search(fleet: Fleet) -> None:
-    """Meet every engine that runs, and drop models whose applications are removed, now and from now on."""
-    own = serve.get_replica_context().app_name
-    for pause_s in chain(range(1, MAX_SEARCH_S), repeat(MAX_SEARCH_S)):
-        applications = await _applications()
-        if own in applications:  # else the controller does not know all of them yet
-            await fleet.keep({name for name, found in applications.items() if found.status != "DELETING"})
-        invitations = await call_all(ENGINE, "invitation")
-        found = [fleet.meet(each) for each in invitations if isinstance(each, Invitation)]
-        for result in await asyncio.gather(*found, return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("an engine could not be met: %s", type(result).__name__)
-        fleet.searched.set()
-        await asyncio.sleep(MIN_SEARCH_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(fleet.unserved.wait(), pause_s)
-        fleet.unserved.clear()
-
-
-async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
-    """The results of all replicas of the deployments with this name, of those that answer."""
-    applications = [name for name, found in (await _applications()).items() if _runs(found, deployment)]
-    each = await asyncio.gather(*(_call(name, deployment, method, *args) for name in applications))
-    return [result for results in each for result in results]
+def http_address() -> tuple[str, int]:
+    """Host and port of Serve's HTTP proxies, from a private interface of Serve's; its defaults if that fails."""
+    try:
+        controller = serve.context._get_global_client()
+        assert controller is not None
+        return controller.http_config.host or "127.0.0.1", controller.http_config.port
+    except Exception:
+        return "127.0.0.1", 8000
 
 
 async def _applications() -> Mapping[str, Any]:
@@ -90,3 +105,44 @@ async def _call(application: str, deployment: str, method: str, *args: Any) -> l
     waits = [asyncio.wait_for(call.get_async(), CALL_TIMEOUT_S) for call in calls]
     results = await asyncio.gather(*waits, return_exceptions=True)
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _deployed_args(name: str) -> dict[str, Any] | None:
+    """A private interface of Serve's: the public one is the dashboard's, which a cluster may lack."""
+    client: Any = serve.context._get_global_client()
+    application = client.get_serve_details()["applications"].get(name)
+    if application is None or application["status"] == "DELETING" or not application.get("deployed_app_config"):
+        return None
+    config: dict[str, Any] = application["deployed_app_config"]
+    given: dict[str, Any] = config.get("runtime_env") or {}
+    variables = {name: value for name, value in given.get("env_vars", {}).items() if name != _RELEASE}
+    is_same = given.keys() <= {"env_vars"} and all(os.environ.get(name) == variables[name] for name in variables)
+    return config["args"] if is_same else None
+
+
+# The store. These block.
+
+
+async def _in_store(function: Callable[..., T], *arguments: object) -> T:
+    try:
+        return await in_passing_thread(function, *arguments)
+    except RayError:
+        raise NotReady("Ray's control service does not answer") from None
+
+
+def _key(model: str, name: str) -> bytes:
+    return f"{model}\0{name}".encode()
+
+
+def _adapters(model: str) -> Mapping[str, Entry]:
+    found = {}
+    for key in internal_kv._internal_kv_list(_key(model, ""), namespace=_ADAPTERS):
+        if value := internal_kv._internal_kv_get(key, namespace=_ADAPTERS):  # else another one has just removed it
+            found[key.partition(b"\0")[2].decode()] = msgspec.json.decode(value, type=Entry)
+    return found
+
+
+def _put_adapter(model: str, name: str, entry: Entry, replaces: bool) -> bool:
+    value = msgspec.json.encode(entry)
+    exists = internal_kv._internal_kv_put(_key(model, name), value, overwrite=replaces, namespace=_ADAPTERS)
+    return replaces or not exists

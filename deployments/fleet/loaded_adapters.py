@@ -1,87 +1,39 @@
 """LoRA adapters that are loaded while engines serve.
 
-Ray's key-value store has their names, folders and digests. Every engine of the model keeps in step with the store, so a loaded
-adapter survives engines, fronts and, where the head's state is in Redis, the head.
+The cluster has their names, folders and digests. Every engine of the model keeps in step with it.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
-
-import msgspec
-from ray.exceptions import RayError
-from ray.experimental import internal_kv
+from typing import Final
 
 from cluster.driver.ray_calls import in_passing_thread
 from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine
 from deployments.engine.service import LlamaService
-from deployments.fleet.directory import call_all
+from deployments.fleet.cluster import Cluster, Entry
 from deployments.fleet.messages import Fault, error_of, fault_of
 from llama_core.errors import InvalidParameter, LlamaError, NotReady
 from llama_core.files.adapter import Adapter
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 SYNC_S: Final = 5.0
 RETRY_S: Final = 60.0  # before an adapter that could not be opened is opened again
 KNOWN_WITHIN_S: Final = 10.0  # an engine's Welcome with the change arrives after its call has returned
-_NAMESPACE: Final = b"llama-ray-adapters"
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """An adapter in the store. folder: as the caller gave it. digest: of its files when it was loaded."""
-
-    folder: str
-    digest: str
-
-
-def stored(model: str) -> dict[str, Entry]:
-    """By name. Blocks."""
-    found = {}
-    for key in internal_kv._internal_kv_list(_key(model, ""), namespace=_NAMESPACE):
-        if value := internal_kv._internal_kv_get(key, namespace=_NAMESPACE):  # else another one has just removed it
-            found[key.partition(b"\0")[2].decode()] = msgspec.json.decode(value, type=Entry)
-    return found
-
-
-def remove(model: str, name: str) -> None:
-    """Blocks."""
-    internal_kv._internal_kv_del(_key(model, name), namespace=_NAMESPACE)
-
-
-def put(model: str, name: str, entry: Entry, replaces: bool) -> bool:
-    """False if another entry exists and is not to be replaced. Blocks."""
-    value = msgspec.json.encode(entry)
-    exists = internal_kv._internal_kv_put(_key(model, name), value, overwrite=replaces, namespace=_NAMESPACE)
-    return replaces or not exists
-
-
-def _key(model: str, name: str) -> bytes:
-    return f"{model}\0{name}".encode()
-
-
-async def _in_store(function: Callable[..., T], *arguments: object) -> T:
-    """Raises NotReady while the head is away."""
-    try:
-        return await in_passing_thread(function, *arguments)
-    except RayError:
-        raise NotReady("Ray's control service does not answer") from None
 
 
 class LoadedAdapters:
     """Those of one engine."""
 
-    def __init__(self, service: LlamaService, on_change: Callable[[], None] = lambda: None) -> None:
-        self._service, self._on_change = service, on_change
+    def __init__(self, service: LlamaService, cluster: Cluster, on_change: Callable[[], None] = lambda: None) -> None:
+        self._service, self._cluster, self._on_change = service, cluster, on_change
         self._loaded: dict[str, tuple[Entry, Adapter]] = {}
         self._refused: dict[Entry, float] = {}  # until when, by time.monotonic()
         self._syncing = asyncio.Lock()
-        self._keeping: asyncio.Task[None] | None = None  # until the process ends
+        self._keeping: asyncio.Task[None] | None = None
 
     async def check(self, model: str, name: str, folder: str) -> str | Fault | None:
         """The adapter's digest, or why the engine cannot have it. None if the engine is of another model."""
@@ -97,10 +49,10 @@ class LoadedAdapters:
             return fault_of(InvalidParameter(error.message, param=error.param or "lora_path"))
 
     async def sync(self) -> None:
-        """Have the adapters that the store has. One whose files cannot be read, or have changed, is left out."""
+        """Have the adapters that the cluster has. One whose files cannot be read, or have changed, is left out."""
         async with self._syncing:
             loaded = {}
-            for name, entry in (await in_passing_thread(stored, self._service.model_id)).items():
+            for name, entry in (await self._cluster.adapters(self._service.model_id)).items():
                 before, adapter = self._loaded.get(name, (None, None))
                 if before != entry:
                     adapter = await self._opened(name, entry)
@@ -113,9 +65,13 @@ class LoadedAdapters:
                 self._on_change()
 
     async def start(self) -> None:
-        """Keep in step with the store from now on."""
+        """Keep in step with the cluster from now on."""
         await self.sync()
         self._keeping = asyncio.get_running_loop().create_task(self._keep_in_step())
+
+    async def stop(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
 
     async def _keep_in_step(self) -> None:
         while True:
@@ -155,9 +111,9 @@ class AdapterCalls:
 class AdapterLoader:
     """Loads adapters into all engines, and unloads them, for a front or a replica of `build_app`."""
 
-    def __init__(self, engine: Engine, deployment: str) -> None:
+    def __init__(self, engine: Engine, cluster: Cluster, deployment: str) -> None:
         """engine: that of the HTTP layer. deployment: the engines'."""
-        self._engine, self._deployment = engine, deployment
+        self._engine, self._cluster, self._deployment = engine, cluster, deployment
 
     async def load(self, name: str, folder: str, base: str | None, *, replaces: bool) -> None:
         """Returns when this process serves the adapter. replaces: another one of the same name may be loaded. Raises
@@ -166,7 +122,7 @@ class AdapterLoader:
         if known is not None and not (replaces and isinstance(known, AdapterModel) and known.parent == model):
             raise InvalidParameter("lora_name: a model of this name is served", param="lora_name")
         digests = set()
-        for answer in await call_all(self._deployment, "check_adapter", model, name, folder):
+        for answer in await self._cluster.call_all(self._deployment, "check_adapter", model, name, folder):
             if isinstance(answer, Fault):
                 raise error_of(answer)
             digests |= {answer} - {None}
@@ -175,7 +131,7 @@ class AdapterLoader:
         if len(digests) > 1:
             raise InvalidParameter("lora_path: the nodes of the engines have different files there", param="lora_path")
         entry = Entry(folder, digests.pop())
-        if not await _in_store(put, model, name, entry, replaces):
+        if not await self._cluster.put_adapter(model, name, entry, replaces=replaces):
             raise InvalidParameter("lora_name: an adapter of this name is loaded", param="lora_name")
         if not await self._is_shown(lambda: self._digest(name) == entry.digest):
             raise NotReady(
@@ -187,10 +143,10 @@ class AdapterLoader:
         InvalidParameter, or NotReady as `load`."""
         known = self._engine.models.get(name)
         model = known.parent if isinstance(known, AdapterModel) and base is None else self._base(base)
-        entry = (await _in_store(stored, model)).get(name)
+        entry = (await self._cluster.adapters(model)).get(name)
         if entry is None:
             return False
-        await _in_store(remove, model, name)
+        await self._cluster.remove_adapter(model, name)
         if not await self._is_shown(lambda: self._digest(name) != entry.digest):
             raise NotReady(
                 "the adapter is no longer stored, but still served here: GET /v1/models will drop it within seconds"
@@ -198,8 +154,8 @@ class AdapterLoader:
         return True
 
     async def _is_shown(self, condition: Callable[[], bool]) -> bool:
-        """Have all engines look into the store. Whether this process knows of the change in time."""
-        await call_all(self._deployment, "sync_adapters")
+        """Have all engines ask the cluster. Whether this process knows of the change in time."""
+        await self._cluster.call_all(self._deployment, "sync_adapters")
         try:
             async with asyncio.timeout(KNOWN_WITHIN_S):
                 while not condition():  # noqa: ASYNC110

@@ -5,14 +5,12 @@ In doubt none is: then streams end on their engine, if `drain_timeout_s` suffice
 
 import asyncio
 import logging
-import os
 from pathlib import Path
-from typing import Any, Final
-
-from ray import serve
+from typing import Final
 
 from cluster.driver.ray_calls import in_passing_thread
 from deployments.args import EngineArgs, resolve
+from deployments.fleet.cluster import Cluster
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
 from llama_core.files.code import code_version
@@ -35,14 +33,13 @@ _SAME: Final = (
     "cpus_per_rank",
     "runner_factory",
 )
-_RELEASE: Final = "RELEASE"  # the variable with which an update under the same path begins
 
 
 class Successor:
     """Made when the engine starts."""
 
-    def __init__(self, args: EngineArgs) -> None:
-        self._args = args
+    def __init__(self, args: EngineArgs, cluster: Cluster) -> None:
+        self._args, self._cluster = args, cluster
         self._identity = _identity(args)
         self._code = code_version()
 
@@ -50,7 +47,7 @@ class Successor:
         """By the configuration that Serve has deployed, which an update has changed by now. False if that is unknown."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                deployed = await in_passing_thread(_deployed_args)
+                deployed = await self._cluster.deployed_args()
                 return deployed is not None and await in_passing_thread(self._is_equal, EngineArgs(**deployed))
         except Exception as error:
             log.warning("whether another engine follows is unknown: %s", type(error).__name__)
@@ -68,17 +65,3 @@ def _identity(args: EngineArgs) -> int:
     adapters = [resolve(folder) / name for folder in args.lora_adapters.values() for name in (CONFIG, WEIGHTS)]
     template = [Path(args.chat_template).expanduser()] if args.chat_template else template_files(args.checkpoint)
     return identity([*open_checkpoint(args.checkpoint).files, *tokenizer_files(args.tokenizer), *template, *adapters])
-
-
-def _deployed_args() -> dict[str, Any] | None:
-    """The arguments of this replica's application as it is configured now; None where it is being deleted, or may get
-    other code. A private interface of Serve's: the public one is the dashboard's, which a cluster may lack."""
-    client: Any = serve.context._get_global_client()
-    application = client.get_serve_details()["applications"].get(serve.get_replica_context().app_name)
-    if application is None or application["status"] == "DELETING" or not application.get("deployed_app_config"):
-        return None
-    config: dict[str, Any] = application["deployed_app_config"]
-    given: dict[str, Any] = config.get("runtime_env") or {}
-    variables = {name: value for name, value in given.get("env_vars", {}).items() if name != _RELEASE}
-    is_same = given.keys() <= {"env_vars"} and all(os.environ.get(name) == variables[name] for name in variables)
-    return config["args"] if is_same else None

@@ -35,13 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--start", type=int, default=1)
+    parser.add_argument("--form", choices=("fleet", "build_app"), default="", help="default: the seed decides")
     parser.add_argument("--keep-going", action="store_true", help="after a finding, without its shortest form")
     parser.add_argument("--verbose", action="store_true", help="show the log")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, format="%(message)s")
     began_s, num_findings, num_events = time.perf_counter(), 0, 0
     for seed in range(options.start, options.start + options.seeds):
-        setting, events = drawn(seed)
+        setting, events = drawn(seed, options.form)
         num_events += len(events)
         found, _ = finding(setting, events)
         if not found:

@@ -25,57 +25,101 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The fleet when its history begins. models: of each engine, its model's number."""
+    """The cluster when its history begins. form: fleet, or build_app, where each front has ranks of its own. engines: of each,
+    its application's number. window_s: how long a front keeps streams that nobody reads."""
 
     seed: int
+    form: str
     num_fronts: int
-    models: tuple[int, ...]
+    engines: tuple[int, ...]
     max_batch_size: int
     max_queue: int
     step_s: float
+    max_loras: int = 1
+    window_s: float = 5.0
     hold_timeout_s: float = 60.0
 
+    @property
+    def num_applications(self) -> int:
+        return max(self.engines) + 1
 
-# Kind of a fault -> its size. Seconds last up to over CLOSE_AFTER_S.
+
+def _silence_s(draw: random.Random) -> float:
+    """Up to over CLOSE_AFTER_S."""
+    return draw.choice((0.3, 1.4, 1.6, 3.0, 18.0))
+
+
+def _until_next_s(draw: random.Random) -> float:
+    """Until a new process starts in the place of one that has ended."""
+    return draw.choice((0.1, 1.0, 5.0))
+
+
+def _at_once(draw: random.Random) -> float:
+    return 0.0
+
+
+# Kind of a fault -> its size.
 FAULTS: Final[dict[str, Callable[[random.Random], float]]] = {
-    "kill": lambda draw: draw.choice((0.1, 1.0, 5.0)),  # until a new engine starts
-    "power": lambda draw: draw.choice((0.1, 1.0, 5.0)),
-    "stop": lambda draw: draw.choice((0.3, 1.4, 1.6, 3.0, 18.0)),
-    "silence": lambda draw: draw.choice((0.5, 1.4, 1.6, 3.0, 18.0)),
-    "silence to": lambda draw: draw.choice((0.5, 1.4, 1.6, 3.0, 18.0)),
-    "silence from": lambda draw: draw.choice((0.5, 1.4, 1.6, 3.0, 18.0)),
+    "kill": _until_next_s,
+    "power": _until_next_s,
+    "stop": _silence_s,
+    "silence": _silence_s,
+    "silence to": _silence_s,
+    "silence from": _silence_s,
     "late": lambda draw: draw.choice((0.05, 0.4, 0.9)),
-    "cut": lambda draw: 0.0,
-    "rank": lambda draw: 0.0,
-    "hand over": lambda draw: draw.choice((0.0, 0.1, 2.0)),  # until its successor starts; 0: before
-    "join": lambda draw: 0.0,
+    "cut": _at_once,
+    "rank": _at_once,
+    "rank hangs": lambda draw: draw.choice((0.5, 3.0)),
+    "slow ranks": lambda draw: draw.choice((1.0, 5.0)),
+    "fewer ranks": lambda draw: draw.choice((1.0, 10.0)),
+    "update": lambda draw: draw.choice((0.0, 0.1, 2.0)),  # until each successor starts; 0: before
+    "bad update": _at_once,
+    "drain": _until_next_s,
+    "join": _at_once,
     "pause of a front": lambda draw: draw.choice((0.4, 0.9, 1.6, 2.5, 5.0)),
     "end of a front": lambda draw: draw.choice((0.1, 2.0)),
-    "drain of a front": lambda draw: 0.0,
+    "power of a front": lambda draw: draw.choice((0.1, 2.0)),
+    "drain of a front": _at_once,
+    "adapter": _at_once,
+    "no adapter": _at_once,
+    "defaults": _at_once,
+    "remove": lambda draw: draw.choice((3.0, 8.0)),  # until the application is back
+    "rival": _at_once,
+    "head": lambda draw: draw.choice((2.0, 12.0)),
+    "burst": lambda draw: draw.choice((5.0, 12.0, 30.0)),  # requests
+    "leave": lambda draw: draw.choice((0.1, 1.0, 8.0)),  # until the client is back
 }
+OF_BUILD_APP: Final = frozenset(
+    ("rank", "rank hangs", "slow ranks", "fewer ranks", "end of a front", "power of a front", "burst", "leave")
+)
 
 
-def drawn(seed: int) -> tuple[Setting, list[Event]]:
+def drawn(seed: int, form: str = "") -> tuple[Setting, list[Event]]:
+    """form: a seed decides where it is empty."""
     draw = random.Random(seed)
-    num_models = draw.choice((1, 1, 2))
-    models = tuple(number % num_models for number in range(draw.randint(2, 5)))
+    own = "build_app" if draw.random() < 0.15 else "fleet"
+    num_applications = 1 if (form or own) == "build_app" else draw.choice((1, 1, 1, 2))
     setting = Setting(
         seed,
+        form or own,
         num_fronts=draw.randint(1, 3),
-        models=models if len(models) >= num_models else models * num_models,
+        engines=tuple(number % num_applications for number in range(draw.randint(2, 6))),
         max_batch_size=draw.randint(1, 4),
         max_queue=draw.choice((2, 8, 64)),
-        step_s=draw.choice((0.02, 0.1, 0.3)),
+        step_s=draw.choice((0.02, 0.05, 0.2)),
+        max_loras=draw.choice((1, 2)),
+        window_s=draw.choice((0.0, 3.0)),
     )
     events = [
-        Event(_time(draw), "request", draw.randrange(1000), draw.randrange(1000), draw.randint(1, 60))
+        Event(_time(draw), "request", draw.randrange(10**6), draw.randrange(1000), draw.randint(1, 60))
         for _ in range(draw.randint(5, 40))
     ]
     events += [
         Event(_time(draw), "cancel", draw.randrange(1000), 0, draw.randint(0, 20)) for _ in range(draw.randint(0, 5))
     ]
-    kinds = draw.sample(list(FAULTS), draw.randint(2, len(FAULTS)))
-    for _ in range(draw.randint(5, 20)):
+    possible = [kind for kind in FAULTS if setting.form == "fleet" or kind in OF_BUILD_APP]
+    kinds = draw.sample(possible, draw.randint(2, min(12, len(possible))))
+    for _ in range(draw.randint(10, 20)):
         kind = draw.choice(kinds)
         events.append(Event(_time(draw), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw)))
     return setting, sorted(events, key=lambda event: event.at_s)

@@ -1,284 +1,243 @@
-"""Fronts, engines and clients of one history in a virtual loop, and what must hold of them."""
+"""Fronts, engines and clients of one history in a virtual loop."""
 
 import asyncio
+import hashlib
+import logging
 import random
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 from unittest import mock
 
 from cluster.wire import tls
-from deployments.args import IngressArgs
-from deployments.engine.callers import Callers
-from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet import front_server
-from deployments.fleet.fleet import Fleet
-from deployments.fleet.remote_engine import RemoteEngine
-from llama_core.errors import LlamaError, NotReady, QueueFull
-from llama_core.scheduling.request import FinishReason, Request
-from llama_core.scheduling.sampling_params import SamplingParams
+from deployments.engine import service
+from deployments.fleet import fleet, front_server
+from deployments.fleet.cluster import ENGINE
+from deployments.fleet.loaded_adapters import AdapterLoader
+from llama_core.errors import LlamaError, RankFailure
+from llama_core.log_lines import where
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer
+from tests.conftest import GOLDEN
+from tests.simulation.answers import Origin, Wrong
+from tests.simulation.clients import LATE_S, Client
 from tests.simulation.history import LASTS_S, Event, Setting
-from tests.support.fake_rank_group import FakeGroup
-from tests.support.fake_ranks import arbitrary, continuation
-from tests.support.fleets import NODE, FakeEngineProcess
+from tests.simulation.processes import (
+    ADAPTERS,
+    Application,
+    FleetFront,
+    OwnRanks,
+    Release,
+    SimulatedEngine,
+    SimulatedFront,
+)
+from tests.simulation.rules import LOOK_S, Log, Rules
+from tests.support.fake_cluster import FakeCluster, Member
 from tests.support.virtual_loop import VirtualLoop, listener, network
 from tests.support.virtual_network import Process
 
 QUIET_S: Final = 240.0  # after the last fault, for everything to end
-SEARCH_S: Final = 10.0
-DRAIN_S: Final = 5.0
-RETRY_S: Final = 0.5
-
-
-class Wrong(Exception):
-    """A rule does not hold."""
-
-
-class Front:
-    def __init__(self, setting: Setting) -> None:
-        self.process = Process("front")
-        self.fleet: Fleet = self.process.call(lambda: Fleet(NODE, Callers(IngressArgs()), setting.hold_timeout_s))
-        self.is_gone = False
-        self.is_draining = False
-        self.ended = asyncio.Event()  # its clients' connections end
-
-
-class Client:
-    """Asks until it has an answer, of whichever front there is."""
-
-    def __init__(self, world: "World", event: Event) -> None:
-        self.model, self.name = world.model_of(event.other), f"request {event.at_s:g} s {event.which}"
-        draw = random.Random(event.which)
-        self.prompt = [1, *(3 + draw.randrange(400) for _ in range(draw.choice((3, 20, 20, 70))))]
-        if draw.random() < 0.3:  # a shared beginning
-            self.prompt = [1, *range(3, 40), *self.prompt[1:4]]
-        self.params = SamplingParams(max_tokens=int(event.size), seed=event.which, temperature=1.0)
-        self.expected = continuation(self.prompt, int(event.size), lambda tokens: arbitrary(tokens, event.which))
-        self.tokens: list[int] = []
-        self.stream: SequenceStream | None = None
-        self.is_cancelled = False
-        self._world = world
-
-    async def ask(self) -> None:
-        number = len(self.name)
-        while not self.is_cancelled:
-            fronts = [front for front in self._world.fronts if not (front.is_gone or front.is_draining)]
-            if fronts:
-                number += 1
-                front = fronts[number % len(fronts)]
-                if await self._is_answered(front):
-                    return
-            await asyncio.sleep(RETRY_S)
-
-    async def _is_answered(self, front: Front) -> bool:
-        """Whether this front has given the whole answer."""
-        reading = front.process.run(self._read(front.fleet))
-        leaving = asyncio.ensure_future(front.ended.wait())
-        try:
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return reading.done() and reading.result()
-        finally:
-            leaving.cancel()
-            reading.cancel()
-
-    async def _read(self, fleet: Fleet) -> bool:
-        self.tokens = []
-        try:
-            engine = fleet.models.get(self.model)
-            if engine is None:
-                return False
-            (stream,) = await engine.submit(Request([self.prompt], [self.params]))
-        except (NotReady, QueueFull):
-            return False
-        assert isinstance(stream, SequenceStream)
-        self.stream = stream
-        try:
-            async for delta in stream:
-                self.tokens += delta.tokens
-                if self.tokens != self.expected[: len(self.tokens)]:
-                    raise Wrong(f"{self.name}: {self.tokens} instead of {self.expected}")
-                finish = delta.finish_reason
-        except NotReady as error:
-            if "shut down" in error.message or "removed" in error.message:
-                return False
-            raise Wrong(f"{self.name}: {error.message}") from None
-        except LlamaError as error:
-            if self.is_cancelled:
-                return True
-            raise Wrong(f"{self.name}: {error!r}") from None
-        if not self.is_cancelled and (self.tokens != self.expected or finish is FinishReason.ABORT):
-            raise Wrong(f"{self.name}: ended by {finish} with {self.tokens} instead of {self.expected}")
-        return True
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        if self.stream is not None:
-            self.stream.cancel()
+DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
+CHANGES: Final = ("update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 class World:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.fronts: list[Front] = []
-        self.engines: list[FakeEngineProcess] = []
+        self.cluster = FakeCluster()
+        self.applications = [Application(number) for number in range(setting.num_applications)]
+        self.tokenizer: Tokenizer = load_tokenizer(GOLDEN / "mp2" / "tokenizer.model", None)
+        self.adapter_names = ("a", "b") if setting.form == "fleet" else ()
+        self.fronts: list[SimulatedFront] = []
+        self.engines: list[SimulatedEngine] = []
         self.clients: list[Client] = []
+        self.rules = Rules(self)
+        self.may_change = False  # what an answer is computed from
+        self.num_ends = 0  # of engines and ranks
+        self._digests: dict[str, list[str]] = {}  # all that a name of an adapter has had
+        self._weights: dict[Application, list[int]] = {application: [0] for application in self.applications}
         self._asking: list[asyncio.Task[None]] = []
         self._effects: list[asyncio.Task[Any]] = []
+        self._still_s: dict[SimulatedFront, float] = {}
 
-    def model_of(self, number: int) -> str:
-        return f"model-{number % (max(self.setting.models) + 1)}"
+    # For clients and rules.
+
+    def origins(self, application: Application, adapter: str) -> list[Origin]:
+        """What may compute an answer of a request that is sent now."""
+        digests = self._digests.get(f"{application.model}-{adapter}", []) if adapter else [""]
+        return [Origin(weights, digest) for weights in self._weights[application] for digest in digests]
+
+    def open_fronts(self) -> list[SimulatedFront]:
+        """To which Serve sends requests."""
+        return [front for front in self.fronts if front.is_open and not (front.is_gone or front.is_draining)]
+
+    def fronts_with_ranks(self) -> list[OwnRanks]:
+        return [front for front in self.fronts if isinstance(front, OwnRanks) and not front.is_gone]
+
+    def serves(self, front: SimulatedFront, application: Application) -> bool:
+        """Whether the front must be able to serve the application now."""
+        if isinstance(front, OwnRanks):
+            return front.engine.readiness().ready
+        return any(
+            engine.application is application and engine.serves and self.rules.is_settled(front, engine)
+            for engine in self.engines
+        )
+
+    def owner_of(self, client: Client) -> str:
+        return hashlib.sha256(client.owner.encode()).hexdigest()[:12]
+
+    def check_refusal(self, client: Client) -> None:
+        self.rules.check_refusal(client)
+
+    def check_deadline(self, front: SimulatedFront, seconds: float, limit_s: float) -> None:
+        if seconds > limit_s + LATE_S and time.monotonic() - self._still_s.get(front, -100.0) > seconds + 10.0:
+            raise Wrong(f"an answer with a limit of {limit_s:g} s has taken {seconds:.1f} s")
+
+    # A history.
 
     async def run(self, events: Sequence[Event]) -> None:
+        self.cluster.running = {"llama", *(application.name for application in self.applications)}
+        for application in self.applications:
+            self.cluster.args[application.name] = application.args(self.setting)
         for _ in range(self.setting.num_fronts):
-            self._new_front()
-        for model in self.setting.models:
-            await self._new_engine(f"model-{model}")
+            await self._new_front()
+        for number in self.setting.engines if self.setting.form == "fleet" else ():
+            await self._new_engine(self.applications[number])
+        await asyncio.sleep(2.0)
+        looking = asyncio.ensure_future(self._look_always())
         began_s = time.monotonic()
         for event in events:
             if (wait_s := began_s + event.at_s - time.monotonic()) > 0:
-                await asyncio.sleep(wait_s)
+                await self._unless_wrong(asyncio.sleep(wait_s), looking)
             self._happens(event)
-            self._check_owners()
-        await asyncio.sleep(max(0.0, began_s + LASTS_S - time.monotonic()))
-        await asyncio.gather(*self._effects)
+            self.rules.look()
+        await self._unless_wrong(asyncio.sleep(max(0.0, began_s + LASTS_S - time.monotonic())), looking)
+        await self._unless_wrong(asyncio.gather(*self._effects), looking)
         network().delay_s.clear()
         network().heal()
-        _, late = await asyncio.wait([*self._asking, asyncio.ensure_future(asyncio.sleep(0))], timeout=QUIET_S)
-        clients = [client for client, task in zip(self.clients, self._asking, strict=True) if task in late]
-        if clients:
-            left = [(client.name, client.model, len(client.tokens)) for client in clients]
+        if self._asking:
+            await self._unless_wrong(asyncio.wait(self._asking, timeout=QUIET_S), looking)
+        left = [
+            (client.name, client.model, client.num_tokens)
+            for client, task in zip(self.clients, self._asking, strict=True)
+            if not task.done()
+        ]
+        if left:
             raise Wrong(f"{QUIET_S:g} s after the last fault these wait: {left}")
-        await asyncio.gather(*self._asking)
-        await asyncio.sleep(3.0)
-        self._check_nothing_left()
+        await asyncio.sleep(self.setting.window_s + 3.0)
+        self.rules.check_nothing_left()
+        looking.cancel()
+
+    async def _unless_wrong(self, waited: Any, looking: "asyncio.Task[None]") -> None:
+        """Wait for this, and raise what a client or a rule has found meanwhile."""
+        main = asyncio.ensure_future(waited)
+        while not main.done():
+            asking = [task for task in self._asking if not task.done()]
+            await asyncio.wait((main, looking, *asking), return_when=asyncio.FIRST_COMPLETED)
+            for task in (looking, *self._asking, *self._effects):
+                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                    main.cancel()
+                    raise error
+        await main
+
+    async def _look_always(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for front in self.fronts:
+                if front.process.stands_still:
+                    self._still_s[front] = time.monotonic()
+            self.rules.look()
 
     async def end(self) -> None:
-        for task in self._asking:
+        for task in (*self._asking, *self._effects):
             task.cancel()
         network().end_faults()
-        await asyncio.gather(*(front.fleet.stop() for front in self.fronts))
+        await asyncio.gather(*(front.stop() for front in self.fronts))
         await asyncio.gather(*(engine.stop() for engine in self.engines))
-
-    # What must hold.
-
-    def _check_owners(self) -> None:
-        for model in self._models():
-            owners: dict[SequenceStream, int] = {}
-            for link in model.links:
-                for number, live in link.streams.items():
-                    if live.link is not link or live.number != number:
-                        raise Wrong("a stream is counted for an engine that does not compute it")
-                    owners[live.stream] = owners.get(live.stream, 0) + 1
-            if any(count > 1 for count in owners.values()):
-                raise Wrong("a stream has two engines")
-
-    def _check_nothing_left(self) -> None:
-        for model in self._models():
-            if model._live or model._held:
-                raise Wrong(f"a front has {len(model._live)} streams left, {len(model._held)} of them held")
-        for engine in self._alive():
-            scheduler = engine.service.loop.scheduler
-            if scheduler.num_running or scheduler.num_waiting:
-                raise Wrong(f"an engine has {scheduler.num_running} and {scheduler.num_waiting} sequences left")
-
-    def _models(self) -> Iterator[RemoteEngine]:
-        for front in self.fronts:
-            if not front.is_gone:
-                yield from front.fleet._models.values()
 
     # What happens.
 
     def _happens(self, event: Event) -> None:
+        if event.kind in CHANGES:
+            self.may_change = True
         if event.kind == "request":
-            client = Client(self, event)
-            self.clients.append(client)
-            self._asking.append(asyncio.ensure_future(client.ask()))
+            self._ask(event)
+        elif event.kind == "burst":
+            for number in range(int(event.size)):
+                self._ask(replace(event, which=event.which * 1000 + number, other=event.other, size=10 + number % 30))
         elif event.kind == "cancel":
             if self.clients:
                 client = self.clients[event.which % len(self.clients)]
                 self._effect(self._cancel(client, int(event.size)))
+        elif event.kind == "leave":
+            if self.clients:
+                self.clients[event.which % len(self.clients)].leave(event.size)
         else:
             getattr(self, "_" + event.kind.replace(" ", "_"))(event)
 
+    def _ask(self, event: Event) -> None:
+        client = Client(self, event)
+        self.clients.append(client)
+        self._asking.append(asyncio.ensure_future(client.ask()))
+
     async def _cancel(self, client: Client, after: int) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(20.0):
-                while len(client.tokens) < after:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+        await asyncio.sleep(after * self.setting.step_s)
         client.cancel()
 
     def _effect(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._effects.append(asyncio.ensure_future(coroutine))
 
-    def _alive(self) -> list[FakeEngineProcess]:
+    def _alive(self) -> list[SimulatedEngine]:
         return [engine for engine in self.engines if not engine.is_gone and engine.server is not None]
 
-    def _engine(self, event: Event) -> FakeEngineProcess | None:
+    def _engine(self, event: Event) -> SimulatedEngine | None:
         alive = self._alive()
         return alive[event.which % len(alive)] if alive else None
 
-    def _front(self, event: Event) -> Front:
+    def _front(self, event: Event) -> SimulatedFront:
         present = [front for front in self.fronts if not front.is_gone]
         return present[event.other % len(present)]
 
-    def _new_front(self) -> Front:
-        front = Front(self.setting)
-        self.fronts.append(front)
-        front.process.run(self._search(front))
-        return front
+    def _application(self, event: Event) -> Application:
+        return self.applications[event.other % len(self.applications)]
 
-    async def _search(self, front: Front) -> None:
-        while not front.is_gone:
-            for engine in self._alive():
-                if engine.invitation is not None:
-                    front.process.run(front.fleet.meet(engine.invitation))
-            await asyncio.sleep(SEARCH_S)
+    # Engines.
 
-    async def _new_engine(self, model: str) -> None:
-        setting = self.setting
-
-        def group() -> FakeGroup:
-            made = FakeGroup(num_blocks=400, step_s=setting.step_s)
-            made.ranks.model = arbitrary
-            return made
-
-        engine = FakeEngineProcess(
-            group,
-            model_id=model,
-            max_seq_len=256,
-            max_batch_size=setting.max_batch_size,
-            max_queue=setting.max_queue,
-        )
+    async def _new_engine(self, application: Application) -> SimulatedEngine:
+        await self._head_is_back()
+        engine = SimulatedEngine(self.setting, self.cluster, application)
         self.engines.append(engine)
-        invitation = await engine.start(NODE)
-        invitation = engine.invitation = replace(invitation, application=model, weights=model)
-        for front in self.fronts:
-            if not front.is_gone:
-                front.process.run(front.fleet.meet(invitation))
+        await _first_of(engine.start(), engine.gone)
+        return engine
 
-    async def _later(self, seconds: float, model: str) -> None:
+    async def _later(self, seconds: float, application: Application) -> None:
         await asyncio.sleep(seconds)
-        await self._new_engine(model)
+        if application.name in self.cluster.running:
+            await self._new_engine(application)
+
+    def _end(self, engine: SimulatedEngine, how: Callable[[Process], None]) -> None:
+        self.num_ends += 1
+        engine.vanish()
+        how(engine.process)
 
     def _kill(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:
-            engine.is_gone = True
-            network().kill(engine.process)
-            self._effect(self._later(event.size, engine.service.model_id))
+            self._end(engine, network().kill)
+            self._effect(self._later(event.size, engine.application))
 
     def _power(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:
-            engine.is_gone = True
-            network().lose_power(engine.process)
-            self._effect(self._later(event.size, engine.service.model_id))
+            self._end(engine, network().lose_power)
+            self._effect(self._later(event.size, engine.application))
 
     def _stop(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:
+            self.num_ends += 1
             self._effect(self._stand_still(engine.process, event.size, lambda: engine.is_gone))
 
     async def _stand_still(self, process: Process, seconds: float, is_gone: Callable[[], bool]) -> None:
@@ -291,6 +250,7 @@ class World:
 
     def _silence(self, event: Event, to: bool = True, from_: bool = True) -> None:
         if (engine := self._engine(event)) is not None:
+            self.num_ends += 1
             self._effect(self._part(engine, self._front(event), event.size, to, from_))
 
     def _silence_to(self, event: Event) -> None:
@@ -299,7 +259,9 @@ class World:
     def _silence_from(self, event: Event) -> None:
         self._silence(event, to=False)
 
-    async def _part(self, engine: FakeEngineProcess, front: Front, seconds: float, to: bool, from_: bool) -> None:
+    async def _part(
+        self, engine: SimulatedEngine, front: SimulatedFront, seconds: float, to: bool, from_: bool
+    ) -> None:
         if to:
             network().silence(front.process, engine.process, both=False)
         if from_:
@@ -313,87 +275,331 @@ class World:
 
     def _cut(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None and engine.server is not None:
+            self.num_ends += 1
+            self.rules.disturb(engine)
             for connection in list(engine.server.connections):
                 engine.process.call(partial(connection.close, "cut"))
 
-    def _rank(self, event: Event) -> None:
-        if (engine := self._engine(event)) is not None and engine.service.readiness().ready:
-            group = engine.groups.made[-1]
-            if not group._failed.done():
-                engine.process.call(group.fail)
-
-    def _hand_over(self, event: Event) -> None:
-        if (engine := self._engine(event)) is not None and not engine.process.stands_still:
-            engine.is_gone = True
-            self._effect(self._replaced(engine, event.size))
-
-    async def _replaced(self, engine: FakeEngineProcess, after_s: float) -> None:
-        """As an update: with room its successor starts first."""
-        model = engine.service.model_id
-        if not after_s:
-            await self._new_engine(model)
-        assert engine.server is not None
-        await engine.process.run(engine.server.hand_over(True, DRAIN_S))
-        await engine.process.run(engine.stop())
-        if after_s:
-            await self._later(after_s, model)
-
     def _join(self, event: Event) -> None:
-        self._effect(self._new_engine(self.model_of(event.which)))
+        self._effect(self._later(0.0, self._application(event)))
+
+    def _drain(self, event: Event) -> None:
+        if (engine := self._engine(event)) is not None and not engine.is_ending and not engine.process.stands_still:
+            engine.is_ending = True
+            self._effect(self._drained(engine, event.size))
+
+    async def _drained(self, engine: SimulatedEngine, seconds: float) -> None:
+        """By an operator, who ends its node then."""
+        await _first_of(engine.process.run(engine.engine.drain(engine.service.engine_id)), engine.gone)
+        if not engine.is_gone:
+            self._end(engine, network().lose_power)
+        await self._later(seconds, engine.application)
+
+    # Ranks.
+
+    def _rank(self, event: Event) -> None:
+        for process, groups in self._ranks(event):
+            self.num_ends += 1
+            process.call(partial(_fail, groups))
+
+    def _rank_hangs(self, event: Event) -> None:
+        for process, groups in self._ranks(event):
+            self.num_ends += 1
+            self._effect(self._hang(process, groups, event.size))
+
+    async def _hang(self, process: Process, groups: Any, seconds: float) -> None:
+        group = groups.made[-1]
+        group.go.clear()
+        await asyncio.sleep(seconds)
+        group.go.set()
+        process.call(partial(_fail, groups))
+
+    def _slow_ranks(self, event: Event) -> None:
+        for _, groups in self._ranks(event):
+            self._effect(self._slowed(groups.made[-1], event.size))
+
+    async def _slowed(self, group: Any, seconds: float) -> None:
+        group.step_s = 5 * self.setting.step_s
+        await asyncio.sleep(seconds)
+        group.step_s = self.setting.step_s
+
+    def _fewer_ranks(self, event: Event) -> None:
+        for process, groups in self._ranks(event):
+            self.num_ends += 1
+            self._effect(self._shrunk(process, groups, event.size))
+
+    async def _shrunk(self, process: Process, groups: Any, seconds: float) -> None:
+        everything = groups.bundles_opened[0]
+        groups.room = lambda: everything[:1]
+        process.call(partial(_fail, groups))
+        await asyncio.sleep(seconds)
+        groups.room = None
+
+    def _ranks(self, event: Event) -> Iterator[tuple[Process, Any]]:
+        """Of one engine that serves."""
+        if self.setting.form == "fleet":
+            found = self._engine(event)
+            if found is not None and found.serves:
+                yield found.process, found.groups
+        elif (own := self.fronts_with_ranks()) and (front := own[event.which % len(own)]).engine.readiness().ready:
+            yield front.process, front.groups
+
+    # Updates.
+
+    def _update(self, event: Event) -> None:
+        application = self._application(event)
+        if not application.is_changing and application.name in self.cluster.running:
+            release = application.release
+            kind = event.which % 4
+            if kind == 0:
+                release = replace(release, weights=max(self._weights[application]) + 1)
+            elif kind == 1:
+                release = replace(release, template=release.template + 1)
+            elif kind == 2:
+                release = replace(release, defaults="greedy" if release.defaults == "builtin" else "builtin")
+            self._effect(self._updated(application, release, event.size))
+
+    def _release(self, application: Application, release: Release) -> None:
+        application.release = release
+        self._weights[application].append(release.weights)
+        self.cluster.args[application.name] = application.args(self.setting)
+
+    async def _updated(self, application: Application, release: Release, after_s: float) -> None:
+        """after_s: until each successor starts; 0: before, in room of its own."""
+        application.is_changing = True
+        self._release(application, release)
+        for engine in [each for each in self._alive() if each.application is application]:
+            if engine.is_gone or engine.process.stands_still or engine.is_ending:
+                continue
+            if not after_s:
+                await self._later(0.0, application)
+            engine.is_ending = True
+            await _first_of(engine.process.run(engine.engine.end()), engine.gone)
+            if not engine.is_gone:
+                engine.vanish()
+            if after_s:
+                await self._later(after_s, application)
+        application.is_changing = False
+
+    def _bad_update(self, event: Event) -> None:
+        application = self._application(event)
+        if not application.is_changing and application.name in self.cluster.running:
+            self._effect(self._failed_update(application, event.which % 2 == 0))
+
+    async def _failed_update(self, application: Application, has_weights: bool) -> None:
+        """Each engine of the new release dies; then the operator takes it back."""
+        application.is_changing = True
+        former = application.release
+        weights = max(self._weights[application]) + 1 if has_weights else former.weights
+        self._release(application, replace(former, weights=weights, template=former.template + 1))
+        for _ in range(3):
+            engine = await self._new_engine(application)
+            await asyncio.sleep(0.3)
+            if not engine.is_gone:
+                self._end(engine, network().kill)
+            await asyncio.sleep(0.5)
+        self._release(application, former)
+        application.is_changing = False
+
+    def _remove(self, event: Event) -> None:
+        application = self._application(event)
+        if not application.is_changing and application.name in self.cluster.running:
+            self._effect(self._removed(application, event.size))
+
+    async def _removed(self, application: Application, seconds: float) -> None:
+        application.is_changing = True
+        args = self.cluster.args.pop(application.name)
+        self.cluster.running.discard(application.name)
+        engines = [each for each in self._alive() if each.application is application and not each.is_ending]
+        for engine in engines:
+            engine.is_ending = True
+        await asyncio.gather(*(_first_of(engine.process.run(engine.engine.end()), engine.gone) for engine in engines))
+        for engine in engines:
+            if not engine.is_gone:
+                engine.vanish()
+        await asyncio.sleep(seconds)
+        self.cluster.args[application.name] = args
+        self.cluster.running.add(application.name)
+        for _ in range(max(1, len(engines))):
+            await self._new_engine(application)
+        application.is_changing = False
+
+    def _rival(self, event: Event) -> None:
+        application = self._application(event)
+        if not application.is_changing and application.name in self.cluster.running:
+            self._effect(self._refused(application))
+
+    async def _refused(self, application: Application) -> None:
+        """Another application gives the same model other weights."""
+        application.is_changing = True
+        await self._head_is_back()
+        rival = Rival(application)
+        self.cluster.running.add(rival.name)
+        engine = SimulatedEngine(self.setting, self.cluster, rival)
+        self.engines.append(engine)
+        try:
+            await engine.start()
+        except LlamaError:
+            pass
+        else:
+            await asyncio.sleep(1.0)
+        self.cluster.running.discard(rival.name)
+        self._end(engine, network().kill)
+        application.is_changing = False
+
+    def _adapter(self, event: Event) -> None:
+        self._effect(self._loaded(event))
+
+    async def _loaded(self, event: Event) -> None:
+        application, front = self._application(event), self._front(event)
+        name = f"{application.model}-{self.adapter_names[event.which % 2]}"
+        folder = ADAPTERS[event.which % len(ADAPTERS)]
+        await self._by_admin(front, lambda loader: loader.load(name, folder, application.model, replaces=True))
+        for entries in self.cluster.entries.values():
+            for each, entry in entries.items():
+                self._digests.setdefault(each, []).append(entry.digest)
+
+    def _no_adapter(self, event: Event) -> None:
+        application = self._application(event)
+        name = f"{application.model}-{self.adapter_names[event.which % 2]}"
+        front = self._front(event)
+        self._effect(self._by_admin(front, lambda loader: loader.unload(name, application.model)))
+
+    async def _by_admin(self, front: SimulatedFront, call: Callable[[AdapterLoader], Coroutine[Any, Any, Any]]) -> None:
+        loader = AdapterLoader(front.service, Member(self.cluster, "llama"), ENGINE)
+        with suppress(LlamaError):
+            await _first_of(front.process.run(call(loader)), front.ended)
+
+    def _defaults(self, event: Event) -> None:
+        if (engine := self._engine(event)) is not None and engine.serves:
+            defaults = ("builtin", "greedy")[event.which % 2]
+            engine.process.call(lambda: engine.engine.reconfigure({"sampling_defaults": defaults}))
+
+    def _head(self, event: Event) -> None:
+        self._effect(self._away(event.size))
+
+    async def _away(self, seconds: float) -> None:
+        self.cluster.is_away = True
+        await asyncio.sleep(seconds)
+        self.cluster.is_away = False
+
+    # Fronts.
+
+    async def _head_is_back(self) -> None:
+        """Serve starts no replica while its controller is away."""
+        while self.cluster.is_away:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+
+    async def _new_front(self) -> None:
+        await self._head_is_back()
+        if self.setting.form == "fleet":
+            front: SimulatedFront = FleetFront(self.setting, self.cluster)
+        else:
+            front = OwnRanks(self.setting, self.cluster, self.applications[0])
+        self.fronts.append(front)
+        await _first_of(front.ready(), front.ended)
+        front.is_open = True
 
     def _pause_of_a_front(self, event: Event) -> None:
         front = self._front(event)
         self._effect(self._stand_still(front.process, event.size, lambda: front.is_gone))
 
-    def _end_of_a_front(self, event: Event) -> None:
+    def _end_of_a_front(self, event: Event, how: Callable[[Process], None] | None = None) -> None:
         front = self._front(event)
+        if sum(not each.is_gone for each in self.fronts) == 1:
+            return
         front.is_gone = True
-        network().kill(front.process)
-        front.ended.set()
+        (how or network().kill)(front.process)
+        front.vanish()
         self._effect(self._front_later(event.size))
 
+    def _power_of_a_front(self, event: Event) -> None:
+        self._end_of_a_front(event, network().lose_power)
+
     async def _front_later(self, seconds: float) -> None:
-        if not any(not front.is_gone for front in self.fronts):
-            self._new_front()
-            return
         await asyncio.sleep(seconds)
-        self._new_front()
+        await self._new_front()
 
     def _drain_of_a_front(self, event: Event) -> None:
         front = self._front(event)
         if not front.is_draining and not front.process.stands_still:
             front.is_draining = True
-            self._new_front()
-            self._effect(self._drained(front))
+            self._effect(self._replaced(front))
 
-    async def _drained(self, front: Front) -> None:
-        draining = front.process.run(front.fleet.drain())
-        ending = asyncio.ensure_future(front.ended.wait())
-        await asyncio.wait({draining, ending}, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        if front.is_gone:  # killed meanwhile
-            return
-        front.is_gone = True
-        front.ended.set()
-        await front.process.run(front.fleet.stop())
+    async def _replaced(self, front: SimulatedFront) -> None:
+        await self._new_front()
+        await _first_of(front.drain(), front.ended)
+        if not front.is_gone:
+            front.is_gone = True
+            front.vanish()
+
+
+async def _first_of(doing: Awaitable[Any], ends: asyncio.Event) -> None:
+    """Do this in a process, which may be killed meanwhile."""
+    running, ending = asyncio.ensure_future(doing), asyncio.ensure_future(ends.wait())
+    await asyncio.wait((running, ending), return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if running.done():
+        running.result()
+
+
+class Rival(Application):
+    """Another application with the model of one."""
+
+    def __init__(self, of: Application) -> None:
+        super().__init__(of.number, Release(weights=99))
+
+    @property
+    def name(self) -> str:
+        return f"rival-{self.number}"
+
+
+def _fail(groups: Any) -> None:
+    group = groups.made[-1]
+    if not group._failed.done():
+        group._failed.set_result(RankFailure("rank 1 died", rank=1))
 
 
 @contextmanager
-def deterministic(seed: int) -> Iterator[None]:
-    """Ids and keys come from the seed; one key serves for all engines, because making one takes milliseconds."""
+def deterministic(seed: int, loop: VirtualLoop) -> Iterator[None]:
+    """Ids, keys and the date come from the seed and the loop. What every process would compute anew, and takes milliseconds, is
+    computed once: a key for TLS, the tokenizer, the texts of a model."""
     draw = random.Random(seed)
-    key = tls.make_group_key()
     with ExitStack() as patches:
         for module, name, value in (
             (uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
             (secrets, "token_bytes", lambda count=32: draw.randbytes(count)),
             (secrets, "randbits", draw.getrandbits),
-            (front_server, "make_group_key", lambda: key),
+            (front_server, "make_group_key", _key),
             (front_server, "tls_context", lambda *_: None),
             (front_server, "TlsListener", listener),
+            (service, "load_tokenizer", _tokenizer),
+            (fleet, "_read", _text),
+            (time, "time", lambda: 1_700_000_000.0 + loop.time() * 86_400 / DAY_S),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
         yield
+
+
+_key = cache(tls.make_group_key)
+_tokenizer = cache(load_tokenizer)
+_texts: dict[str, Any] = {}
+_read = fleet._read
+
+
+def _text(files: Any) -> Any:
+    if files.digest not in _texts:
+        _texts[files.digest] = _read(files)
+    return _texts[files.digest]
+
+
+async def _end_all() -> None:
+    """Of processes that were killed, or of a history that did not end."""
+    network().end_faults()
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=60.0)
 
 
 def finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
@@ -408,12 +614,18 @@ def finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
         finally:
             await world.end()
 
-    found = ""
-    with deterministic(setting.seed):
+    found, log = "", Log()
+    loggers = [logging.getLogger(name) for name in ("deployments", "llama_core", "cluster")]
+    with deterministic(setting.seed, loop):
+        for logger in loggers:
+            logger.addHandler(log)
         try:
             loop.run_until_complete(lived())
-        except (Wrong, AssertionError) as error:
-            found = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}" + ("" if isinstance(error, Wrong) else f"\n{where(error)}")
         finally:
+            for logger in loggers:
+                logger.removeHandler(log)
+            loop.run_until_complete(_end_all())
             loop.close()
-    return found or "; ".join(loop.errors), next(loop.network._count)
+    return found or "; ".join([*loop.errors, *log.unexpected]), next(loop.network._count)

@@ -8,6 +8,7 @@ from cluster.driver.group_info import GroupInfo
 from cluster.wire.rank_status import RankStatus
 from llama_core.config import EngineConfig
 from llama_core.errors import LlamaError, RankFailure
+from llama_core.rank_report import RankReport
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_ranks import FakeRanks, arbitrary
 from tests.support.virtual_loop import VirtualLoop
@@ -73,6 +74,7 @@ class FakeGroup:
         self.max_in_flight = 0
         self.stopped = False
         self.start_error: LlamaError | None = None
+        self.reports: tuple[RankReport, ...] = ()
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
         self._turn = asyncio.Lock()
         self.go = asyncio.Event()
@@ -82,7 +84,7 @@ class FakeGroup:
         await self.go.wait()
         if self.start_error is not None:
             raise self.start_error
-        return GroupInfo(epoch=0, num_blocks=self.num_blocks, ranks=())
+        return GroupInfo(epoch=0, num_blocks=self.num_blocks, ranks=self.reports)
 
     async def statuses(self) -> list[RankStatus | None]:
         return [None]

@@ -11,21 +11,20 @@ from typing import Any
 from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.service import LlamaService
-from deployments.fleet import model_files
+from deployments.fleet.cluster import ENGINE
+from deployments.fleet.engine_process import EngineProcess
 from deployments.fleet.fleet import Fleet
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
-from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
+from deployments.observe.metrics import Metrics
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
+from tests.support.fake_cluster import NODE, FakeCluster, Member, QuietMetrics, Replica
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import arbitrary
 from tests.support.virtual_loop import VirtualLoop
 from tests.support.virtual_network import Process
-
-NODE = "this node"
 
 
 def seeded() -> FakeGroup:
@@ -35,46 +34,42 @@ def seeded() -> FakeGroup:
     return group
 
 
-class FakeEngineProcess(AdapterCalls):
-    """What the process of `LlamaEngine` has."""
+class FakeEngineProcess:
+    """`engine` over fake ranks, as a process of its own."""
 
-    def __init__(self, make: Callable[[], FakeGroup], **args: Any) -> None:
+    def __init__(
+        self, make: Callable[[], FakeGroup], member: Member | None = None, metrics: Metrics | None = None, **args: Any
+    ) -> None:
         given = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 512, "max_batch_size": 8, "model_id": "demo"} | args
         self.groups = FakeGroupPool(make)
-        self.service = LlamaService(
-            EngineArgs(**given),
-            lambda: self.groups,
-            on_failure=lambda error: None if self.server is None else self.server.beat(),
-        )
-        self.adapters = LoadedAdapters(
-            self.service, lambda: None if self.server is None else self.server.tell_adapters()
-        )
-        self.server: FrontServer | None = None
-        self.invitation: Invitation | None = None
-        self._args = EngineArgs(**given)
         self.process = Process("engine")
-        self.is_gone = False  # for a test
+        self.member = member or Member(FakeCluster())
+        self.engine = self.process.call(
+            lambda: EngineProcess(EngineArgs(**given), lambda: self.groups, self.member, metrics or QuietMetrics())
+        )
+        self.service = self.engine.service
+        self.invitation: Invitation | None = None
 
-    async def start(self, node: str = NODE) -> Invitation:
-        return await self.process.run(self._start(node))
+    @property
+    def server(self) -> FrontServer | None:
+        return self.engine.fronts
 
-    async def _start(self, node: str) -> Invitation:
-        if self._args.lora_root:
-            await self.adapters.sync()
-        await self.service.start()
-        files = model_files.pack(self._args, self.service.num_rows, self.service.vocab_size)
-        self.server = FrontServer(self.service, files)
-        self.invitation = await self.server.open(node, "127.0.0.1")
+    async def start(self) -> Invitation:
+        await self.process.run(self.engine.start())
+        self.invitation = await self.engine.invitation()
+        self.member.cluster.replicas.append(Replica(ENGINE, self.process, self.engine))
         return self.invitation
 
     def die(self) -> None:
         """As a process that is killed: its connections end, and nothing of it computes any more."""
         assert self.server is not None
         self.server.close()
+        self.member.cluster.remove(self.engine)
 
     async def stop(self) -> None:
         if self.server is not None:
             self.server.close()
+        await self.engine.adapters.stop()
         await self.service.stop()
 
 
@@ -85,15 +80,16 @@ class FleetOfEngines:
         self.fleet = Fleet(NODE, Callers(IngressArgs()), hold_timeout_s)
         self.process = Process("front")
         self.engines: list[FakeEngineProcess] = []
+        self.cluster = FakeCluster()
         self._make = make
 
     async def start(
         self, node: str = NODE, *, application: str = "", weights: str = "", **args: Any
     ) -> FakeEngineProcess:
         """An engine that the front has met."""
-        engine = FakeEngineProcess(self._make, **args)
+        engine = FakeEngineProcess(self._make, Member(self.cluster, application, node), **args)
         self.engines.append(engine)
-        engine.invitation = replace(await engine.start(node), application=application, weights=weights)
+        engine.invitation = replace(await engine.start(), weights=weights)
         await self.meet(engine.invitation)
         return engine
 

@@ -5,28 +5,30 @@ import base64
 import logging
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from ray import serve
 
 from deployments.args import IngressArgs
-from deployments.fleet import directory
+from deployments.fleet.cluster import FRONT
 from deployments.fleet.engine_link import EngineLink
+from deployments.fleet.engine_process import EngineProcess
+from deployments.fleet.front_process import RECONFIGURABLE, FrontProcess
 from deployments.fleet.invitation import Invitation
-from deployments.front import RECONFIGURABLE, LlamaFront
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
 from llama_core.errors import ConfigError, NotReady
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_cluster import FakeCluster, Member, QuietMetrics, Replica
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
-from tests.support.fleets import FleetOfEngines
+from tests.support.fleets import FakeEngineProcess, FleetOfEngines
 from tests.support.recovering_service import read, steady
 from tests.support.virtual_loop import BOTH_ORDERS
+from tests.support.virtual_network import Process
 
 LOOPS = BOTH_ORDERS
 PROMPT = [1, *range(3, 40)]
@@ -221,69 +223,68 @@ async def test_limits_of_a_front_change_while_streams_wait() -> None:
         assert time.monotonic() - began_s < 4
 
 
-@pytest.mark.parametrize("statuses", [{"one": "DELETING"}, {}])
-async def test_a_search_begins_when_a_model_has_lost_its_engines(
-    monkeypatch: pytest.MonkeyPatch, statuses: Mapping[str, str]
-) -> None:
-    found = {"llama": "RUNNING", "one": "RUNNING"}
-
-    async def applications() -> Mapping[str, Any]:
-        return {name: SimpleNamespace(status=status, deployments={}) for name, status in found.items()}
-
-    monkeypatch.setattr(directory, "_applications", applications)
-    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="llama"))
-    async with FleetOfEngines(paced, hold_timeout_s=600) as fleet:
-        searching = asyncio.create_task(directory.search(fleet.fleet))
-        engine = await fleet.start(application="one")
-        await asyncio.sleep(60)
-        assert set(fleet.fleet.models) == {"demo"}
-        del found["one"]
-        found.update(statuses)
-        engine.die()
-        (held,) = await fleet.submit(PROMPT, LONG)
-        began_s = time.monotonic()
-        with pytest.raises(NotReady, match="has been removed"):
-            await read(held)
-        assert time.monotonic() - began_s < 2.5
-        assert not fleet.fleet.models
-        searching.cancel()
+@pytest.fixture
+async def front() -> AsyncIterator[FrontProcess]:
+    """Of the application llama, in a cluster of its own."""
+    front = FrontProcess(IngressArgs(), Member(FakeCluster(), "llama"), QuietMetrics())
+    yield front
+    await front.end()
 
 
-async def test_nothing_is_removed_while_serves_controller_does_not_know_all_applications(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def applications() -> Mapping[str, Any]:
-        return {"another": SimpleNamespace(status="RUNNING", deployments={})}
-
-    monkeypatch.setattr(directory, "_applications", applications)
-    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="llama"))
-    async with FleetOfEngines(paced, hold_timeout_s=600) as fleet:
-        engine = await fleet.start(application="one")
-        searching = asyncio.create_task(directory.search(fleet.fleet))
-        engine.die()
-        await asyncio.sleep(30)
-        assert set(fleet.fleet.models) == {"demo"}
-        searching.cancel()
+def cluster_of(front: FrontProcess) -> FakeCluster:
+    assert isinstance(front._cluster, Member)
+    front._cluster.cluster.replicas.append(Replica(FRONT, Process("front"), front))
+    return front._cluster.cluster
 
 
-async def test_a_front_gets_requests_when_it_has_met_the_engines_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_begins_when_a_model_has_lost_its_engines(front: FrontProcess) -> None:
+    cluster = cluster_of(front)
+    cluster.running = {"llama", "one"}
+    engine = FakeEngineProcess(paced, Member(cluster, "one"))
+    await engine.start()
+    await asyncio.sleep(60)
+    assert set(front.fleet.models) == {"demo"}
+    cluster.running = {"llama"}
+    engine.die()
+    (held,) = await front.fleet.submit(Request([PROMPT], [LONG]))
+    began_s = time.monotonic()
+    with pytest.raises(NotReady, match="has been removed"):
+        await read(held)
+    assert time.monotonic() - began_s < 2.5
+    assert not front.fleet.models
+    await engine.stop()
+
+
+async def test_nothing_is_removed_while_serves_controller_does_not_know_all_applications(front: FrontProcess) -> None:
+    cluster = cluster_of(front)
+    engine = FakeEngineProcess(paced, Member(cluster, "one"))
+    await engine.start()
+    cluster.running = {"another"}
+    engine.die()
+    await asyncio.sleep(30)
+    assert set(front.fleet.models) == {"demo"}
+    await engine.stop()
+
+
+async def test_a_front_gets_requests_when_it_has_met_the_engines_of_all_models() -> None:
     """A model that it does not know yet would be 404."""
+    cluster = FakeCluster(running={"llama", "one", "two"})
+    engines = [FakeEngineProcess(paced, Member(cluster, name), model_id=name) for name in ("one", "two")]
+    for engine in engines:
+        await engine.start()
+    slow = [replica._replace(target=Slow(replica.target)) for replica in cluster.replicas]
+    cluster.replicas[:] = slow
+    front = FrontProcess(IngressArgs(), Member(cluster, "llama"), QuietMetrics())
+    await front.check_health()
+    assert set(front.fleet.models) == {"one", "two"}
+    await front.end()
+    await asyncio.gather(*(engine.stop() for engine in engines))
 
-    async def applications() -> Mapping[str, Any]:
-        return {name: SimpleNamespace(status="RUNNING", deployments={}) for name in ("llama", "one", "two")}
 
-    monkeypatch.setattr(directory, "_applications", applications)
-    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="llama"))
-    async with FleetOfEngines(paced) as former, FleetOfEngines(paced) as fleet:
-        engines = [await former.start(model_id=name, application=name) for name in ("one", "two")]
+class Slow:
+    def __init__(self, engine: EngineProcess) -> None:
+        self._engine = engine
 
-        async def call_all(*_: object) -> list[Any]:
-            await asyncio.sleep(5)
-            return [engine.invitation for engine in engines]
-
-        monkeypatch.setattr(directory, "call_all", call_all)
-        searching = asyncio.create_task(directory.search(fleet.fleet))
-        front = SimpleNamespace(fleet=fleet.fleet)
-        await LlamaFront.check_health(cast(Any, front))
-        assert set(fleet.fleet.models) == {"one", "two"}
-        searching.cancel()
+    async def invitation(self) -> Invitation:
+        await asyncio.sleep(5)
+        return await self._engine.invitation()

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.wire.tls import GroupKey
 from deployments.fleet import directory
-from deployments.fleet.invitation import Invitation
+from deployments.fleet.cluster import ENGINE
 
 
 class Call:
@@ -47,16 +46,4 @@ async def answer() -> str:
 async def test_a_replica_that_hangs_or_dies_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "CALL_TIMEOUT_S", 0.05)
     monkeypatch.setattr(directory, "_handle", lambda *names: Handle(Call(hang), Call(fail), Call(answer)))
-    assert await directory._call("demo", directory.ENGINE, "invitation") == ["an invitation"]
-
-
-@pytest.mark.parametrize("answers", [[None, "", "it is refused"], [None, ""], []])  # None: of the former release
-async def test_an_engine_learns_why_a_front_refuses_it(
-    monkeypatch: pytest.MonkeyPatch, answers: list[str | None]
-) -> None:
-    async def call_all(*args: object) -> list[str | None]:
-        return answers
-
-    monkeypatch.setattr(directory, "call_all", call_all)
-    invitation = Invitation("e", "m", "n", "/p", "h", 7, b"s", GroupKey("certificate", "key"))
-    assert await directory.invite(invitation) == ("it is refused" if "it is refused" in answers else "")
+    assert await directory._call("demo", ENGINE, "invitation") == ["an invitation"]

@@ -11,6 +11,7 @@ from ray import serve
 from deployments.args import EngineArgs
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import successor
+from deployments.fleet.directory import _deployed_args
 from deployments.fleet.remote_engine import RemoteEngine
 from deployments.fleet.scaling import by_sequences
 from deployments.openai.errors import ModelNotFound
@@ -19,10 +20,16 @@ from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import adapters
+from tests.support.fake_cluster import FakeCluster, Member
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation, expected_output
 from tests.support.fleets import FleetOfEngines, seeded
 from tests.support.recovering_service import read, steady
+
+
+class OfServe(Member):
+    async def deployed_args(self) -> dict[str, Any] | None:
+        return _deployed_args(self.application)
 
 
 async def test_requests_choose_a_model_and_all_fronts_have_the_same_default() -> None:
@@ -76,11 +83,11 @@ async def test_a_request_does_not_sum_up_the_state_of_all_engines(monkeypatch: p
     ],
 )
 async def test_a_successor_is_coming_where_the_deployed_arguments_compute_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any] | None, is_coming: bool
+    changes: dict[str, Any] | None, is_coming: bool
 ) -> None:
     given = {"ckpt_dir": str(GOLDEN / "mp2"), "dtype": "float32", "device": "cpu"}
-    one = successor.Successor(EngineArgs(**given | {"model_parallel_size": 2}))
-    monkeypatch.setattr(successor, "_deployed_args", lambda: None if changes is None else given | changes)
+    cluster = FakeCluster(args={"": None if changes is None else given | changes})
+    one = successor.Successor(EngineArgs(**given | {"model_parallel_size": 2}), Member(cluster))
     assert await one.is_coming() is is_coming
 
 
@@ -91,19 +98,19 @@ async def test_no_successor_is_coming_where_the_files_have_changed_or_serve_does
     (folder / "own.jinja").write_text("{{ messages }}")
     given = {"ckpt_dir": str(folder), "model_parallel_size": 2, "chat_template": str(folder / "own.jinja")}
     args = EngineArgs(**given | {"device": "cpu"})
-    monkeypatch.setattr(successor, "_deployed_args", lambda: given)
+    cluster = FakeCluster(args={"": given})
     for name in ("consolidated.00.pth", "tokenizer.model", "own.jinja"):
-        one = successor.Successor(args)
+        one = successor.Successor(args, Member(cluster))
         assert await one.is_coming()
         file = folder / name
         file.write_bytes(file.read_bytes())
         assert not await one.is_coming()
-    one = successor.Successor(args)
+    one = successor.Successor(args, Member(cluster))
     with monkeypatch.context() as patch:
         patch.setattr(successor, "code_version", lambda: "of a new release")
         assert not await one.is_coming()
     assert await one.is_coming()
-    monkeypatch.setattr(successor, "_deployed_args", lambda: 1 / 0)
+    cluster.is_away = True
     assert not await one.is_coming()
 
 
@@ -124,9 +131,8 @@ async def test_a_successor_is_coming_where_the_deployed_environment_has_the_same
     config = {"args": args, "runtime_env": runtime_env}
     details = {"applications": {"demo": {"status": "RUNNING", "deployed_app_config": config}}}
     client = SimpleNamespace(get_serve_details=lambda: details)
-    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="demo"))
     monkeypatch.setattr(serve.context, "_get_global_client", lambda: client)
-    one = successor.Successor(EngineArgs(**args))
+    one = successor.Successor(EngineArgs(**args), OfServe(FakeCluster(), "demo"))
     assert await one.is_coming() is is_coming
     details["applications"]["demo"]["status"] = "DELETING"
     assert not await one.is_coming()

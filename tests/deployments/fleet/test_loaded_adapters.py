@@ -5,20 +5,20 @@ import logging
 import os
 from pathlib import Path
 from shutil import copytree
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet import loaded_adapters
-from deployments.fleet.directory import ENGINE
-from deployments.fleet.loaded_adapters import AdapterLoader, Entry
+from deployments.fleet.cluster import ENGINE
+from deployments.fleet.loaded_adapters import AdapterLoader
 from deployments.openai.plan import engine_of
 from llama_core.errors import InvalidParameter, NotReady
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import adapters
+from tests.support.fake_cluster import Member
 from tests.support.fake_rank_group import until
 from tests.support.fake_ranks import expected_output
 from tests.support.fleets import FleetOfEngines, seeded
@@ -36,22 +36,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> FleetOfEngines:
-    """Whose store is a dictionary, and whose calls reach the engines of this process."""
-    entries: dict[str, Entry] = {}
-    fleet = FleetOfEngines(seeded)
+def fleet() -> FleetOfEngines:
+    return FleetOfEngines(seeded)
 
-    def put(model: str, name: str, entry: Entry, replaces: bool) -> bool:
-        return (entries.update({name: entry}) or True) if replaces else entries.setdefault(name, entry) is entry
 
-    async def call_all(deployment: str, method: str, *args: Any) -> list[Any]:
-        return [await getattr(engine, method)(*args) for engine in fleet.engines]
-
-    monkeypatch.setattr(loaded_adapters, "stored", lambda model: dict(entries) if model == "demo" else {})
-    monkeypatch.setattr(loaded_adapters, "put", put)
-    monkeypatch.setattr(loaded_adapters, "remove", lambda model, name: entries.pop(name))
-    monkeypatch.setattr(loaded_adapters, "call_all", call_all)
-    return fleet
+def loader_of(fleet: FleetOfEngines) -> AdapterLoader:
+    return AdapterLoader(fleet.fleet, Member(fleet.cluster), ENGINE)
 
 
 async def begin(fleet: FleetOfEngines, model: str) -> SequenceStream:
@@ -68,7 +58,7 @@ async def test_a_loaded_adapter_reaches_every_engine_and_its_streams_move_with_i
     async with fleet:
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        await AdapterLoader(fleet.fleet, ENGINE).load("poet", "poet", None, replaces=False)
+        await loader_of(fleet).load("poet", "poet", None, replaces=False)
         assert all(set(engine.service.adapters) == {"poet"} for engine in fleet.engines)
         streams = [await begin(fleet, "poet"), await begin(fleet, "poet")]
         for engine in fleet.engines:
@@ -86,7 +76,7 @@ async def test_an_unloaded_adapter_has_no_name_and_its_streams_go_on(fleet: Flee
     async with fleet:
         first = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         await loader.load("poet", "poet", "demo", replaces=False)
         streams = [await begin(fleet, "poet"), await begin(fleet, "poet")]
         assert await loader.unload("poet", None)
@@ -100,7 +90,7 @@ async def test_an_unloaded_adapter_has_no_name_and_its_streams_go_on(fleet: Flee
 async def test_a_loaded_adapter_is_replaced_in_place_alone(fleet: FleetOfEngines, root: Path) -> None:
     async with fleet:
         engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         await loader.load("poet", "poet", None, replaces=False)
         before = engine.service.adapters["poet"]
         with pytest.raises(InvalidParameter, match="a model of this name is served"):
@@ -114,7 +104,7 @@ async def test_a_loaded_adapter_is_replaced_in_place_alone(fleet: FleetOfEngines
 async def test_of_two_loads_of_one_name_at_once_one_is_refused(fleet: FleetOfEngines, root: Path) -> None:
     async with fleet:
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         both = [loader.load("poet", folder, None, replaces=False) for folder in ("poet", "clerk")]
         results = await asyncio.gather(*both, return_exceptions=True)
         assert {type(result) for result in results} == {InvalidParameter, type(None)}
@@ -125,7 +115,7 @@ async def test_the_same_content_in_another_folder_is_read_there(fleet: FleetOfEn
     copytree(root / "poet", root / "copy")
     async with fleet:
         engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         await loader.load("poet", "poet", None, replaces=False)
         await loader.load("poet", "copy", None, replaces=True)
         assert list(engine.service.adapter_folders.values()) == [str(root / "copy")]
@@ -148,7 +138,7 @@ async def test_a_folder_outside_of_lora_root_or_without_an_adapter_is_refused(
     async with fleet:
         engine = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         with pytest.raises(InvalidParameter) as caught:
-            await AdapterLoader(fleet.fleet, ENGINE).load("poet", folder, None, replaces=False)
+            await loader_of(fleet).load("poet", folder, None, replaces=False)
         assert str(root.parent) not in caught.value.message
         assert not engine.service.adapters
 
@@ -158,14 +148,14 @@ async def test_other_files_on_a_node_another_base_and_no_engine_are_refused(
 ) -> None:
     adapters.write(tmp_path / "other" / "poet", GOLDEN / "mp1", adapters.SHAPES["all"], seed=7)
     async with fleet:
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         with pytest.raises(InvalidParameter, match="base_model_name: must be one of 'demo'"):
             await loader.load("poet", "poet", "another", replaces=False)
         await fleet.start(ckpt_dir=MODEL, lora_root=str(tmp_path / "other"))
         with pytest.raises(InvalidParameter, match="different files"):
             await loader.load("poet", "poet", None, replaces=False)
-        fleet.engines.clear()
+        fleet.cluster.replicas.clear()
         with pytest.raises(NotReady):
             await loader.load("poet", "poet", None, replaces=False)
 
@@ -174,7 +164,7 @@ async def test_adapters_of_the_arguments_stay(fleet: FleetOfEngines, root: Path)
     async with fleet:
         given = {"poet": str(root / "poet")}
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root), lora_adapters=given)
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         with pytest.raises(InvalidParameter, match="is in lora_adapters and stays"):
             await loader.load("poet", "clerk", None, replaces=True)
         assert not await loader.unload("poet", None)
@@ -185,7 +175,7 @@ async def test_an_adapter_whose_files_have_changed_is_left_out_where_an_engine_s
 ) -> None:
     async with fleet:
         await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         for name in ("poet", "clerk"):
             await loader.load(name, name, None, replaces=False)
         config = root / "poet" / "adapter_config.json"
@@ -194,7 +184,7 @@ async def test_an_adapter_whose_files_have_changed_is_left_out_where_an_engine_s
             second = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
         assert set(second.service.adapters) == {"clerk"}
         assert ["its files have changed" in record.message for record in caplog.records] == [True]
-        await asyncio.gather(*(engine.sync_adapters() for engine in fleet.engines))
+        await asyncio.gather(*(engine.engine.sync_adapters() for engine in fleet.engines))
         assert len(caplog.records) == 1, "said once"
 
 
@@ -205,7 +195,7 @@ async def test_streams_of_an_unloaded_adapter_end_on_the_engine_that_has_it(
     """The engine that follows, and for which other streams are held, never has it."""
     async with fleet:
         first = await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
-        loader = AdapterLoader(fleet.fleet, ENGINE)
+        loader = loader_of(fleet)
         for name in ("poet", "clerk"):
             await loader.load(name, name, None, replaces=False)
         unloaded, named, plain = [await begin(fleet, name) for name in ("poet", "clerk", "demo")]

@@ -12,8 +12,9 @@ from deployments.fleet.affinity import PrefixIndex
 from deployments.fleet.engine_link import EngineLink
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_cluster import NODE
 from tests.support.fake_rank_group import FakeGroup, until
-from tests.support.fleets import NODE, FleetOfEngines
+from tests.support.fleets import FleetOfEngines
 from tests.support.recovering_service import read, steady
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20)

@@ -1,0 +1,243 @@
+"""What must hold of a simulated fleet at every moment, by what the simulation knows of its processes."""
+
+import logging
+import time
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from deployments.fleet.engine_link import EngineLink, RoutedStream
+from deployments.fleet.front_server import FrontConnection
+from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
+from deployments.fleet.remote_engine import RemoteEngine
+from tests.simulation.answers import Wrong
+from tests.simulation.processes import SimulatedEngine, SimulatedFront
+from tests.support.virtual_loop import network
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Client
+    from tests.simulation.world import World
+
+LOOK_S: Final = 0.25
+SILENCE_S: Final = 2.0 + LOOK_S  # until an engine's silence is noticed
+DEAF_S: Final = SILENCE_S + BEAT_S
+WAIT_S: Final = 1.0 + LOOK_S  # beside a free slot
+SETTLED_S: Final = 6.0  # after a disturbance between two processes, connections are made again
+ORPHAN_S: Final = 1.5
+
+EXPECTED_ENDS: Final = ("has said nothing", "the engine ends", "the engine has failed", "cut", "no greeting")
+EXPECTED_ERRORS: Final = ("recovering", "the engine has failed", "the start failed", "is left out", "is refused")
+
+
+class Rules:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._since: dict[Hashable, float] = {}  # since when something lasts
+        self._disturbed_s: dict[tuple[SimulatedFront, SimulatedEngine], float] = {}
+        self._computed_by: dict[
+            RoutedStream, tuple[int, int, int]
+        ] = {}  # length; weights and ranks of its latest tokens
+
+    def look(self) -> None:
+        self._note_disturbances()
+        for front, model in self.models():
+            self._check_owners(model)
+            for link in model.links:
+                self._check_link(front, link)
+            for live in list(model._live.values()):
+                self._check_wait(front, model, live)
+        for engine in self._world.engines:
+            self.lasts(("up", engine), not engine.process.stands_still)
+            if not (engine.is_gone or engine.process.stands_still or engine.server is None):
+                for connection in engine.server.connections:
+                    self._check_connection(engine, connection)
+                self._check_places(engine)
+
+    def lasts(self, what: Hashable, is_so: bool) -> float:
+        """For how many seconds."""
+        if not is_so:
+            self._since.pop(what, None)
+            return 0.0
+        return time.monotonic() - self._since.setdefault(what, time.monotonic())
+
+    def models(self) -> Iterator[tuple[SimulatedFront, RemoteEngine]]:
+        for front in self._world.fronts:
+            if not front.is_gone and front.fleet is not None:
+                for model in front.fleet._models.values():
+                    yield front, model
+
+    # What the simulation knows.
+
+    def is_settled(self, front: SimulatedFront, engine: SimulatedEngine) -> bool:
+        """Nothing has come between the two for a while."""
+        return time.monotonic() - self._disturbed_s.get((front, engine), time.monotonic()) > SETTLED_S
+
+    def disturb(self, engine: SimulatedEngine) -> None:
+        for front in self._world.fronts:
+            self._disturbed_s[front, engine] = time.monotonic()
+
+    def _note_disturbances(self) -> None:
+        for front in self._world.fronts:
+            for engine in self._world.engines:
+                pair = front.process, engine.process
+                is_apart = any(network()._is_silent(*each) or each in network().delay_s for each in (pair, pair[::-1]))
+                is_still = any(process.stands_still for process in pair)
+                if is_apart or is_still or not engine.serves or (front, engine) not in self._disturbed_s:
+                    self._disturbed_s[front, engine] = time.monotonic()
+
+    def _engine_of(self, link: EngineLink | None) -> SimulatedEngine | None:
+        found = (each for each in self._world.engines if link is not None and each.service.engine_id == link.engine_id)
+        return next(found, None)
+
+    # Rules.
+
+    def _check_owners(self, model: RemoteEngine) -> None:
+        owners: dict[Any, int] = {}
+        for link in model.links:
+            for number, live in link.streams.items():
+                if live.link is not link or live.number != number:
+                    raise Wrong("a stream is counted for an engine that does not compute it")
+                owners[live.stream] = owners.get(live.stream, 0) + 1
+        if any(count > 1 for count in owners.values()):
+            raise Wrong("a stream has two engines")
+
+    def _check_link(self, front: SimulatedFront, link: EngineLink) -> None:
+        engine = self._engine_of(link)
+        if engine is None:
+            return
+        is_known = link.is_suspected or link.is_lost or link.is_leaving or front.process.stands_still
+        is_silent = engine.process.stands_still or network()._is_silent(engine.process, front.process)
+        if self.lasts(("silent", link), is_silent and not is_known) > SILENCE_S:
+            raise Wrong("a silent engine is not suspected")
+        is_deaf = network()._is_silent(front.process, engine.process)
+        if self.lasts(("deaf", link), is_deaf and not is_silent and not is_known) > DEAF_S:
+            raise Wrong("an engine that does not hear is not suspected")
+        has_other = self.is_settled(front, engine) and link.defaults != engine.service.sampling_defaults
+        if self.lasts(("defaults", link), has_other) > 3 * BEAT_S:
+            raise Wrong("a front has other defaults than its engine")
+
+    def _check_wait(self, front: SimulatedFront, model: RemoteEngine, live: RoutedStream) -> None:
+        seq, engine = live.stream.sequence, self._engine_of(live.link)
+        length, *_ = self._computed_by.get(live, (seq.prompt_len, 0, 0))
+        if seq.length > length and engine is not None:
+            self._computed_by[live] = seq.length, engine.weights, engine.service.num_ranks_now
+        runs = live.stream.ended or (engine is not None and engine.serves and self._has_slot(engine, live))
+        could_run = not runs and any(self._fits(front, model, each, live) for each in self._world.engines)
+        is_unnoticed = live.link is not None and (engine is None or not self.is_settled(front, engine))
+        if self.lasts(("waits", live), could_run) > WAIT_S + (DEAF_S if is_unnoticed else 0.0):
+            where = "held" if live.link is None else "in the queue of another engine"
+            raise Wrong(f"a stream with {seq.length - seq.prompt_len} tokens waits {where} beside a free slot")
+
+    def _has_slot(self, engine: SimulatedEngine, live: RoutedStream) -> bool:
+        assert engine.server is not None
+        for connection in engine.server.connections:
+            if _link_of(connection) is live.link and (stream := connection._streams.get(live.number)) is not None:
+                return stream.sequence.slot is not None
+        return False
+
+    def _fits(self, front: SimulatedFront, model: RemoteEngine, engine: SimulatedEngine, live: RoutedStream) -> bool:
+        if engine.application.model != model.model_id or not engine.serves or not self.is_settled(front, engine):
+            return False
+        seq, (_, weights, ranks) = live.stream.sequence, self._computed_by.get(live, (0, engine.weights, 0))
+        if (weights, ranks or engine.service.num_ranks_now) != (engine.weights, engine.service.num_ranks_now):
+            return False
+        scheduler = engine.service.loop.scheduler
+        has_free = scheduler.num_running + scheduler.num_waiting < engine.service.config.max_batch_size
+        if self.lasts(("free", engine), has_free) < 1.0:
+            return False
+        places = scheduler.adapter_places
+        return not seq.adapter or seq.adapter in places.held
+
+    def _check_connection(self, engine: SimulatedEngine, connection: FrontConnection) -> None:
+        front = self._front_of(connection)
+        silent_s = time.monotonic() - connection._heard_s
+        has_stood = self.lasts(("up", engine), True) < CLOSE_AFTER_S + 2.0
+        if connection._is_greeted and silent_s > CLOSE_AFTER_S + 3 * BEAT_S and not has_stood:
+            raise Wrong(f"an engine keeps {len(connection._streams)} streams of a front that has vanished")
+        link = _link_of(connection)
+        if front is None or link is None:
+            return
+        is_quiet = self.is_settled(front, engine)
+        for number in list(connection._streams):
+            if self.lasts(("orphan", connection, number), is_quiet and number not in link.streams) > ORPHAN_S:
+                raise Wrong("an engine computes a stream that its front does not know")
+
+    def _check_places(self, engine: SimulatedEngine) -> None:
+        assert engine.server is not None
+        sequences = [stream.sequence for each in engine.server.connections for stream in each._streams.values()]
+        running = [seq for seq in sequences if seq.slot is not None]
+        places = {
+            owner: {seq.adapter for seq in running if seq.owner == owner} - {""}
+            for owner in {seq.owner for seq in running}
+        }
+        limit_s = 3.0 + 20 * self._world.setting.step_s
+        for seq in sequences:
+            waits = seq.slot is None and bool(seq.adapter) and seq.owner not in places and engine.serves
+            is_kept = any(len(held) >= max(2, self._world.setting.max_loras) for held in places.values())
+            if self.lasts(("place", engine, seq), waits and is_kept) > limit_s:
+                raise Wrong("one owner keeps all places of adapters, and another one has none")
+
+    def check_refusal(self, client: "Client") -> None:
+        """A request of this client has been refused because too many wait."""
+        engines = [each for each in self._world.engines if each.application is client.application and each.serves]
+        if not engines or not all(
+            self.is_settled(front, each) for front in self._world.open_fronts() for each in engines
+        ):
+            return
+        waiting: dict[str, int] = {}
+        for engine in engines:
+            scheduler = engine.service.loop.scheduler
+            if scheduler.num_running + scheduler.num_waiting + client.n <= engine.service.config.max_batch_size:
+                raise Wrong(f"{client.name} is refused beside a free slot")
+            assert engine.server is not None
+            for connection in engine.server.connections:
+                for stream in connection._streams.values():
+                    if stream.sequence.slot is None:
+                        owner = stream.sequence.owner
+                        waiting[owner] = waiting.get(owner, 0) + 1
+        own = waiting.pop(self._world.owner_of(client), 0)
+        if not own and client.n == 1 and max(waiting.values(), default=0) >= 2 * len(engines):
+            raise Wrong(f"{client.name} is refused, and has nothing in a queue that others fill: {waiting}")
+
+    def _front_of(self, connection: FrontConnection) -> SimulatedFront | None:
+        link = _link_of(connection)
+        for front, model in self.models():
+            if link in model.links:
+                return front
+        return None
+
+    def check_nothing_left(self) -> None:
+        for _, model in self.models():
+            if model._live or model._held:
+                raise Wrong(f"a front has {len(model._live)} streams left, {len(model._held)} of them held")
+        services = [engine.service for engine in self._world.engines if engine.serves]
+        services += [front.engine for front in self._world.fronts_with_ranks()]
+        for service in services:
+            if service.readiness().phase != "ready":
+                continue
+            scheduler = service.loop.scheduler
+            if scheduler.num_running or scheduler.num_waiting or service.loop.num_live:
+                raise Wrong(f"an engine has {scheduler.num_running} and {scheduler.num_waiting} sequences left")
+            if scheduler.pool.num_used:
+                raise Wrong(f"an engine has {scheduler.pool.num_used} blocks left")
+        for front in self._world.fronts:
+            if not front.is_gone and front.http_app.stored._kept.num_bytes:
+                raise Wrong("a front keeps streams beyond its window")
+
+
+def _link_of(connection: FrontConnection) -> EngineLink | None:
+    """The other end of a connection that has not ended."""
+    peer = getattr(connection._transport, "peer", None)
+    return peer.protocol if peer is not None and not peer.is_closed else None
+
+
+class Log(logging.Handler):
+    """What the product reports as an error, but for what it is to report."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.unexpected: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if not any(expected in message for expected in EXPECTED_ERRORS):
+            self.unexpected.append(message)

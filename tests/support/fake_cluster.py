@@ -1,0 +1,95 @@
+"""What engines and fronts ask of Ray and Serve, answered by the processes of one event loop."""
+
+import asyncio
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from deployments.fleet.cluster import Entry
+from deployments.fleet.directory import CALL_TIMEOUT_S
+from deployments.observe.metrics import Metrics
+from llama_core.errors import NotReady
+from tests.support.virtual_network import Process
+
+NODE = "this node"
+
+
+class QuietMetrics(Metrics):
+    """Nothing refreshes them."""
+
+    def __init__(self) -> None:
+        super().__init__(in_ray=False)
+
+    def watch(self, engine: Any) -> None:
+        pass
+
+
+class Replica(NamedTuple):
+    deployment: str
+    process: Process
+    target: Any  # that is called
+
+
+@dataclass
+class FakeCluster:
+    """replicas: those that Serve calls. running: applications that Serve has and does not remove. args: of each as it is
+    configured now. entries: the adapters of each model. is_away: neither Serve nor the store answers."""
+
+    replicas: list[Replica] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    args: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    is_away: bool = False
+
+    def remove(self, target: Any) -> None:
+        self.replicas = [replica for replica in self.replicas if replica.target is not target]
+
+
+@dataclass
+class Member:
+    """Implements `Cluster` for one process."""
+
+    cluster: FakeCluster
+    application: str = ""
+    node: str = NODE
+    replica: str = "0"
+    host: str = "127.0.0.1"
+    http_host: str = "127.0.0.1"
+
+    async def applications(self) -> Set[str]:
+        return set() if self.cluster.is_away else set(self.cluster.running)
+
+    async def call_all(self, deployment: str, method: str, *args: Any) -> list[Any]:
+        if self.cluster.is_away:
+            return []
+        calls = [
+            replica.process.run(getattr(replica.target, method)(*args))
+            for replica in self.cluster.replicas
+            if replica.deployment == deployment
+        ]
+        waits = [asyncio.wait_for(call, CALL_TIMEOUT_S) for call in calls]
+        results = await asyncio.gather(*waits, return_exceptions=True)
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def deployed_args(self) -> dict[str, Any] | None:
+        if self.cluster.is_away:
+            raise TimeoutError
+        return self.cluster.args.get(self.application)
+
+    async def adapters(self, model: str) -> Mapping[str, Entry]:
+        return dict(self._entries(model))
+
+    async def put_adapter(self, model: str, name: str, entry: Entry, *, replaces: bool) -> bool:
+        entries = self._entries(model)
+        if name in entries and not replaces:
+            return False
+        entries[name] = entry
+        return True
+
+    async def remove_adapter(self, model: str, name: str) -> None:
+        self._entries(model).pop(name, None)
+
+    def _entries(self, model: str) -> dict[str, Entry]:
+        if self.cluster.is_away:
+            raise NotReady("Ray's control service does not answer")
+        return self.cluster.entries.setdefault(model, {})
