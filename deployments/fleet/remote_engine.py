@@ -199,10 +199,20 @@ class RemoteEngine:
         if self.is_removed and not has_engine:
             self._fail(live, NotReady(f"the application of {self.model_id} has been removed"))
             return
+        if not live.has_begun and self._has_other_tokenizer(live):
+            # An engine of a release that failed, or was updated, has had it; another text would have another prompt.
+            self._fail(live, NotReady("no engine has the tokenizer of this request's prompt any more: send it again"))
+            return
         live.refused_by.clear()  # they are asked again at the next tick
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
         self._events["held"] += live not in self._held
         self._held[live] = None
+
+    def _has_other_tokenizer(self, live: RoutedStream) -> bool:
+        """Whether requests are taken, and no engine knows the tokens of this one's prompt."""
+        digests = {link.tokenizer_digest for link in self.links if not link.is_leaving}
+        takes_requests = any(link.takes_requests for link in self.links)
+        return takes_requests and live.stream.tokenizer_digest not in digests
 
     def _able(
         self, live: RoutedStream, silent_since_s: float | None = None, but: EngineLink | None = None

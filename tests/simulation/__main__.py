@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--start", type=int, default=1)
     parser.add_argument("--form", choices=("fleet", "build_app"), default="", help="default: the seed decides")
     parser.add_argument("--keep-going", action="store_true", help="after a finding, without its shortest form")
+    parser.add_argument("--plain", action="store_true", help="end at a finding, without its shortest form")
     parser.add_argument("--verbose", action="store_true", help="show the log")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, format="%(message)s")
@@ -49,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         num_findings += 1
         print(f"seed {seed}: {found[:1000]}", flush=True)
+        if options.plain:
+            break
         if not options.keep_going:
             kept = shortest(setting, events)
             print(setting, *kept, finding(setting, kept)[0][:1000], sep="\n")
             break
     seconds = time.perf_counter() - began_s
-    print(f"{options.seeds} seeds, {num_events} events, {num_findings} findings, {seconds:.1f} s")
+    print(f"{seed + 1 - options.start} seeds, {num_events} events, {num_findings} findings, {seconds:.1f} s")
     sys.exit(num_findings > 0)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 RETRY_S: Final = 0.5
 LATE_S: Final = 0.6  # after its deadline
-# Errors after which a client asks again, by their codes.
-AGAIN: Final = ("not_ready", "queue_full", "rate_limit", "server_shutdown")
 
 
 class Client:
@@ -46,7 +44,7 @@ class Client:
         self._prompt = None if self.is_chat else prompt
         self.answer = self._new_answer()
         self.is_cancelled = False
-        self.ends_s: float | None = None  # when its deadline has passed
+        self.asked_s = 0.0
         self._leaving = asyncio.Event()
         self._away_s = 0.0
         self._num_calls = 0
@@ -126,7 +124,7 @@ class Client:
         origins = self._world.origins(self.application, self.adapter)
         path = "/v1/chat/completions" if self.is_chat else "/v1/completions"
         body, headers = self._body(), self._headers()
-        began_s = time.monotonic()
+        began_s = self.asked_s = time.monotonic()
         call = front.process.call(lambda: AsgiCall(front.http_app, path, body, headers))
         ends = [asyncio.ensure_future(event.wait()) for event in (front.ended, self._leaving)]
         try:
@@ -181,7 +179,7 @@ class Client:
             self.answer = self._new_answer()
             return False
         if call.status == 429:
-            self._world.check_refusal(self)
+            self._world.check_refusal(self, str(error["message"]))
             return False
         if call.status == 404:
             if not self.adapter and self._world.serves(front, self.application):
@@ -196,10 +194,17 @@ class Client:
             return True
         if code == "not_ready" or "shut down" in message or "not ready" in message:
             is_wrong = self._world.serves(front, self.application) and not front.is_draining and not self.adapter
-            if is_wrong and "hold_timeout_s" not in message:
+            # An update may leave no engine for an answer, or a prompt, of the former release.
+            may_have_changed = "hold_timeout_s" in message and self.application.has_updated
+            may_have_changed |= "send it again" in message and not self.num_tokens
+            if is_wrong and not may_have_changed:
                 raise Wrong(f"refused beside an engine that serves: {message}")
             return False
+        if code == "queue_full":  # it has given way to one of another owner
+            return False
         if "adapter is not here" in message:
+            if self.num_tokens and not self._world.num_ends:
+                raise Wrong("a stream is lost with its adapter, and no engine has died")
             return True
         if "engines ended in turn" in message or code == "poison_request":
             if self._world.num_ends < 3:

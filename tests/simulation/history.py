@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 LASTS_S: Final = 30.0
@@ -122,7 +122,13 @@ def drawn(seed: int, form: str = "") -> tuple[Setting, list[Event]]:
     for _ in range(draw.randint(10, 20)):
         kind = draw.choice(kinds)
         events.append(Event(_time(draw), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw)))
-    return setting, sorted(events, key=lambda event: event.at_s)
+    # All of it takes the half of what is left of the history, about.
+    num_slots = setting.max_batch_size * (setting.num_fronts if setting.form == "build_app" else len(setting.engines))
+    num_tokens = sum(
+        event.size * (60 if event.kind == "burst" else 2) for event in events if event.kind in ("burst", "request")
+    )
+    step_s = min(setting.step_s, 40.0 * num_slots / num_tokens)
+    return replace(setting, step_s=round(step_s, 3)), sorted(events, key=lambda event: event.at_s)
 
 
 def _time(draw: random.Random) -> float:

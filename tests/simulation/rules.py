@@ -5,7 +5,10 @@ import time
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from deployments.fleet.directory import CALL_TIMEOUT_S
 from deployments.fleet.engine_link import EngineLink, RoutedStream
+from deployments.fleet.fleet import Fleet
+from deployments.fleet.front_process import MAX_SEARCH_S
 from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.fleet.remote_engine import RemoteEngine
@@ -18,13 +21,12 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LOOK_S: Final = 0.25
-SILENCE_S: Final = 2.0 + LOOK_S  # until an engine's silence is noticed
-DEAF_S: Final = SILENCE_S + BEAT_S
+SILENCE_S: Final = 2.05  # until an engine's silence is noticed
+DEAF_S: Final = SILENCE_S + LOOK_S + BEAT_S
 WAIT_S: Final = 1.0 + LOOK_S  # beside a free slot
 SETTLED_S: Final = 6.0  # after a disturbance between two processes, connections are made again
 ORPHAN_S: Final = 1.5
 
-EXPECTED_ENDS: Final = ("has said nothing", "the engine ends", "the engine has failed", "cut", "no greeting")
 EXPECTED_ERRORS: Final = ("recovering", "the engine has failed", "the start failed", "is left out", "is refused")
 
 
@@ -33,6 +35,8 @@ class Rules:
         self._world = world
         self._since: dict[Hashable, float] = {}  # since when something lasts
         self._disturbed_s: dict[tuple[SimulatedFront, SimulatedEngine], float] = {}
+        self._troubled_s: dict[SimulatedFront, float] = {}  # when an engine was silent or gone
+        self._suspicions: dict[SimulatedFront, int] = {}
         self._computed_by: dict[
             RoutedStream, tuple[int, int, int]
         ] = {}  # length; weights and ranks of its latest tokens
@@ -45,6 +49,9 @@ class Rules:
                 self._check_link(front, link)
             for live in list(model._live.values()):
                 self._check_wait(front, model, live)
+        for front in self._world.fronts:
+            if front.fleet is not None and not front.is_gone:
+                self._check_front(front, front.fleet)
         for engine in self._world.engines:
             self.lasts(("up", engine), not engine.process.stands_still)
             if not (engine.is_gone or engine.process.stands_still or engine.server is None):
@@ -71,6 +78,10 @@ class Rules:
         """Nothing has come between the two for a while."""
         return time.monotonic() - self._disturbed_s.get((front, engine), time.monotonic()) > SETTLED_S
 
+    def is_alone_to_blame(self, front: SimulatedFront) -> bool:
+        """No engine has been silent, or gone, for a while."""
+        return time.monotonic() - self._troubled_s.get(front, 0.0) > SETTLED_S
+
     def disturb(self, engine: SimulatedEngine) -> None:
         for front in self._world.fronts:
             self._disturbed_s[front, engine] = time.monotonic()
@@ -81,6 +92,9 @@ class Rules:
                 pair = front.process, engine.process
                 is_apart = any(network()._is_silent(*each) or each in network().delay_s for each in (pair, pair[::-1]))
                 is_still = any(process.stands_still for process in pair)
+                out_s = self.lasts(("out", front, engine), not engine.serves)
+                if is_apart or 0.0 < out_s < CLOSE_AFTER_S:
+                    self._troubled_s[front] = time.monotonic()
                 if is_apart or is_still or not engine.serves or (front, engine) not in self._disturbed_s:
                     self._disturbed_s[front, engine] = time.monotonic()
 
@@ -89,6 +103,32 @@ class Rules:
         return next(found, None)
 
     # Rules.
+
+    def _check_front(self, front: SimulatedFront, fleet: Fleet) -> None:
+        num_suspicions = fleet._events["suspected"]
+        if num_suspicions > self._suspicions.get(front, 0) and self.is_alone_to_blame(front):
+            raise Wrong("a front suspects engines because it stood still itself")
+        self._suspicions[front] = num_suspicions
+        for application in self._world.applications:
+            model = fleet._models.get(application.model)
+            is_removed = application.name not in self._world.cluster.running and not self._world.cluster.is_away
+            is_left = is_removed and model is not None and not (model.links or front.process.stands_still)
+            if self.lasts(("removed", front, application), is_left) > MAX_SEARCH_S + CALL_TIMEOUT_S + 3.0:
+                raise Wrong("a model of an application that has been removed is served")
+            if model is not None:
+                held = [live for live in model._held if not (live.placed_s or live.has_begun)]
+                if len(held) > self._world.setting.max_queue + 3:
+                    raise Wrong(
+                        f"a front holds {len(held)} requests, and its engines took {self._world.setting.max_queue}"
+                    )
+
+    def on_close(self, connection: FrontConnection, reason: str) -> None:
+        """An engine closes its connection with a front."""
+        front = self._front_of(connection)
+        engine = next(each for each in self._world.engines if each.server is connection.server)
+        is_expected = reason in ("the engine ends", "the engine has failed", "cut")
+        if front is not None and not is_expected and self.is_settled(front, engine):
+            raise Wrong(f"an engine closes the connection with a front: {reason}")
 
     def _check_owners(self, model: RemoteEngine) -> None:
         owners: dict[Any, int] = {}
@@ -104,10 +144,12 @@ class Rules:
         engine = self._engine_of(link)
         if engine is None:
             return
-        is_known = link.is_suspected or link.is_lost or link.is_leaving or front.process.stands_still
+        is_known = link.is_suspected or link.is_lost or link.is_leaving
+        is_up = self.lasts(("front up", front), not front.process.stands_still) > SILENCE_S + BEAT_S
+        is_known |= not is_up or self.lasts(("linked", link), True) < SILENCE_S + BEAT_S
         is_silent = engine.process.stands_still or network()._is_silent(engine.process, front.process)
-        if self.lasts(("silent", link), is_silent and not is_known) > SILENCE_S:
-            raise Wrong("a silent engine is not suspected")
+        if is_silent and not is_known and (silent_s := time.monotonic() - link.heard_s) > SILENCE_S:
+            raise Wrong(f"a silent engine is not suspected after {silent_s:.2f} s")
         is_deaf = network()._is_silent(front.process, engine.process)
         if self.lasts(("deaf", link), is_deaf and not is_silent and not is_known) > DEAF_S:
             raise Wrong("an engine that does not hear is not suspected")
@@ -118,14 +160,21 @@ class Rules:
     def _check_wait(self, front: SimulatedFront, model: RemoteEngine, live: RoutedStream) -> None:
         seq, engine = live.stream.sequence, self._engine_of(live.link)
         length, *_ = self._computed_by.get(live, (seq.prompt_len, 0, 0))
+        is_known = seq.length == length or engine is not None
         if seq.length > length and engine is not None:
             self._computed_by[live] = seq.length, engine.weights, engine.service.num_ranks_now
         runs = live.stream.ended or (engine is not None and engine.serves and self._has_slot(engine, live))
-        could_run = not runs and any(self._fits(front, model, each, live) for each in self._world.engines)
+        could_run = is_known and not runs and any(self._fits(front, model, each, live) for each in self._world.engines)
         is_unnoticed = live.link is not None and (engine is None or not self.is_settled(front, engine))
-        if self.lasts(("waits", live), could_run) > WAIT_S + (DEAF_S if is_unnoticed else 0.0):
-            where = "held" if live.link is None else "in the queue of another engine"
-            raise Wrong(f"a stream with {seq.length - seq.prompt_len} tokens waits {where} beside a free slot")
+        whole_s, here_s = self.lasts(("waits", live), could_run), self.lasts(("waits", live, live.link, live.placed_s), could_run)
+        if whole_s > WAIT_S + 3 * DEAF_S or (here_s > WAIT_S and not is_unnoticed):
+            free = [each for each in self._world.engines if self._fits(front, model, each, live)]
+            links = [(link.engine_id[:6], link.is_ready, link.num_free) for link in model.links]
+            raise Wrong(
+                f"a stream with {seq.length - seq.prompt_len} tokens waits beside a free slot, at {time.monotonic():.2f} s: "
+                f"{live.link and live.link.engine_id[:6]}, since {live.placed_s:.2f}, moved {live.num_moves} times, "
+                f"adapter {seq.adapter[:6]!r}; free: {[each.service.engine_id[:6] for each in free]}; the front knows {links}"
+            )
 
     def _has_slot(self, engine: SimulatedEngine, live: RoutedStream) -> bool:
         assert engine.server is not None
@@ -139,6 +188,9 @@ class Rules:
             return False
         seq, (_, weights, ranks) = live.stream.sequence, self._computed_by.get(live, (0, engine.weights, 0))
         if (weights, ranks or engine.service.num_ranks_now) != (engine.weights, engine.service.num_ranks_now):
+            return False
+        assert engine.server is not None
+        if engine.server._tokenizer_digest != live.stream.tokenizer_digest:
             return False
         scheduler = engine.service.loop.scheduler
         has_free = scheduler.num_running + scheduler.num_waiting < engine.service.config.max_batch_size
@@ -176,27 +228,33 @@ class Rules:
             if self.lasts(("place", engine, seq), waits and is_kept) > limit_s:
                 raise Wrong("one owner keeps all places of adapters, and another one has none")
 
-    def check_refusal(self, client: "Client") -> None:
+    def check_refusal(self, client: "Client", message: str) -> None:
         """A request of this client has been refused because too many wait."""
         engines = [each for each in self._world.engines if each.application is client.application and each.serves]
         if not engines or not all(
             self.is_settled(front, each) for front in self._world.open_fronts() for each in engines
         ):
             return
-        waiting: dict[str, int] = {}
+        waiting: dict[str, int] = {}  # of each owner, those that could give way
+        is_over = False  # streams of other engines have come beyond the limit
+        owner, has_own, is_free = self._world.owner_of(client), False, False
         for engine in engines:
             scheduler = engine.service.loop.scheduler
-            if scheduler.num_running + scheduler.num_waiting + client.n <= engine.service.config.max_batch_size:
-                raise Wrong(f"{client.name} is refused beside a free slot")
+            is_free |= scheduler.num_running + scheduler.num_waiting + client.n <= engine.service.config.max_batch_size
+            is_over |= scheduler.num_waiting > self._world.setting.max_queue
             assert engine.server is not None
             for connection in engine.server.connections:
                 for stream in connection._streams.values():
-                    if stream.sequence.slot is None:
-                        owner = stream.sequence.owner
-                        waiting[owner] = waiting.get(owner, 0) + 1
-        own = waiting.pop(self._world.owner_of(client), 0)
-        if not own and client.n == 1 and max(waiting.values(), default=0) >= 2 * len(engines):
-            raise Wrong(f"{client.name} is refused, and has nothing in a queue that others fill: {waiting}")
+                    seq = stream.sequence
+                    has_own |= seq.owner == owner
+                    if seq.slot is None and not seq.progress.has_begun:
+                        waiting[seq.owner] = waiting.get(seq.owner, 0) + 1
+        # One request may give way to another with fewer choices, which leaves more room than was needed.
+        is_burst = sum(time.monotonic() - each.asked_s < 1.5 for each in self._world.clients) > 2
+        if is_free and not (has_own or is_burst):
+            raise Wrong(f"{client.name} is refused beside a free slot: {message}")
+        if not (has_own or is_over) and client.n == 1 and max(waiting.values(), default=0) >= 2 * len(engines):
+            raise Wrong(f"{client.name} is refused, and has nothing in a queue that others fill: {message}, {waiting}")
 
     def _front_of(self, connection: FrontConnection) -> SimulatedFront | None:
         link = _link_of(connection)

@@ -18,15 +18,17 @@ from cluster.wire import tls
 from deployments.engine import service
 from deployments.fleet import fleet, front_server
 from deployments.fleet.cluster import ENGINE
+from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.loaded_adapters import AdapterLoader
 from llama_core.errors import LlamaError, RankFailure
 from llama_core.log_lines import where
+from llama_core.text.model_text import ModelText
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
 from tests.simulation.answers import Origin, Wrong
 from tests.simulation.clients import LATE_S, Client
-from tests.simulation.history import LASTS_S, Event, Setting
+from tests.simulation.history import LASTS_S, Event, Setting, drawn
 from tests.simulation.processes import (
     ADAPTERS,
     Application,
@@ -43,7 +45,7 @@ from tests.support.virtual_network import Process
 
 QUIET_S: Final = 240.0  # after the last fault, for everything to end
 DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
-CHANGES: Final = ("update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
+CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 class World:
@@ -91,8 +93,8 @@ class World:
     def owner_of(self, client: Client) -> str:
         return hashlib.sha256(client.owner.encode()).hexdigest()[:12]
 
-    def check_refusal(self, client: Client) -> None:
-        self.rules.check_refusal(client)
+    def check_refusal(self, client: Client, message: str) -> None:
+        self.rules.check_refusal(client, message)
 
     def check_deadline(self, front: SimulatedFront, seconds: float, limit_s: float) -> None:
         if seconds > limit_s + LATE_S and time.monotonic() - self._still_s.get(front, -100.0) > seconds + 10.0:
@@ -350,12 +352,14 @@ class World:
         application = self._application(event)
         if not application.is_changing and application.name in self.cluster.running:
             release = application.release
-            kind = event.which % 4
+            kind = event.which % 5
             if kind == 0:
                 release = replace(release, weights=max(self._weights[application]) + 1)
             elif kind == 1:
                 release = replace(release, template=release.template + 1)
             elif kind == 2:
+                release = replace(release, tokenizer=release.tokenizer + 1)
+            else:
                 release = replace(release, defaults="greedy" if release.defaults == "builtin" else "builtin")
             self._effect(self._updated(application, release, event.size))
 
@@ -366,7 +370,7 @@ class World:
 
     async def _updated(self, application: Application, release: Release, after_s: float) -> None:
         """after_s: until each successor starts; 0: before, in room of its own."""
-        application.is_changing = True
+        application.is_changing = application.has_updated = True
         self._release(application, release)
         for engine in [each for each in self._alive() if each.application is application]:
             if engine.is_gone or engine.process.stands_still or engine.is_ending:
@@ -384,14 +388,16 @@ class World:
     def _bad_update(self, event: Event) -> None:
         application = self._application(event)
         if not application.is_changing and application.name in self.cluster.running:
-            self._effect(self._failed_update(application, event.which % 2 == 0))
+            self._effect(self._failed_update(application, event.which % 3))
 
-    async def _failed_update(self, application: Application, has_weights: bool) -> None:
+    async def _failed_update(self, application: Application, kind: int) -> None:
         """Each engine of the new release dies; then the operator takes it back."""
         application.is_changing = True
-        former = application.release
-        weights = max(self._weights[application]) + 1 if has_weights else former.weights
-        self._release(application, replace(former, weights=weights, template=former.template + 1))
+        former, application.has_updated = application.release, application.has_updated or kind == 1
+        weights = max(self._weights[application]) + 1 if kind == 1 else former.weights
+        tokenizer = former.tokenizer + 1 if kind == 2 else former.tokenizer
+        bad = replace(former, weights=weights, tokenizer=tokenizer, template=former.template + 1)
+        self._release(application, bad)
         for _ in range(3):
             engine = await self._new_engine(application)
             await asyncio.sleep(0.3)
@@ -442,7 +448,8 @@ class World:
         except LlamaError:
             pass
         else:
-            await asyncio.sleep(1.0)
+            if any(self.serves(front, application) for front in self.open_fronts()):
+                raise Wrong("another application with the name of a model that is served, and other weights, is taken")
         self.cluster.running.discard(rival.name)
         self._end(engine, network().kill)
         application.is_changing = False
@@ -541,6 +548,8 @@ async def _first_of(doing: Awaitable[Any], ends: asyncio.Event) -> None:
     ending.cancel()
     if running.done():
         running.result()
+    else:
+        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 class Rival(Application):
@@ -588,9 +597,11 @@ _read = fleet._read
 
 
 def _text(files: Any) -> Any:
+    """Another object for each process."""
     if files.digest not in _texts:
         _texts[files.digest] = _read(files)
-    return _texts[files.digest]
+    text, digest = _texts[files.digest]
+    return ModelText(*text), digest
 
 
 async def _end_all() -> None:
@@ -604,13 +615,34 @@ async def _end_all() -> None:
 
 def finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
     """What does not hold in this history, "" if all does; and the number of messages that were sent."""
+    _warmed_up()
+    return _finding(setting, events)
+
+
+@cache
+def _warmed_up() -> None:
+    """A process's first history draws other random numbers: modules are imported, and caches filled."""
+    _finding(*drawn(1))
+
+
+def _finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
     draw = random.Random(setting.seed)
     loop = VirtualLoop(lambda: draw.random() < 0.5)
 
     async def lived() -> None:
         world = World(setting)
+        close = FrontConnection.close
+
+        def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
+            try:
+                world.rules.on_close(connection, reason)
+            except Wrong as wrong:
+                loop.errors.append(str(wrong))
+            close(connection, reason, level)
+
         try:
-            await world.run(events)
+            with mock.patch.object(FrontConnection, "close", closed):
+                await world.run(events)
         finally:
             await world.end()
 

@@ -67,9 +67,10 @@ class Member:
             for replica in self.cluster.replicas
             if replica.deployment == deployment
         ]
-        waits = [asyncio.wait_for(call, CALL_TIMEOUT_S) for call in calls]
-        results = await asyncio.gather(*waits, return_exceptions=True)
-        return [result for result in results if not isinstance(result, BaseException)]
+        for call in calls:
+            call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        done, _ = await asyncio.wait(calls, timeout=CALL_TIMEOUT_S) if calls else (set(), None)
+        return [call.result() for call in calls if call in done and call.exception() is None]
 
     async def deployed_args(self) -> dict[str, Any] | None:
         if self.cluster.is_away:
