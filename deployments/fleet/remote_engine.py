@@ -199,8 +199,8 @@ class RemoteEngine:
         if self.is_removed and not has_engine:
             self._fail(live, NotReady(f"the application of {self.model_id} has been removed"))
             return
-        if not live.has_begun and self._has_other_tokenizer(live):
-            # An engine of a release that failed, or was updated, has had it; another text would have another prompt.
+        if not live.stream.sequence.output and self._has_other_tokenizer(live):
+            # An engine of a release that failed, or was updated, has had it; with another text the prompt would be another.
             self._fail(live, NotReady("no engine has the tokenizer of this request's prompt any more: send it again"))
             return
         live.refused_by.clear()  # they are asked again at the next tick

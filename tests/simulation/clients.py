@@ -179,7 +179,6 @@ class Client:
             self.answer = self._new_answer()
             return False
         if call.status == 429:
-            self._world.check_refusal(self, str(error["message"]))
             return False
         if call.status == 404:
             if not self.adapter and self._world.serves(front, self.application):
@@ -195,12 +194,16 @@ class Client:
         if code == "not_ready" or "shut down" in message or "not ready" in message:
             is_wrong = self._world.serves(front, self.application) and not front.is_draining and not self.adapter
             # An update may leave no engine for an answer, or a prompt, of the former release.
-            may_have_changed = "hold_timeout_s" in message and self.application.has_updated
+            may_have_begun = self.num_tokens > 0 or self.n > 1 or not self.streams
+            may_have_changed = "hold_timeout_s" in message and self.application.has_updated and may_have_begun
             may_have_changed |= "send it again" in message and not self.num_tokens
             if is_wrong and not may_have_changed:
                 raise Wrong(f"refused beside an engine that serves: {message}")
             return False
-        if code == "queue_full":  # it has given way to one of another owner
+        if code in (
+            "queue_full",
+            "stream_taken_over",
+        ):  # it has given way to another owner's, or the client is back already
             return False
         if "adapter is not here" in message:
             if self.num_tokens and not self._world.num_ends:

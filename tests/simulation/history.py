@@ -45,8 +45,8 @@ class Setting:
 
 
 def _silence_s(draw: random.Random) -> float:
-    """Up to over CLOSE_AFTER_S."""
-    return draw.choice((0.3, 1.4, 1.6, 3.0, 18.0))
+    """Up to over CLOSE_AFTER_S; 0: it ends at the moment in which a front notices it."""
+    return draw.choice((0.0, 0.0, 0.3, 1.4, 1.6, 3.0, 18.0))
 
 
 def _until_next_s(draw: random.Random) -> float:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Lengths
 from typing import TYPE_CHECKING, Any, Final
 
 from deployments.fleet.directory import CALL_TIMEOUT_S
@@ -12,12 +13,12 @@ from deployments.fleet.front_process import MAX_SEARCH_S
 from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.fleet.remote_engine import RemoteEngine
+from llama_core.scheduling.scheduler import Scheduler
 from tests.simulation.answers import Wrong
 from tests.simulation.processes import SimulatedEngine, SimulatedFront
 from tests.support.virtual_loop import network
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Client
     from tests.simulation.world import World
 
 LOOK_S: Final = 0.25
@@ -33,6 +34,7 @@ EXPECTED_ERRORS: Final = ("recovering", "the engine has failed", "the start fail
 class Rules:
     def __init__(self, world: "World") -> None:
         self._world = world
+        self.wrong: list[str] = []  # what was found in calls of the product, which would catch an exception
         self._since: dict[Hashable, float] = {}  # since when something lasts
         self._disturbed_s: dict[tuple[SimulatedFront, SimulatedEngine], float] = {}
         self._troubled_s: dict[SimulatedFront, float] = {}  # when an engine was silent or gone
@@ -42,6 +44,8 @@ class Rules:
         ] = {}  # length; weights and ranks of its latest tokens
 
     def look(self) -> None:
+        if self.wrong:
+            raise Wrong(self.wrong[0])
         self._note_disturbances()
         for front, model in self.models():
             self._check_owners(model)
@@ -128,7 +132,7 @@ class Rules:
         engine = next(each for each in self._world.engines if each.server is connection.server)
         is_expected = reason in ("the engine ends", "the engine has failed", "cut")
         if front is not None and not is_expected and self.is_settled(front, engine):
-            raise Wrong(f"an engine closes the connection with a front: {reason}")
+            self.wrong.append(f"an engine closes the connection with a front: {reason}")
 
     def _check_owners(self, model: RemoteEngine) -> None:
         owners: dict[Any, int] = {}
@@ -166,7 +170,10 @@ class Rules:
         runs = live.stream.ended or (engine is not None and engine.serves and self._has_slot(engine, live))
         could_run = is_known and not runs and any(self._fits(front, model, each, live) for each in self._world.engines)
         is_unnoticed = live.link is not None and (engine is None or not self.is_settled(front, engine))
-        whole_s, here_s = self.lasts(("waits", live), could_run), self.lasts(("waits", live, live.link, live.placed_s), could_run)
+        whole_s, here_s = (
+            self.lasts(("waits", live), could_run),
+            self.lasts(("waits", live, live.link, live.placed_s), could_run),
+        )
         if whole_s > WAIT_S + 3 * DEAF_S or (here_s > WAIT_S and not is_unnoticed):
             free = [each for each in self._world.engines if self._fits(front, model, each, live)]
             links = [(link.engine_id[:6], link.is_ready, link.num_free) for link in model.links]
@@ -192,6 +199,10 @@ class Rules:
         assert engine.server is not None
         if engine.server._tokenizer_digest != live.stream.tokenizer_digest:
             return False
+        # A client that comes back needs the engines that its answer began with, also for a choice without tokens.
+        of_engine = (link for link in model.links if link.engine_id == engine.service.engine_id)
+        if live not in self._computed_by and not any(link.continues(live.stream.numerics) for link in of_engine):
+            return False
         scheduler = engine.service.loop.scheduler
         has_free = scheduler.num_running + scheduler.num_waiting < engine.service.config.max_batch_size
         if self.lasts(("free", engine), has_free) < 1.0:
@@ -208,10 +219,26 @@ class Rules:
         link = _link_of(connection)
         if front is None or link is None:
             return
+        self._check_turns(connection, link)
         is_quiet = self.is_settled(front, engine)
         for number in list(connection._streams):
             if self.lasts(("orphan", connection, number), is_quiet and number not in link.streams) > ORPHAN_S:
                 raise Wrong("an engine computes a stream that its front does not know")
+
+    def _check_turns(self, connection: FrontConnection, link: EngineLink) -> None:
+        """A stream that has begun elsewhere comes before those that have not."""
+        delay_s = 0.1 + 2 * self._world.setting.step_s
+        pairs = [
+            (stream, link.streams[number])
+            for number, stream in connection._streams.items()
+            if number in link.streams and not stream.sequence.adapter
+        ]
+        for first, begun in pairs:
+            if first.timeline.admitted_s is None and begun.has_begun and not begun.is_readmitted:
+                for stream, live in pairs:
+                    admitted_s, first_s = stream.timeline.admitted_s or 0.0, live.stream.timeline.admitted_s or 0.0
+                    if admitted_s > first.timeline.submitted_s + delay_s and first_s >= live.placed_s:
+                        raise Wrong("a new stream gets a slot before one that has begun")
 
     def _check_places(self, engine: SimulatedEngine) -> None:
         assert engine.server is not None
@@ -228,33 +255,25 @@ class Rules:
             if self.lasts(("place", engine, seq), waits and is_kept) > limit_s:
                 raise Wrong("one owner keeps all places of adapters, and another one has none")
 
-    def check_refusal(self, client: "Client", message: str) -> None:
-        """A request of this client has been refused because too many wait."""
-        engines = [each for each in self._world.engines if each.application is client.application and each.serves]
-        if not engines or not all(
-            self.is_settled(front, each) for front in self._world.open_fronts() for each in engines
-        ):
-            return
-        waiting: dict[str, int] = {}  # of each owner, those that could give way
-        is_over = False  # streams of other engines have come beyond the limit
-        owner, has_own, is_free = self._world.owner_of(client), False, False
-        for engine in engines:
-            scheduler = engine.service.loop.scheduler
-            is_free |= scheduler.num_running + scheduler.num_waiting + client.n <= engine.service.config.max_batch_size
-            is_over |= scheduler.num_waiting > self._world.setting.max_queue
-            assert engine.server is not None
-            for connection in engine.server.connections:
-                for stream in connection._streams.values():
-                    seq = stream.sequence
-                    has_own |= seq.owner == owner
+    def on_refused(self, scheduler: Scheduler, lengths: Lengths[int], owner: str, message: str) -> None:
+        """An engine refuses a new request because too many wait."""
+        waiting: dict[str, int] = {}
+        owners = set()
+        for engine in self._world.engines:
+            if engine.server is not None and engine.service.loop.scheduler is scheduler:
+                streams = [stream for each in engine.server.connections for stream in each._streams.values()]
+                for seq in (stream.sequence for stream in streams):
+                    owners.add(seq.owner)
+                    # One that has begun does not give way.
                     if seq.slot is None and not seq.progress.has_begun:
                         waiting[seq.owner] = waiting.get(seq.owner, 0) + 1
-        # One request may give way to another with fewer choices, which leaves more room than was needed.
-        is_burst = sum(time.monotonic() - each.asked_s < 1.5 for each in self._world.clients) > 2
-        if is_free and not (has_own or is_burst):
-            raise Wrong(f"{client.name} is refused beside a free slot: {message}")
-        if not (has_own or is_over) and client.n == 1 and max(waiting.values(), default=0) >= 2 * len(engines):
-            raise Wrong(f"{client.name} is refused, and has nothing in a queue that others fill: {message}, {waiting}")
+        if owner in owners or len(lengths) > 1:
+            return
+        if scheduler.num_waiting < len(scheduler.admission.free_slots):
+            self.wrong.append(f"{owner} is refused beside a free slot: {message}")
+        is_over = scheduler.num_waiting > self._world.setting.max_queue  # with streams of other engines
+        if max(waiting.values(), default=0) > 1 and not is_over:
+            self.wrong.append(f"{owner} has nothing in a queue that others fill, and is refused: {message}, {waiting}")
 
     def _front_of(self, connection: FrontConnection) -> SimulatedFront | None:
         link = _link_of(connection)

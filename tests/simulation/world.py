@@ -18,10 +18,12 @@ from cluster.wire import tls
 from deployments.engine import service
 from deployments.fleet import fleet, front_server
 from deployments.fleet.cluster import ENGINE
+from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.loaded_adapters import AdapterLoader
-from llama_core.errors import LlamaError, RankFailure
+from llama_core.errors import ConfigError, LlamaError, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import where
+from llama_core.scheduling.scheduler import Scheduler
 from llama_core.text.model_text import ModelText
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
@@ -61,17 +63,17 @@ class World:
         self.rules = Rules(self)
         self.may_change = False  # what an answer is computed from
         self.num_ends = 0  # of engines and ranks
-        self._digests: dict[str, list[str]] = {}  # all that a name of an adapter has had
         self._weights: dict[Application, list[int]] = {application: [0] for application in self.applications}
         self._asking: list[asyncio.Task[None]] = []
         self._effects: list[asyncio.Task[Any]] = []
+        self._at_suspicion: list[Callable[[], object]] = []
         self._still_s: dict[SimulatedFront, float] = {}
 
     # For clients and rules.
 
     def origins(self, application: Application, adapter: str) -> list[Origin]:
         """What may compute an answer of a request that is sent now."""
-        digests = self._digests.get(f"{application.model}-{adapter}", []) if adapter else [""]
+        digests = self.cluster.digests.get(f"{application.model}-{adapter}", []) if adapter else [""]
         return [Origin(weights, digest) for weights in self._weights[application] for digest in digests]
 
     def open_fronts(self) -> list[SimulatedFront]:
@@ -92,9 +94,6 @@ class World:
 
     def owner_of(self, client: Client) -> str:
         return hashlib.sha256(client.owner.encode()).hexdigest()[:12]
-
-    def check_refusal(self, client: Client, message: str) -> None:
-        self.rules.check_refusal(client, message)
 
     def check_deadline(self, front: SimulatedFront, seconds: float, limit_s: float) -> None:
         if seconds > limit_s + LATE_S and time.monotonic() - self._still_s.get(front, -100.0) > seconds + 10.0:
@@ -211,11 +210,18 @@ class World:
     # Engines.
 
     async def _new_engine(self, application: Application) -> SimulatedEngine:
-        await self._head_is_back()
-        engine = SimulatedEngine(self.setting, self.cluster, application)
-        self.engines.append(engine)
-        await _first_of(engine.start(), engine.gone)
-        return engine
+        while True:
+            await self._head_is_back()
+            engine = SimulatedEngine(self.setting, self.cluster, application)
+            self.engines.append(engine)
+            try:
+                await _first_of(engine.start(), engine.gone)
+            except (ConfigError, NotReady):  # a rival was there first, or the head is away
+                engine.vanish()
+                network().kill(engine.process)
+                await asyncio.sleep(2.0)
+            else:
+                return engine
 
     async def _later(self, seconds: float, application: Application) -> None:
         await asyncio.sleep(seconds)
@@ -246,9 +252,7 @@ class World:
         if process.stands_still:
             return
         network().stop(process)
-        await asyncio.sleep(seconds)
-        if not is_gone():
-            network().go_on(process)
+        await self._ended(seconds, lambda: None if is_gone() else network().go_on(process))
 
     def _silence(self, event: Event, to: bool = True, from_: bool = True) -> None:
         if (engine := self._engine(event)) is not None:
@@ -268,8 +272,32 @@ class World:
             network().silence(front.process, engine.process, both=False)
         if from_:
             network().silence(engine.process, front.process, both=False)
-        await asyncio.sleep(seconds)
-        network().heal(engine.process, front.process)
+        await self._ended(seconds, lambda: network().heal(engine.process, front.process))
+
+    async def _ended(self, seconds: float, end: Callable[[], object]) -> None:
+        """End a silence after so many seconds, or, for 0, inside of the call in which a front notices it: what has been sent
+        meanwhile is then read before or after what that call has made ready."""
+        if seconds:
+            await asyncio.sleep(seconds)
+            end()
+            return
+        noticed = asyncio.Event()
+
+        def noticed_now() -> None:
+            end()
+            noticed.set()
+
+        self._at_suspicion.append(noticed_now)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(noticed.wait(), 4.0)
+        if not noticed.is_set():
+            self._at_suspicion.clear()
+            end()
+
+    def on_suspicion(self) -> None:
+        ends, self._at_suspicion = self._at_suspicion, []
+        for end in ends:
+            end()
 
     def _late(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:
@@ -328,6 +356,9 @@ class World:
     def _fewer_ranks(self, event: Event) -> None:
         for process, groups in self._ranks(event):
             self.num_ends += 1
+            for engine in self.engines:
+                if engine.process is process:
+                    engine.application.has_updated = True  # fewer ranks compute other bits
             self._effect(self._shrunk(process, groups, event.size))
 
     async def _shrunk(self, process: Process, groups: Any, seconds: float) -> None:
@@ -350,7 +381,7 @@ class World:
 
     def _update(self, event: Event) -> None:
         application = self._application(event)
-        if not application.is_changing and application.name in self.cluster.running:
+        if self._begins_change(application):
             release = application.release
             kind = event.which % 5
             if kind == 0:
@@ -363,6 +394,13 @@ class World:
                 release = replace(release, defaults="greedy" if release.defaults == "builtin" else "builtin")
             self._effect(self._updated(application, release, event.size))
 
+    def _begins_change(self, application: Application) -> bool:
+        """Whether the application does not change already."""
+        if application.is_changing or application.name not in self.cluster.running:
+            return False
+        application.is_changing = True
+        return True
+
     def _release(self, application: Application, release: Release) -> None:
         application.release = release
         self._weights[application].append(release.weights)
@@ -370,7 +408,7 @@ class World:
 
     async def _updated(self, application: Application, release: Release, after_s: float) -> None:
         """after_s: until each successor starts; 0: before, in room of its own."""
-        application.is_changing = application.has_updated = True
+        application.has_updated = True
         self._release(application, release)
         for engine in [each for each in self._alive() if each.application is application]:
             if engine.is_gone or engine.process.stands_still or engine.is_ending:
@@ -387,13 +425,12 @@ class World:
 
     def _bad_update(self, event: Event) -> None:
         application = self._application(event)
-        if not application.is_changing and application.name in self.cluster.running:
+        if self._begins_change(application):
             self._effect(self._failed_update(application, event.which % 3))
 
     async def _failed_update(self, application: Application, kind: int) -> None:
         """Each engine of the new release dies; then the operator takes it back."""
-        application.is_changing = True
-        former, application.has_updated = application.release, application.has_updated or kind == 1
+        former, application.has_updated = application.release, application.has_updated or kind in (1, 2)
         weights = max(self._weights[application]) + 1 if kind == 1 else former.weights
         tokenizer = former.tokenizer + 1 if kind == 2 else former.tokenizer
         bad = replace(former, weights=weights, tokenizer=tokenizer, template=former.template + 1)
@@ -409,11 +446,10 @@ class World:
 
     def _remove(self, event: Event) -> None:
         application = self._application(event)
-        if not application.is_changing and application.name in self.cluster.running:
+        if self._begins_change(application):
             self._effect(self._removed(application, event.size))
 
     async def _removed(self, application: Application, seconds: float) -> None:
-        application.is_changing = True
         args = self.cluster.args.pop(application.name)
         self.cluster.running.discard(application.name)
         engines = [each for each in self._alive() if each.application is application and not each.is_ending]
@@ -432,12 +468,11 @@ class World:
 
     def _rival(self, event: Event) -> None:
         application = self._application(event)
-        if not application.is_changing and application.name in self.cluster.running:
+        if self._begins_change(application):
             self._effect(self._refused(application))
 
     async def _refused(self, application: Application) -> None:
         """Another application gives the same model other weights."""
-        application.is_changing = True
         await self._head_is_back()
         rival = Rival(application)
         self.cluster.running.add(rival.name)
@@ -462,9 +497,6 @@ class World:
         name = f"{application.model}-{self.adapter_names[event.which % 2]}"
         folder = ADAPTERS[event.which % len(ADAPTERS)]
         await self._by_admin(front, lambda loader: loader.load(name, folder, application.model, replaces=True))
-        for entries in self.cluster.entries.values():
-            for each, entry in entries.items():
-                self._digests.setdefault(each, []).append(entry.digest)
 
     def _no_adapter(self, event: Event) -> None:
         application = self._application(event)
@@ -604,6 +636,35 @@ def _text(files: Any) -> Any:
     return ModelText(*text), digest
 
 
+@contextmanager
+def watched(world: World) -> Iterator[None]:
+    """Tell the world of calls inside of the product."""
+    close, suspect, make_room = FrontConnection.close, EngineLink.suspect, Scheduler.make_room
+
+    def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
+        world.rules.on_close(connection, reason)
+        close(connection, reason, level)
+
+    def suspected(link: EngineLink) -> None:
+        suspect(link)
+        if not link.is_lost:
+            world.on_suspicion()
+
+    def made_room(scheduler: Scheduler, lengths: Sequence[int], owner: str) -> Any:
+        try:
+            return make_room(scheduler, lengths, owner)
+        except QueueFull as error:
+            world.rules.on_refused(scheduler, lengths, owner, error.message)
+            raise
+
+    with (
+        mock.patch.object(FrontConnection, "close", closed),
+        mock.patch.object(EngineLink, "suspect", suspected),
+        mock.patch.object(Scheduler, "make_room", made_room),
+    ):
+        yield
+
+
 async def _end_all() -> None:
     """Of processes that were killed, or of a history that did not end."""
     network().end_faults()
@@ -631,17 +692,8 @@ def _finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
 
     async def lived() -> None:
         world = World(setting)
-        close = FrontConnection.close
-
-        def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
-            try:
-                world.rules.on_close(connection, reason)
-            except Wrong as wrong:
-                loop.errors.append(str(wrong))
-            close(connection, reason, level)
-
         try:
-            with mock.patch.object(FrontConnection, "close", closed):
+            with watched(world):
                 await world.run(events)
         finally:
             await world.end()

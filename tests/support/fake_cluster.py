@@ -33,13 +33,15 @@ class Replica(NamedTuple):
 @dataclass
 class FakeCluster:
     """replicas: those that Serve calls. running: applications that Serve has and does not remove. args: of each as it is
-    configured now. entries: the adapters of each model. is_away: neither Serve nor the store answers."""
+    configured now. entries: the adapters of each model. digests: all that an adapter's name has had. is_away: neither Serve nor the store
+    answers."""
 
     replicas: list[Replica] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     args: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
     is_away: bool = False
+    digests: dict[str, list[str]] = field(default_factory=dict)
 
     def remove(self, target: Any) -> None:
         self.replicas = [replica for replica in self.replicas if replica.target is not target]
@@ -85,6 +87,7 @@ class Member:
         if name in entries and not replaces:
             return False
         entries[name] = entry
+        self.cluster.digests.setdefault(name, []).append(entry.digest)
         return True
 
     async def remove_adapter(self, model: str, name: str) -> None:
