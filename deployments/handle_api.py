@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.context import _get_serve_request_context
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle_call import Call, ChatReader, HandleEngine
+from deployments.handle_call import Call, ChatReader, HandleEngine, HandleModels
 from deployments.handle_plans import HandlePlans, are_prompts, checked_limit, checked_n
 from deployments.handle_types import (
     ChatAnswer,
@@ -35,6 +35,7 @@ from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
 from deployments.openai.plan import Plan, engine_of
+from deployments.openai.prompt_encoder import PromptEncoder, TextLimits
 from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,
@@ -58,7 +59,7 @@ class HandleApi:
     dialogs raise InvalidDialog, and the typed ones NoTokenAllowed and, with a time limit, DeadlineExceeded.
     """
 
-    service: HandleEngine
+    service: HandleModels
     logs_prompts: bool = False
     metrics: Metrics
     tracing: Tracing | None = None
@@ -87,7 +88,7 @@ class HandleApi:
         after which the call raises RequestAborted; by default Serve's.
         """
         with self._call("generate", request_id) as call:
-            params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
+            params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
             return await self._generate(call, prompt_tokens, params, seed, echo)
 
     async def text_completion(
@@ -104,9 +105,9 @@ class HandleApi:
         request_id: str = "",
     ) -> list[CompletionPrediction]:
         """As `llama_core.Llama.text_completion`."""
-        tokenizer = self._engine.tokenizer
         with self._call("text_completion", request_id) as call:
-            params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
+            tokenizer = call.engine.tokenizer
+            params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
             encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
             return completion_predictions(tokenizer, await self._generate(call, encoded, params, seed, echo))
 
@@ -124,11 +125,13 @@ class HandleApi:
     ) -> list[ChatPrediction]:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
         with self._call("chat_completion", request_id) as call:
-            params = self._params(max_gen_len, temperature, top_p, top_k, logprobs=logprobs)
-            batch = await self._plans.in_thread_if_slow(lambda: DialogBatch(dialogs, self._engine.chat_format.encode))
+            params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs)
+            batch = await self._plans(call).in_thread_if_slow(
+                lambda: DialogBatch(dialogs, call.engine.chat_format.encode)
+            )
             self.metrics.invalid_dialogs.add(len(dialogs) - len(batch.prompts))
             generated = await self._generate(call, batch.prompts, params, seed, echo=False)
-            return batch.predictions(self._engine.tokenizer, generated)
+            return batch.predictions(call.engine.tokenizer, generated)
 
     async def stream(
         self,
@@ -147,8 +150,10 @@ class HandleApi:
         Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop", "length" or "abort".
         """
         with self._call("stream", request_id) as call:
-            params = replace(self._params(max_gen_len, temperature, top_p, top_k), seed=self._seed(seed))
-            request = Request([await self._plans.prompt_ids(prompt)], [params], stop=tuple(stop))
+            params = replace(
+                self._params(call.engine, max_gen_len, temperature, top_p, top_k), seed=_seed(call.engine, seed)
+            )
+            request = Request([await self._plans(call).prompt_ids(prompt)], [params], stop=tuple(stop))
             await call.submit(Plan(request, stream=True))
             async for part in call.parts(call.streams[0]):
                 yield {"generation": part.text, "tokens": part.tokens, "finish_reason": part.finish_reason}
@@ -177,10 +182,10 @@ class HandleApi:
         """
         with self._call("sample", request_id) as call:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
-            n = checked_n(n, len(prompts), self._max_sequences())
+            n = checked_n(n, len(prompts), _max_sequences(call.engine))
             limit_s = checked_limit(timeout_s)
             options = Request((), (), n, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
-            await call.submit(Plan(await self._plans.sample(prompts, params, bad_words, options)), limit_s)
+            await call.submit(Plan(await self._plans(call).sample(prompts, params, bad_words, options)), limit_s)
             return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
 
     async def stream_sample(
@@ -200,7 +205,7 @@ class HandleApi:
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
             options = Request((), (), 1, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
-            request = await self._plans.sample([prompt], params, bad_words, options)
+            request = await self._plans(call).sample([prompt], params, bad_words, options)
             await call.submit(Plan(request, stream=True), limit_s)
             async for part in call.parts(call.streams[0]):
                 yield part
@@ -224,7 +229,7 @@ class HandleApi:
         A text after a text prompt is encoded together with it; the tokens after as many as the prompt alone has are its own.
         """
         with self._call("score", request_id) as call:
-            begins, plan = await self._plans.score(prompt, continuations)
+            begins, plan = await self._plans(call).score(prompt, continuations)
             await call.submit(plan)
             for stream in call.streams:
                 await call.read_to_end(stream)
@@ -239,20 +244,20 @@ class HandleApi:
         `structured_outputs` is.
         """
         with self._call("chat", request.request_id) as call:
-            limit_s, plan = checked_limit(request.timeout_s), await self._plans.chat(request, params)
+            limit_s, plan = checked_limit(request.timeout_s), await self._plans(call).chat(request, params)
             return whole([part async for part in self._chat_parts(call, plan, limit_s)])
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
         with self._call("stream_chat", request.request_id) as call:
-            limit_s, plan = checked_limit(request.timeout_s), await self._plans.chat(request, params)
+            limit_s, plan = checked_limit(request.timeout_s), await self._plans(call).chat(request, params)
             async for part in self._chat_parts(call, replace(plan, stream=True), limit_s):
                 yield part
 
     async def _chat_parts(self, call: Call, plan: Plan, limit_s: float | None) -> AsyncIterator[ChatPart]:
         await call.submit(plan, limit_s)
         (stream,) = call.streams
-        reader = ChatReader(self._engine, plan, stream)
+        reader = ChatReader(call.engine, plan, stream)
         async for delta in call.deltas(stream):
             yield reader.part(delta)
 
@@ -277,7 +282,8 @@ class HandleApi:
         trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
         log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
         record = RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method)
-        call = Call(self._engine, record, logs_prompts=self.logs_prompts)
+        engine = cast(HandleEngine, engine_of(self.service, serve.get_multiplexed_model_id() or None))
+        call = Call(engine, record, logs_prompts=self.logs_prompts)
         try:
             yield call
         except BaseException as error:  # or the reader of a stream left
@@ -289,6 +295,7 @@ class HandleApi:
 
     def _params(
         self,
+        engine: HandleEngine,
         max_gen_len: int | None,
         temperature: float | None,
         top_p: float | None,
@@ -298,9 +305,9 @@ class HandleApi:
         echo: bool = False,
     ) -> SamplingParams:
         """The reference's arguments, and the server's defaults for those that are None."""
-        default = self._engine.sampling_defaults
+        default = engine.sampling_defaults
         return generation_params(
-            self._engine.max_seq_len - 1 if max_gen_len is None else max_gen_len,
+            engine.max_seq_len - 1 if max_gen_len is None else max_gen_len,
             default.temperature if temperature is None else temperature,
             default.top_p if top_p is None else top_p,
             logprobs,
@@ -309,34 +316,29 @@ class HandleApi:
             seed=0,
         )
 
-    def _seed(self, seed: int | None) -> int:
-        return self._engine.next_seed() if seed is None else seed
-
     async def _generate(
         self, call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int | None, echo: bool
     ) -> Generated:
-        each = [replace(params, seed=self._seed(seed)) for _ in prompts]
+        each = [replace(params, seed=_seed(call.engine, seed)) for _ in prompts]
         await call.read_all(Plan(Request([list(prompt) for prompt in prompts], each)))
         return generation_result([stream.sequence for stream in call.streams], params.logprobs is not None, echo)
 
-    @property
-    def _engine(self) -> HandleEngine:
-        """Of the model that the call names."""
-        return cast(HandleEngine, engine_of(self.service, serve.get_multiplexed_model_id() or None))
-
-    def _max_sequences(self) -> int:
-        """That can run and wait at once."""
-        state = self._engine.describe()
-        return state.max_batch_size + state.max_queue
-
-    @property
-    def _plans(self) -> HandlePlans:
-        engine = self._engine
-        return self._plans_of.setdefault(engine.model_id, HandlePlans(engine))
+    def _plans(self, call: Call) -> HandlePlans:
+        return HandlePlans(call.engine, self._encoder)
 
     @cached_property  # Serve owns the constructor
-    def _plans_of(self) -> dict[str, HandlePlans]:
-        return {}
+    def _encoder(self) -> PromptEncoder:
+        return PromptEncoder(TextLimits())
+
+
+def _seed(engine: HandleEngine, seed: int | None) -> int:
+    return engine.next_seed() if seed is None else seed
+
+
+def _max_sequences(engine: HandleEngine) -> int:
+    """That can run and wait at once."""
+    state = engine.describe()
+    return state.max_batch_size + state.max_queue
 
 
 def _score(stream: SequenceStream, begin: int) -> Score:

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Delta, Engine, Models, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.handle_types import ChatPart, Sampled, ToolCallPart
 from deployments.observe.request_log import RequestRecord
@@ -18,12 +18,7 @@ from llama_core.scheduling.request import FinishReason, Request
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 
-class HandleEngine(Engine, Protocol):
-    """An engine whose streams can be iterated over. Implemented by `LlamaService`, `Fleet` and `ModelView`."""
-
-    async def submit(
-        self, request: Request, *, is_timed: bool = False, numerics: str = ""
-    ) -> Sequence[SequenceStream]: ...
+class HandleModels(Models, Protocol):
     def abort(self, request_id: str) -> bool:
         """End the request with this id, of any client. False if it has no sequence here."""
 
@@ -31,13 +26,21 @@ class HandleEngine(Engine, Protocol):
         """Take no new request, and wait up to `drain_timeout_s` for the live ones to end."""
 
 
+class HandleEngine(Engine, Protocol):
+    """An engine whose streams can be iterated over."""
+
+    async def submit(
+        self, request: Request, *, is_timed: bool = False, numerics: str = ""
+    ) -> Sequence[SequenceStream]: ...
+
+
 class Call:
     """Begun with the call; `close` at its end, before the record's outcome."""
 
-    def __init__(self, service: "HandleEngine", record: RequestRecord, *, logs_prompts: bool) -> None:
+    def __init__(self, engine: "HandleEngine", record: RequestRecord, *, logs_prompts: bool) -> None:
         self.record = record
         self.streams: list[SequenceStream] = []
-        self._service = service
+        self.engine = engine
         self._logs_prompts = logs_prompts
         self._began = time.monotonic()
         self._deadline: asyncio.TimerHandle | None = None
@@ -46,14 +49,14 @@ class Call:
         if plan.request.prompts:
             self.record.planned(plan)
         if self._logs_prompts:
-            self.record.prompts_are([self._service.tokenizer.decode(prompt) for prompt in plan.request.prompts])
+            self.record.prompts_are([self.engine.tokenizer.decode(prompt) for prompt in plan.request.prompts])
 
     async def submit(self, plan: Plan, limit_s: float | None = None) -> None:
         """Queue all of the plan's choices. limit_s: as of `ends_within`. Raises what `Engine.submit` raises."""
         self.planned(plan)
         if not plan.request.prompts:
             return
-        self.streams += await self._service.submit(plan.request, is_timed=self.record.is_traced)
+        self.streams += await self.engine.submit(plan.request, is_timed=self.record.is_traced)
         self.ends_within(limit_s)
 
     async def read_all(self, plan: Plan) -> None:
@@ -63,7 +66,7 @@ class Call:
         for prompt, params in plan.request.choices():
             while True:
                 try:
-                    self.streams += await self._service.submit(
+                    self.streams += await self.engine.submit(
                         Request([prompt], [params]), is_timed=self.record.is_traced
                     )
                     break

@@ -10,7 +10,7 @@ from deployments.engine.interface import Engine
 from deployments.handle_types import ChatRequest, Continuation, Prompt
 from deployments.openai.field_types import MAX_CHOICES, bad_words_of
 from deployments.openai.plan import Plan, answer_parsing, chat_grammar, encode_chat
-from deployments.openai.prompt_encoder import PromptEncoder, TextLimits
+from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import callers_grammar
@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 
 class HandlePlans:
-    """Of one replica."""
+    """Of one call. encoder: of the replica."""
 
-    def __init__(self, service: Engine) -> None:
+    def __init__(self, service: Engine, encoder: PromptEncoder) -> None:
         self._service = service
-        self._encoder = PromptEncoder(service, TextLimits())
+        self._encoder = encoder.of("", service)
 
     async def sample(
         self,
@@ -43,7 +43,7 @@ class HandlePlans:
             words = bad_words_of(list(bad_words) if isinstance(bad_words, tuple) else bad_words)
         except InvalidParameter as error:
             raise InvalidParameter(f"bad_words: {error.message}", param="bad_words") from None
-        spelled, encoder = spellings(words, self._service.tokenizer), self._encoder.of(options.owner)
+        spelled, encoder = spellings(words, self._service.tokenizer), self._encoder.of(options.owner, self._service)
         made: dict[int, SamplingParams] = {}  # prompts may share one object
         for own in each:
             if id(own) not in made:
@@ -89,7 +89,7 @@ class HandlePlans:
         return ids, begin
 
     async def chat(self, request: ChatRequest, params: SamplingParams) -> Plan:
-        body, encoder = request.body(), self._encoder.of(request.owner)
+        body, encoder = request.body(), self._encoder.of(request.owner, self._service)
         use = body.tool_use()
         prompt = await encode_chat(body, encoder)
         grammar, param = grammar_of(body)

@@ -10,7 +10,6 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.args import ServerArgs
-from deployments.engine.interface import Engine
 from deployments.http.app import build_http_app
 from deployments.observe.metric import Gauge, Histogram
 from deployments.observe.metrics import Metrics
@@ -50,8 +49,7 @@ def test_every_argument_of_build_and_every_metric_is_documented() -> None:
 
 
 def test_the_http_page_names_every_route() -> None:
-    engine: Engine = FakeEngine()
-    routes = build_http_app(engine, Metrics(in_ray=False)).openapi()["paths"]
+    routes = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()["paths"]
     page = (ROOT / "docs" / "http.md").read_text()
     assert [path for path in routes if not re.search(rf"`(GET|POST) {re.escape(path.split('/{')[0])}`", page)] == []
 

@@ -208,14 +208,18 @@ class TokenStream(Protocol):
 
 
 class Engine(Protocol):
-    """The engine of one replica, as the HTTP layer uses it."""
-
-    @property
-    def models(self) -> "Mapping[str, Engine]":
-        """The engine of each model by its id: of the one model, or of all that this process serves."""
+    """What computes the requests of one model, or of an adapter under a name of its own, as the HTTP layer uses it."""
 
     @property
     def model_id(self) -> str: ...
+    @property
+    def adapter(self) -> str:
+        """The digest of the LoRA adapter; "" for none."""
+
+    @property
+    def parent(self) -> str | None:
+        """The adapter's base model."""
+
     @property
     def max_seq_len(self) -> int: ...
     @property
@@ -235,16 +239,11 @@ class Engine(Protocol):
 
     @property
     def sampling_defaults(self) -> SamplingDefaults: ...
-    def readiness(self) -> Readiness: ...
-    def live(self) -> bool:
-        """False when only a restart helps."""
-
-    def check_capacity(self, owner: str = "") -> None:
-        """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait. Call it
-        before a body is parsed."""
-
     def cache_scope(self, owner: str) -> str:
         """Which requests may share what the server computes and keeps: those of equal scopes, of at most 32 characters."""
+
+    def check_capacity(self, owner: str = "") -> None:
+        """As of `Models`."""
 
     async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
         """Queue every choice of the request or none. is_timed: measure the times of a trace. numerics: of the engine that is to
@@ -260,5 +259,27 @@ class Engine(Protocol):
 
     def next_seed(self) -> int:
         """An int64 for a request that names none; never the same twice in a row."""
+
+    def describe(self) -> EngineState: ...
+
+
+class Models(Protocol):
+    """All that this process serves."""
+
+    @property
+    def models(self) -> Mapping[str, Engine]:
+        """By their names, and by those of their adapters."""
+
+    @property
+    def model_id(self) -> str:
+        """Of a request that names none. Raises NotReady before there is one."""
+
+    def readiness(self) -> Readiness: ...
+    def live(self) -> bool:
+        """False when only a restart helps."""
+
+    def check_capacity(self, owner: str = "") -> None:
+        """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait. Call it
+        before a body is parsed."""
 
     def describe(self) -> EngineState: ...

@@ -56,6 +56,8 @@ _IN_PARTS: Final = frozenset({"model_parallel_size", "max_seq_len", "device", "d
 class LlamaService:
     """The constructor checks the files that need no ranks. Call `start`, later `stop`. `start` calls `open_pool`."""
 
+    adapter, parent = "", None
+
     def __init__(
         self,
         args: EngineArgs,

@@ -20,11 +20,8 @@ from deployments.engine.interface import (
     EngineState,
     EngineSummary,
     Readiness,
-    SamplingDefaults,
-    TokenStream,
 )
 from deployments.engine.live_streams import TokenSink
-from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import Replacement
 from deployments.fleet.affinity import PrefixIndex
@@ -33,11 +30,7 @@ from deployments.fleet.invitation import Invitation
 from deployments.fleet.messages import works_with
 from deployments.fleet.model_files import ModelFiles, unpack
 from deployments.fleet.remote_engine import RemoteEngine
-from llama_core.scheduling.request import Request
-from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.chat_format import ChatFormat
 from llama_core.text.model_text import ModelText
-from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -209,34 +202,6 @@ class Fleet:
     def model_id(self) -> str:
         return self._first.model_id
 
-    @property
-    def max_seq_len(self) -> int:
-        return self._first.max_seq_len
-
-    @property
-    def max_request_tokens(self) -> int:
-        return self._first.max_request_tokens
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._first.view.tokenizer
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._first.view.chat_format
-
-    @property
-    def answer_format(self) -> AnswerFormat:
-        return self._first.view.answer_format
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        return self._first.view.sampling_defaults
-
-    @property
-    def served_numerics(self) -> Set[str]:
-        return self._first.served_numerics
-
     def readiness(self) -> Readiness:
         """Of the model that is the most ready."""
         states = [model.readiness() for model in self._served]
@@ -252,18 +217,6 @@ class Fleet:
             self._first.check_capacity(owner)
         elif not (readiness := self.readiness()).takes_requests:
             raise readiness.not_ready()
-
-    def cache_scope(self, owner: str) -> str:
-        return self._callers.cache_scope(owner)
-
-    def next_seed(self) -> int:
-        return self._callers.next_seed()
-
-    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
-        return await self._first.submit(request, is_timed=is_timed, numerics=numerics)
-
-    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
-        await self._first.readmit(streams, is_timed=is_timed)
 
     def abort(self, request_id: str) -> bool:
         return sum(model.abort(request_id) for model in self._models.values()) > 0

@@ -14,7 +14,7 @@ from typing import Any, Final
 from deployments.api_keys import ApiKeys
 from deployments.args import IngressArgs, resolve
 from deployments.engine.callers import Callers
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Models
 from deployments.fleet.cluster import ENGINE, FRONT, Cluster
 from deployments.fleet.fleet import Fleet
 from deployments.fleet.invitation import Invitation
@@ -39,7 +39,7 @@ def keys_of(args: IngressArgs) -> ApiKeys:
 
 def http_app_of(
     args: IngressArgs,
-    engine: Engine,
+    engine: Models,
     metrics: Metrics,
     keys: ApiKeys,
     tracing: Tracing | None,

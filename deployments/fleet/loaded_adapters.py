@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.engine.adapter_model import AdapterModel
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Models
 from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import Cluster, Entry
 from deployments.fleet.messages import Fault, error_of, fault_of
@@ -111,7 +110,7 @@ class AdapterCalls:
 class AdapterLoader:
     """Loads adapters into all engines, and unloads them, for a front or a replica of `build_app`."""
 
-    def __init__(self, engine: Engine, cluster: Cluster, deployment: str) -> None:
+    def __init__(self, engine: Models, cluster: Cluster, deployment: str) -> None:
         """engine: that of the HTTP layer. deployment: the engines'."""
         self._engine, self._cluster, self._deployment = engine, cluster, deployment
 
@@ -119,7 +118,7 @@ class AdapterLoader:
         """Returns when this process serves the adapter. replaces: another one of the same name may be loaded. Raises
         InvalidParameter, or NotReady if no engine answers or this process does not serve it within `KNOWN_WITHIN_S`."""
         known, model = self._engine.models.get(name), self._base(base)
-        if known is not None and not (replaces and isinstance(known, AdapterModel) and known.parent == model):
+        if known is not None and not (replaces and known.parent == model):
             raise InvalidParameter("lora_name: a model of this name is served", param="lora_name")
         digests = set()
         for answer in await self._cluster.call_all(self._deployment, "check_adapter", model, name, folder):
@@ -142,7 +141,7 @@ class AdapterLoader:
         """New requests do not find the adapter; streams that use it go on. False if it has not been loaded. Raises
         InvalidParameter, or NotReady as `load`."""
         known = self._engine.models.get(name)
-        model = known.parent if isinstance(known, AdapterModel) and base is None else self._base(base)
+        model = known.parent if known is not None and known.parent and base is None else self._base(base)
         entry = (await self._cluster.adapters(model)).get(name)
         if entry is None:
             return False
@@ -166,13 +165,13 @@ class AdapterLoader:
 
     def _digest(self, name: str) -> str:
         known = self._engine.models.get(name)
-        return known.adapter if isinstance(known, AdapterModel) else ""
+        return "" if known is None else known.adapter
 
     def _base(self, base: str | None) -> str:
         """Raises InvalidParameter or NotReady."""
         if not self._engine.models:
             raise NotReady("no engine is connected")
-        bases = [name for name, engine in self._engine.models.items() if not isinstance(engine, AdapterModel)]
+        bases = [name for name, engine in self._engine.models.items() if engine.parent is None]
         if base is None and len(bases) == 1:
             return bases[0]
         if base not in bases:

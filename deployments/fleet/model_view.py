@@ -26,6 +26,8 @@ class Submits(Protocol):
 class ModelView:
     """Like the engine, whose other attributes it has."""
 
+    adapter, parent = "", None
+
     def __init__(self, engine: Submits, text: EngineText) -> None:
         self._engine, self._text, self.sampling_defaults = engine, text, text.defaults
         self.tokenizer, self.chat_format, self.answer_format = text.text

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Models
 from deployments.http.adapter_routes import Loader, adapter_routes
 from deployments.http.auth import AccessGuard, AllowedHosts
 from deployments.http.generation import GenerationEndpoint
@@ -84,7 +84,7 @@ class HttpApp:
 
 
 def build_http_app(
-    engine: Engine,
+    engine: Models,
     metrics: Metrics,
     limits: HttpLimits | None = None,
     *,
@@ -114,7 +114,7 @@ def build_http_app(
     if request_timeout_s is not None:
         limits = replace(limits, request_timeout_s=request_timeout_s)
     streams = KeptStreams(limits.keep, metrics)
-    bodies, encoder = BodyReader(limits.body), PromptEncoder(engine, limits.text)
+    bodies, encoder = BodyReader(limits.body), PromptEncoder(limits.text)
     stored = StoredResponses(streams, bodies, ask_others)
     plain = GenerationEndpoint(CHAT, engine, metrics, limits, bodies, encoder, streams, tracing, log_prompts)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Engine, Models
 from deployments.http.choices import Choices, submitted
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.generation_kinds import GenerationKind
@@ -45,7 +45,7 @@ class GenerationEndpoint:
     """One generation route as an ASGI application."""
 
     kind: GenerationKind[Any]
-    engine: Engine
+    engine: Models
     metrics: Metrics
     limits: HttpLimits
     bodies: BodyReader
@@ -60,6 +60,8 @@ class GenerationEndpoint:
 
 
 class _GenerationRequest:
+    _engine: Engine  # of the model, once that is known
+
     def __init__(self, endpoint: GenerationEndpoint, request: Request, send: Send) -> None:
         self._endpoint = endpoint
         self._request, self._send = request, send
@@ -76,7 +78,6 @@ class _GenerationRequest:
         self._began_s = self._loop.time()
         self._body: Body | None = None
         self._raw = b""  # of `_body`
-        self._engine = endpoint.engine  # of the model, once that is known
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None

@@ -10,8 +10,7 @@ from importlib import metadata
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.engine.adapter_model import AdapterModel
-from deployments.engine.interface import Engine, EngineState
+from deployments.engine.interface import Engine, EngineState, Models
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.request_body import BodyReader
 from deployments.http.routing import Access, ApiRoute
@@ -28,14 +27,14 @@ OF_OTHERS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_to
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body
 
 
-def check_takes_requests(engine: Engine) -> None:
+def check_takes_requests(engine: Models) -> None:
     """Raises NotReady while the engine takes no requests."""
     readiness = engine.readiness()
     if not readiness.takes_requests:
         raise readiness.not_ready()
 
 
-def model_routes(engine: Engine) -> list[ApiRoute]:
+def model_routes(engine: Models) -> list[ApiRoute]:
     """OpenAI's and Anthropic's clients read the same objects: no field means one thing here and another there."""
     created = int(time.time())
     created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
@@ -55,7 +54,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
             "created": created,
             "owned_by": "llama-on-ray",
             "root": engine.model_id,  # vLLM's benchmark reads it; a path would tell clients about the machine
-            "parent": engine.parent if isinstance(engine, AdapterModel) else None,
+            "parent": engine.parent,
             "max_model_len": engine.max_seq_len,
             **anthropics,
         }
@@ -82,7 +81,7 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
     ]
 
 
-def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder) -> list[ApiRoute]:
+def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> list[ApiRoute]:
     async def tokenize(request: Request) -> Response:
         check_takes_requests(engine)
         async with bodies.received(request) as raw:
@@ -109,14 +108,15 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
 
     async def tokenizer_info(_: Request) -> Response:
         check_takes_requests(engine)
-        tokenizer = engine.tokenizer
+        model = engine_of(engine, None)
+        tokenizer = model.tokenizer
         bos_id = tokenizer.bos_id
         names = {
             "bos_token": None if bos_id is None else tokenizer.token_name(bos_id),
             "eos_token": tokenizer.token_name(tokenizer.eos_id),
         }
-        size = {"vocab_size": tokenizer.n_words, "max_model_len": engine.max_seq_len}
-        return json_response({**names, "chat_template": engine.chat_format.client_template, **size})
+        size = {"vocab_size": tokenizer.n_words, "max_model_len": model.max_seq_len}
+        return json_response({**names, "chat_template": model.chat_format.client_template, **size})
 
     text_route = partial(ApiRoute, method="POST", tag="tokenizer", statuses=BODY_STATUSES)
     return [
@@ -149,11 +149,11 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
     ]
 
 
-def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
+def operator_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
     return [*_probe_routes(engine), *_state_routes(engine, metrics)]
 
 
-def _probe_routes(engine: Engine) -> list[ApiRoute]:
+def _probe_routes(engine: Models) -> list[ApiRoute]:
     """Whether the process lives, and whether it takes requests."""
 
     async def health(request: Request) -> Response:
@@ -192,7 +192,7 @@ def _probe_routes(engine: Engine) -> list[ApiRoute]:
     ]
 
 
-def _state_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
+def _state_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
     """Load, version, metrics, and what is served."""
     replica = {"X-Replica": secrets.token_hex(8)}  # by which a reader of several replicas' answers tells them apart
 

@@ -15,7 +15,7 @@ from typing import Final
 import prometheus_client
 import ray
 
-from deployments.engine.interface import FLEET_EVENTS, Engine
+from deployments.engine.interface import FLEET_EVENTS, Models
 from deployments.engine.live_streams import TokenSink
 from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
@@ -62,7 +62,7 @@ class Metrics:
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
         self._timed_ranks: set[int] = set()  # ranks with a value of rank_step_seconds
-        self._engine: Engine | None = None
+        self._engine: Models | None = None
         self._kept_bytes: Callable[[], int] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._define_the_references(reference)
@@ -265,7 +265,7 @@ class Metrics:
         for rank in self._timed_ranks:
             self.rank_step_seconds.set(compute_ms.get(rank, 0.0) / 1e3, rank=str(rank))
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: Models) -> None:
         """Read queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
         self._engine = engine
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from deployments.engine.interface import Engine, SamplingDefaults
+from deployments.engine.interface import Engine, Models, SamplingDefaults
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.field_types import NO_LIMIT
 from deployments.openai.prompt_encoder import PromptEncoder
@@ -177,7 +177,7 @@ async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing:
     return await encoder.grammar(wanted, param, parsing.use, begun=parsing.begun if reasons else None)
 
 
-def engine_of(engine: Engine, model: str | None) -> Engine:
+def engine_of(engine: Models, model: str | None) -> Engine:
     """The engine of the model that a request names; of the first one where it names none. Raises ModelNotFound."""
     models = engine.models
     model = engine.model_id if model is None else model

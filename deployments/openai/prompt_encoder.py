@@ -44,18 +44,20 @@ class TextLimits:
 class PromptEncoder:
     """Encodes and decodes texts for every route, through one limiter."""
 
-    def __init__(self, engine: Engine, limits: TextLimits) -> None:
-        self._engine = engine
+    _engine: Engine  # of the request's model
+
+    def __init__(self, limits: TextLimits) -> None:
+        """`of` makes one that can be used."""
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
         self._checks = ConcurrencyLimiter(1, MAX_CHECKED_CHARS, "grammars are being checked")
         self._owner = ""
         self._now_s: int | None = None
 
-    def of(self, owner: str, engine: Engine | None = None, now_s: int | None = None) -> "PromptEncoder":
+    def of(self, owner: str, engine: Engine, now_s: int | None = None) -> "PromptEncoder":
         """This encoder for requests of `owner`: owners take turns in checks of grammars, and have caches of their own. engine:
         of the request's model. now_s: as `ChatOptions` has it."""
         own = copy.copy(self)
-        own._owner, own._engine, own._now_s = owner, engine or self._engine, now_s
+        own._owner, own._engine, own._now_s = owner, engine, now_s
         return own
 
     async def prompts(

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from deployments.api_keys import digests_of
 from deployments.args import IngressArgs, ServerArgs
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Models
 from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.fleet import Fleet
@@ -145,7 +145,7 @@ class SimulatedFront:
     """`service`: what its HTTP layer uses."""
 
     http_app: HttpApp
-    service: Engine
+    service: Models
 
     def __init__(self) -> None:
         self.process = Process("front")

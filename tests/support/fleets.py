@@ -6,7 +6,7 @@ Each is a process of its own, which a virtual network can stop, kill or cut off.
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
@@ -17,6 +17,7 @@ from deployments.fleet.fleet import Fleet
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
 from deployments.observe.metrics import Metrics
+from deployments.openai.plan import engine_of
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
@@ -97,7 +98,9 @@ class FleetOfEngines:
         return await self.process.run(self.fleet.meet(invitation))
 
     async def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> list[SequenceStream]:
-        return list(await self.process.run(self.fleet.submit(Request([prompt], [params], **options))))
+        engine = engine_of(self.fleet, None)
+        streams = await self.process.run(engine.submit(Request([prompt], [params], **options)))
+        return cast(list[SequenceStream], streams)
 
     async def __aenter__(self) -> "FleetOfEngines":
         return self

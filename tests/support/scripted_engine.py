@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.engine.interface import Delta, Engine, EngineState, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import Delta, Engine, EngineState, Models, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.timeline import Timeline
 from deployments.http.app import build_http_app
 from deployments.http.limits import HttpLimits
@@ -178,6 +178,7 @@ class FakeEngine:
     """Answers everything with `answer`. `fail_at`: (token index, error) that streams of `fail_prompt` raise there."""
 
     model_id = MODEL_ID
+    adapter, parent = "", None
     max_seq_len = MAX_SEQ_LEN
     max_request_tokens = 128 * MAX_SEQ_LEN
     served_numerics = frozenset({""})
@@ -349,13 +350,13 @@ def serve(
         thread.join(60)
 
 
-def in_process(engine: Engine, metrics: Metrics | None = None, **options: Any) -> httpx.AsyncClient:
+def in_process(engine: Models, metrics: Metrics | None = None, **options: Any) -> httpx.AsyncClient:
     """A client of the HTTP application over `engine`, in this process. options: of `build_http_app`."""
     transport = httpx.ASGITransport(build_http_app(engine, metrics or Metrics(in_ray=False), **options))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120)
 
 
-async def ask(engine: Engine, path: str, body: dict[str, Any]) -> httpx.Response:
+async def ask(engine: Models, path: str, body: dict[str, Any]) -> httpx.Response:
     async with in_process(engine) as client:
         return await client.post(path, json=body)
 

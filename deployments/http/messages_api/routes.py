@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Models
 from deployments.http.generation_kinds import GenerationKind
 from deployments.http.messages_api.answer import MessagesSerializer, plan_messages
 from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
@@ -27,7 +27,7 @@ MESSAGES = GenerationKind(
 )
 
 
-def count_tokens_route(engine: Engine, bodies: BodyReader, encoder: PromptEncoder) -> ApiRoute:
+def count_tokens_route(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> ApiRoute:
     async def count_tokens(request: Request) -> Response:
         check_takes_requests(engine)
         async with bodies.received(request) as raw:

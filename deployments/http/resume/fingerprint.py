@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import fields
 from hashlib import blake2b
 
-from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine
 from deployments.openai.errors import AnswerChanged
 from deployments.openai.plan import Plan
@@ -28,8 +27,7 @@ class Fingerprint:
         """digest: of the body and the API key. A parameter that has its default value changes nothing, so that fronts of
         another version agree."""
         base = blake2b(digest)
-        adapter = engine.adapter if isinstance(engine, AdapterModel) else ""
-        base.update(repr((adapter, sorted(plan.request.shown_tokens))).encode())
+        base.update(repr((engine.adapter, sorted(plan.request.shown_tokens))).encode())
         for prompt, params in zip(plan.request.prompts, plan.request.params, strict=True):
             own = {each.name: value for each in fields(params) if (value := getattr(params, each.name)) != each.default}
             base.update(array("i", prompt).tobytes() + repr(own).encode("utf-8", "surrogatepass"))

@@ -12,6 +12,7 @@ from deployments.engine.callers import Callers
 from deployments.fleet import affinity
 from deployments.fleet.affinity import PrefixIndex, PromptPrefixes, shortened
 from deployments.fleet.engine_link import EngineLink
+from deployments.openai.plan import engine_of
 from llama_core.scheduling.prefix_cache import prefix_hash, root_hash
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
@@ -133,7 +134,7 @@ async def test_a_front_knows_what_an_engine_has_computed_for_another_front(owner
         assert engine.invitation is not None
         await others.fleet.meet(engine.invitation)
         answer = await _ask(others, PREFIX, SamplingParams(temperature=0.0, max_tokens=2 * BLOCK), owner)
-        prompt, scope = [*PREFIX, *answer], others.fleet.cache_scope(owner)
+        prompt, scope = [*PREFIX, *answer], engine_of(others.fleet, None).cache_scope(owner)
         assert bool(scope) == bool(owner)
         link = _link(fleet, engine)
         await until(lambda: num_known(link.prefixes, link, scope, prompt=prompt) == (len(prompt) - 1) // BLOCK)

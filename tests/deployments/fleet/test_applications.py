@@ -7,11 +7,12 @@ import pickle
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from deployments.args import IngressArgs
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.engine_process import EngineProcess
@@ -201,11 +202,11 @@ async def test_an_engine_that_drains_says_so_to_fronts_that_come() -> None:
 async def test_a_running_front_has_the_defaults_that_its_engines_have_now() -> None:
     async with FleetOfEngines(paced) as fleet:
         engine = await fleet.start(sampling_defaults="builtin")
-        assert fleet.fleet.sampling_defaults.temperature == 0.6
+        assert engine_of(fleet.fleet, None).sampling_defaults.temperature == 0.6
         engine.service.reconfigure({"sampling_defaults": "greedy"})
-        await until(lambda: fleet.fleet.sampling_defaults.temperature == 0.0)
+        await until(lambda: engine_of(fleet.fleet, None).sampling_defaults.temperature == 0.0)
         engine.service.reconfigure({"max_queue": 7})  # the value of the arguments, again
-        await until(lambda: fleet.fleet.sampling_defaults.temperature == 0.6)
+        await until(lambda: engine_of(fleet.fleet, None).sampling_defaults.temperature == 0.6)
 
 
 async def test_limits_of_a_front_change_while_streams_wait() -> None:
@@ -246,7 +247,7 @@ async def test_a_search_begins_when_a_model_has_lost_its_engines(front: FrontPro
     assert set(front.fleet.models) == {"demo"}
     cluster.running = {"llama"}
     engine.die()
-    (held,) = await front.fleet.submit(Request([PROMPT], [LONG]))
+    (held,) = cast(list[SequenceStream], await engine_of(front.fleet, None).submit(Request([PROMPT], [LONG])))
     began_s = time.monotonic()
     with pytest.raises(NotReady, match="has been removed"):
         await read(held)

@@ -52,7 +52,7 @@ async def test_a_stream_of_a_remote_engine_has_the_tokens_and_text_of_a_local_on
         engine = await fleet.start(node)
         (stream,) = await fleet.submit([1, 5], SamplingParams(max_tokens=60, temperature=0.0))
         assert await read(stream) == continuation([1, 5], 60, steady)
-        assert fleet.fleet.tokenizer.n_words == engine.service.tokenizer.n_words
+        assert engine_of(fleet.fleet, None).tokenizer.n_words == engine.service.tokenizer.n_words
         await until(lambda: fleet.fleet.describe().engines[0].requests == 1)
 
 

@@ -3,13 +3,10 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine_replica import LlamaEngine
 from deployments.fleet import messages
 from llama_core.errors import QueueFull
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -235,10 +232,9 @@ async def test_a_drained_engine_hands_its_streams_over_and_gets_no_more() -> Non
     async with FleetOfEngines(group) as fleet:
         first, second = [await fleet.start(max_batch_size=8) for _ in range(2)]
         streams = await running_streams(fleet, 6)
-        replica = cast(Any, SimpleNamespace(_fronts=first.server, _service=first.service))
-        assert not await LlamaEngine.drain(replica, "another")
+        assert not await first.engine.drain("another")
         assert running([first, second]) == [3, 3]
-        assert await LlamaEngine.drain(replica, first.service.engine_id)
+        assert await first.engine.drain(first.service.engine_id)
         await until(lambda: running([first, second]) == [0, 6])
         (more,) = await fleet.submit([1, 5, 7], greedy(5))
         assert await read(more) and not first.service.loop.num_live

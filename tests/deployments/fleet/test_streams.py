@@ -13,6 +13,7 @@ from deployments.fleet import remote_engine
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.front_server import FrontStream
 from deployments.fleet.messages import Accepted, FromEngine, Step
+from deployments.openai.plan import engine_of
 from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.request import Request, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -278,7 +279,7 @@ async def test_a_cancelled_stream_frees_the_engines_blocks() -> None:
 async def test_a_stop_string_ends_the_engines_sequence() -> None:
     async with FleetOfEngines(slow) as fleet:
         engine = await fleet.start()
-        text = fleet.fleet.tokenizer.decode(expected()[:9])
+        text = engine_of(fleet.fleet, None).tokenizer.decode(expected()[:9])
         (stream,) = await fleet.submit(PROMPT, GREEDY, stop=(text[-3:],))
         assert len(await read(stream)) < 60
         await until(lambda: engine.service.loop.num_live == 0)
@@ -380,7 +381,7 @@ async def test_a_client_that_comes_back_waits_its_turn() -> None:
         (running,) = await fleet.submit([1, 9], GREEDY)
         await begun(running)
         (earlier,) = await fleet.submit([1, 8], GREEDY)
-        await fleet.fleet.readmit([back])
+        await engine_of(fleet.fleet, None).readmit([back])
         assert await read(earlier) == expected([1, 8])
         assert back.sequence.length - back.sequence.prompt_len < 60, "it was not taken up before"
         assert await read(back) == expected()

@@ -52,7 +52,7 @@ TEMPLATES = {"tools", "tool_choice", "continue_final_message", "add_generation_p
 async def plans(**fields: Any) -> tuple[Plan, Plan]:
     """The plans of a chat and of a completion."""
     engine = FakeEngine()
-    encoder = PromptEncoder(engine, HttpLimits().text)
+    encoder = PromptEncoder(HttpLimits().text).of("", engine)
     chat = validate(ChatBody, {"messages": HELLO} | fields)
     completion = validate(CompletionBody, {"prompt": "x"} | fields)
     return await plan_chat(chat, engine, encoder), await plan_completion(completion, engine, encoder)
@@ -79,7 +79,7 @@ async def test_a_field_is_refused_with_its_reason_unless_it_is_off(
 ) -> None:
     off, on = values
     engine = FakeEngine()
-    encoder = PromptEncoder(engine, HttpLimits().text)
+    encoder = PromptEncoder(HttpLimits().text).of("", engine)
 
     async def plan(value: Any) -> None:
         if name not in OF_COMPLETIONS:

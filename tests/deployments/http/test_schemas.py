@@ -165,7 +165,7 @@ async def params(**fields: Any) -> SamplingParams:
     engine = FakeEngine()
     given = {name: value for name, value in fields.items() if value is not None}  # as `BodyReader` does
     body = CompletionBody.model_validate({"prompt": "x", "max_tokens": 9} | given)
-    return (await plan_completion(body, engine, PromptEncoder(engine, HttpLimits().text))).request.params[0]
+    return (await plan_completion(body, engine, PromptEncoder(HttpLimits().text).of("", engine))).request.params[0]
 
 
 @pytest.mark.parametrize(

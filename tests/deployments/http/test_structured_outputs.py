@@ -32,7 +32,7 @@ VOCABULARY = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
 
 async def planned(**fields: Any) -> str:
     engine = FakeEngine()
-    encoder = PromptEncoder(engine, HttpLimits().text)
+    encoder = PromptEncoder(HttpLimits().text).of("", engine)
     chat = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9} | fields)
     completion = CompletionBody.model_validate({"prompt": "x", "max_tokens": 9} | fields)
     grammar = (await plan_chat(chat, engine, encoder)).request.params[0].grammar
@@ -130,13 +130,13 @@ async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any]
 
 
 async def test_an_owner_finds_out_nothing_by_what_was_checked_for_another() -> None:
-    encoder, use = PromptEncoder(FakeEngine(), HttpLimits().text), ToolUse((Tool("scoped"),))
+    engine, encoder, use = FakeEngine(), PromptEncoder(HttpLimits().text), ToolUse((Tool("scoped"),))
     with patch.object(check, "_fault", side_effect=check._fault) as compiled:
 
         async def compiles(owner: str) -> int:
             before = compiled.call_count
-            await encoder.of(owner).grammar(regex_grammar("scoped"), "structured_outputs.regex")
-            await encoder.of(owner).grammar("", "", use)
+            await encoder.of(owner, engine).grammar(regex_grammar("scoped"), "structured_outputs.regex")
+            await encoder.of(owner, engine).grammar("", "", use)
             return compiled.call_count - before
 
         first = await compiles("key a")

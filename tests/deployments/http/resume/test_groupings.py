@@ -136,7 +136,7 @@ async def test_an_answer_and_what_comes_next_do_not_depend_on_the_grouping(
     kind: GenerationKind[Any], engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     parsed = kind.body.model_validate(body | {"stream": True})
-    plan = await kind.plan(parsed, engine, PromptEncoder(engine, HttpLimits().text))
+    plan = await kind.plan(parsed, engine, PromptEncoder(HttpLimits().text).of("", engine))
     lengths = [len(stream.sequence.output) + 1 for stream in await written_streams(engine, plan.request)]
 
     async def token_by_token(ends: Sequence[int]) -> Written:

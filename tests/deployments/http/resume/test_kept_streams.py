@@ -4,6 +4,7 @@ import gc
 import json
 import tracemalloc
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -55,7 +56,7 @@ class Store:
     def begin(self, name: str, owner: str = "", num_bytes: int = 1900) -> tuple[KeptStream, Reader]:
         """A new stream that is being read."""
         plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
-        engine, reader = cast(Engine, None), Reader()
+        engine, reader = cast(Engine, SimpleNamespace(adapter="")), Reader()
         fingerprint = Fingerprint(0, b"", engine, plan)
         stream = KeptStream(StreamKey(owner, "/v1/completions", name), b"", engine, plan, fingerprint)
         self.kept.begin(stream, reader)
