@@ -51,7 +51,8 @@ class ResumableSerializer:
             while (delta := await choices.take_to(index, until(place), ping_s)) is None:
                 yield self.ping
             if self._after(index, delta) != place:
-                raise misplaced()
+                is_other = self._last.fingerprint not in (None, self._fingerprint.of(self._numerics))
+                raise changed() if is_other else misplaced()
             events = self._events(index, delta, skip)
             self._check()
             for event in events:

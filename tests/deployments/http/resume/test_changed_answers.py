@@ -20,6 +20,7 @@ from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.deployments.http.resume.test_resumed_streams import BODY, CHAT, HELLO, app_of, call, cut
 from tests.support.asgi_client import AsgiCall
 from tests.support.fake_rank_group import FakeGroup, until
+from tests.support.fake_ranks import EOS
 from tests.support.fleets import FleetOfEngines
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
@@ -78,6 +79,28 @@ async def test_an_engine_that_comes_later_with_other_numerics_does_not_go_on() -
         first.die()
         await until(lambda: not fleet.fleet._models["demo"].links)
         waiting = call(app, IDS, "a", id_of(events[-1]))
+        await until(lambda: bool(fleet.fleet._models["demo"]._held))
+        await fleet.start(model_parallel_size=1)
+        await refused(waiting)
+
+
+async def test_an_answer_that_ends_elsewhere_with_other_numerics_does_not_go_on() -> None:
+    """The client has the end of one choice, and that engine's answer has it at another place."""
+    answers = [[7, 8, EOS], [7, 8, 9, 10, EOS]]
+
+    def scripted() -> FakeGroup:
+        own = answers.pop(0)
+        return FakeGroup(num_blocks=400, step_s=0.003, token=lambda tokens: own[min(len(tokens) - 3, len(own) - 1)])
+
+    body = IDS | {"stream_options": {"include_usage": True}}
+    async with FleetOfEngines(scripted) as fleet:
+        first, app = await fleet.start(), front_of(fleet)
+        whole = await call(app, body, "a").end()
+        ended = next(event for event in whole if b'"finish_reason":"stop"' in event)
+        assert id_of(ended).startswith("2e~") and whole[-1] != ended
+        first.die()
+        await until(lambda: not fleet.fleet._models["demo"].links)
+        waiting = call(app, body, "a", id_of(ended))
         await until(lambda: bool(fleet.fleet._models["demo"]._held))
         await fleet.start(model_parallel_size=1)
         await refused(waiting)
