@@ -23,13 +23,15 @@ LATE_S: Final = 0.6  # after its deadline
 class Client:
     """body: a completion or a chat of one prompt. key: of its stream, "" for one that begins anew after each fault."""
 
-    def __init__(self, world: "World", event: Event) -> None:
+    def __init__(self, world: "World", event: Event, owner: str = "") -> None:
         self._world = world
         draw = random.Random(event.which)
         self.application = world.applications[event.other % len(world.applications)]
         self.name = f"request {event.at_s:g} s {event.which}"
         self.owner = OWNERS[min(draw.randrange(5), 2)]
-        self.adapter = draw.choice(world.adapter_names) if draw.random() < 0.25 and world.adapter_names else ""
+        self.owner = owner or self.owner
+        share = 0.5 if world.cluster.digests else 0.1
+        self.adapter = draw.choice(world.adapter_names) if draw.random() < share and world.adapter_names else ""
         self.n = draw.choice((1, 1, 1, 2, 3))
         self.is_chat = draw.random() < 0.25
         logprobs = None if self.is_chat else draw.choice((None, 1))
@@ -196,7 +198,7 @@ class Client:
             # An update may leave no engine for an answer, or a prompt, of the former release.
             may_have_begun = self.num_tokens > 0 or self.n > 1 or not self.streams
             may_have_changed = "hold_timeout_s" in message and self.application.has_updated and may_have_begun
-            may_have_changed |= "send it again" in message and not self.num_tokens
+            may_have_changed |= "send it again" in message and (not self.num_tokens or self.n > 1)
             if is_wrong and not may_have_changed:
                 raise Wrong(f"refused beside an engine that serves: {message}")
             return False

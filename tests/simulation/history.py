@@ -66,6 +66,7 @@ FAULTS: Final[dict[str, Callable[[random.Random], float]]] = {
     "silence": _silence_s,
     "silence to": _silence_s,
     "silence from": _silence_s,
+    "island": lambda draw: draw.choice((1.4, 3.0, 8.0)),  # a front that hears nobody
     "late": lambda draw: draw.choice((0.05, 0.4, 0.9)),
     "cut": _at_once,
     "rank": _at_once,
@@ -83,12 +84,20 @@ FAULTS: Final[dict[str, Callable[[random.Random], float]]] = {
     "adapter": _at_once,
     "no adapter": _at_once,
     "defaults": _at_once,
-    "remove": lambda draw: draw.choice((3.0, 8.0)),  # until the application is back
+    "remove": lambda draw: draw.choice((3.0, 8.0, 30.0)),  # until the application is back
     "rival": _at_once,
     "head": lambda draw: draw.choice((2.0, 12.0)),
     "burst": lambda draw: draw.choice((5.0, 12.0, 30.0)),  # requests
     "leave": lambda draw: draw.choice((0.1, 1.0, 8.0)),  # until the client is back
 }
+# Faults that show more together: what one of them leaves behind, the others find.
+THEMES: Final = (
+    ("adapter", "no adapter", "update", "drain", "end of a front", "leave"),
+    ("adapter", "no adapter", "update", "join"),
+    ("silence from", "silence from", "silence", "stop", "island"),
+    ("burst", "kill", "rank", "burst"),
+    ("update", "bad update", "remove", "rival", "defaults"),
+)
 OF_BUILD_APP: Final = frozenset(
     ("rank", "rank hangs", "slow ranks", "fewer ranks", "end of a front", "power of a front", "burst", "leave")
 )
@@ -119,9 +128,15 @@ def drawn(seed: int, form: str = "") -> tuple[Setting, list[Event]]:
     ]
     possible = [kind for kind in FAULTS if setting.form == "fleet" or kind in OF_BUILD_APP]
     kinds = draw.sample(possible, draw.randint(2, min(12, len(possible))))
+    if setting.form == "fleet" and draw.random() < 0.4:
+        kinds = [*draw.choice(THEMES)]
     for _ in range(draw.randint(10, 20)):
         kind = draw.choice(kinds)
-        events.append(Event(_time(draw), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw)))
+        fault = Event(_time(draw), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw))
+        events.append(fault)
+        if kind.startswith("silence") and not fault.size:  # with requests that are sent into it
+            at = (fault.at_s + draw.uniform(0.1, 1.5) for _ in range(4))
+            events += [Event(round(at_s, 3), "request", draw.randrange(10**6), fault.other, 30) for at_s in at]
     # All of it takes the half of what is left of the history, about.
     num_slots = setting.max_batch_size * (setting.num_fronts if setting.form == "build_app" else len(setting.engines))
     num_tokens = sum(

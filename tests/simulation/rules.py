@@ -39,6 +39,7 @@ class Rules:
         self._disturbed_s: dict[tuple[SimulatedFront, SimulatedEngine], float] = {}
         self._troubled_s: dict[SimulatedFront, float] = {}  # when an engine was silent or gone
         self._suspicions: dict[SimulatedFront, int] = {}
+        self._moved: dict[SimulatedFront, int] = {}
         self._computed_by: dict[
             RoutedStream, tuple[int, int, int]
         ] = {}  # length; weights and ranks of its latest tokens
@@ -113,6 +114,13 @@ class Rules:
         if num_suspicions > self._suspicions.get(front, 0) and self.is_alone_to_blame(front):
             raise Wrong("a front suspects engines because it stood still itself")
         self._suspicions[front] = num_suspicions
+        links = [(link, self._engine_of(link)) for model in fleet._models.values() for link in model.links]
+        hears = [engine for _, engine in links if engine and not network()._is_silent(engine.process, front.process)]
+        hears_none = self.lasts(("hears none", front), bool(links) and not hears) > 2 * BEAT_S
+        num_moved = fleet._events["moved"]
+        if hears_none and num_moved > self._moved.get(front, 0):
+            raise Wrong("a front moves streams although it hears no engine")
+        self._moved[front] = num_moved
         for application in self._world.applications:
             model = fleet._models.get(application.model)
             is_removed = application.name not in self._world.cluster.running and not self._world.cluster.is_away
@@ -131,7 +139,8 @@ class Rules:
         front = self._front_of(connection)
         engine = next(each for each in self._world.engines if each.server is connection.server)
         is_expected = reason in ("the engine ends", "the engine has failed", "cut")
-        if front is not None and not is_expected and self.is_settled(front, engine):
+        is_of_silence = "it has said nothing" in reason or reason == "no greeting"
+        if front is not None and not is_expected and (not is_of_silence or self.is_settled(front, engine)):
             self.wrong.append(f"an engine closes the connection with a front: {reason}")
 
     def _check_owners(self, model: RemoteEngine) -> None:

@@ -33,6 +33,7 @@ from tests.simulation.clients import LATE_S, Client
 from tests.simulation.history import LASTS_S, Event, Setting, drawn
 from tests.simulation.processes import (
     ADAPTERS,
+    OWNERS,
     Application,
     FleetFront,
     OwnRanks,
@@ -170,7 +171,8 @@ class World:
             self._ask(event)
         elif event.kind == "burst":
             for number in range(int(event.size)):
-                self._ask(replace(event, which=event.which * 1000 + number, other=event.other, size=10 + number % 30))
+                one = replace(event, which=event.which * 1000 + number, size=10 + number % 30)
+                self._ask(one, OWNERS[event.which % len(OWNERS)])
         elif event.kind == "cancel":
             if self.clients:
                 client = self.clients[event.which % len(self.clients)]
@@ -181,8 +183,8 @@ class World:
         else:
             getattr(self, "_" + event.kind.replace(" ", "_"))(event)
 
-    def _ask(self, event: Event) -> None:
-        client = Client(self, event)
+    def _ask(self, event: Event, owner: str = "") -> None:
+        client = Client(self, event, owner)
         self.clients.append(client)
         self._asking.append(asyncio.ensure_future(client.ask()))
 
@@ -298,6 +300,17 @@ class World:
         ends, self._at_suspicion = self._at_suspicion, []
         for end in ends:
             end()
+
+    def _island(self, event: Event) -> None:
+        self._effect(self._cut_off(self._front(event), event.size))
+
+    async def _cut_off(self, front: SimulatedFront, seconds: float) -> None:
+        engines = self._alive()
+        for engine in engines:
+            network().silence(front.process, engine.process)
+        await asyncio.sleep(seconds)
+        for engine in engines:
+            network().heal(front.process, engine.process)
 
     def _late(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:
