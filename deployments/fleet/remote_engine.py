@@ -86,7 +86,7 @@ class RemoteEngine:
         self._events = events
         self._num_fronts = 1  # of this model's engines
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
-        self._draining = False
+        self._draining = self._stood_still = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._ticking = asyncio.create_task(self._tick_always())
@@ -262,7 +262,9 @@ class RemoteEngine:
     def _tick(self, due_s: float, now_s: float) -> None:
         for link in self.links:
             link.tell_alive()
-        if now_s - due_s < TICK_S:  # else this process itself stood still, and has read nothing
+        # After a pause of this process itself, each engine first tells once more what it hears.
+        stood_still, self._stood_still = self._stood_still, now_s - due_s >= TICK_S
+        if not (stood_still or self._stood_still):
             self._suspect_silent(now_s)
             self._place(list(self._held))
             self._use_free_slots(now_s)
@@ -394,7 +396,9 @@ class RemoteEngine:
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        welcomes = [link.welcome for link in self.links if link.welcome is not None]
+        # One that is silent, or ends, may not know that an adapter has been unloaded.
+        usable = [link for link in self.links if link.takes_requests] or self.links
+        welcomes = [link.welcome for link in usable if link.welcome is not None]
         if welcomes and welcomes != self._welcomes:
             self._welcomes = welcomes
             self._adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}

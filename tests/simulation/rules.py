@@ -39,7 +39,7 @@ class Rules:
         self._disturbed_s: dict[tuple[SimulatedFront, SimulatedEngine], float] = {}
         self._troubled_s: dict[SimulatedFront, float] = {}  # when an engine was silent or gone
         self._suspicions: dict[SimulatedFront, int] = {}
-        self._moved: dict[SimulatedFront, int] = {}
+        self._moved: dict[SimulatedFront, tuple[int, int]] = {}
         self._computed_by: dict[
             RoutedStream, tuple[int, int, int]
         ] = {}  # length; weights and ranks of its latest tokens
@@ -58,6 +58,7 @@ class Rules:
             if front.fleet is not None and not front.is_gone:
                 self._check_front(front, front.fleet)
         for engine in self._world.engines:
+            self.lasts(("started", engine), engine.invitation is not None)
             self.lasts(("up", engine), not engine.process.stands_still)
             if not (engine.is_gone or engine.process.stands_still or engine.server is None):
                 for connection in engine.server.connections:
@@ -114,13 +115,14 @@ class Rules:
         if num_suspicions > self._suspicions.get(front, 0) and self.is_alone_to_blame(front):
             raise Wrong("a front suspects engines because it stood still itself")
         self._suspicions[front] = num_suspicions
-        links = [(link, self._engine_of(link)) for model in fleet._models.values() for link in model.links]
-        hears = [engine for _, engine in links if engine and not network()._is_silent(engine.process, front.process)]
-        hears_none = self.lasts(("hears none", front), bool(links) and not hears) > 2 * BEAT_S
-        num_moved = fleet._events["moved"]
-        if hears_none and num_moved > self._moved.get(front, 0):
+        links = [link for model in fleet._models.values() for link in model.links]
+        now_s = time.monotonic()
+        hears_none = bool(links) and all(now_s - link.heard_s > SILENCE_S for link in links)
+        hears_none = self.lasts(("hears none", front), hears_none) > BEAT_S
+        moved = fleet._events["moved"], len(links)
+        if hears_none and moved > (former := self._moved.get(front, moved)) and moved[1] == former[1]:
             raise Wrong("a front moves streams although it hears no engine")
-        self._moved[front] = num_moved
+        self._moved[front] = moved
         for application in self._world.applications:
             model = fleet._models.get(application.model)
             is_removed = application.name not in self._world.cluster.running and not self._world.cluster.is_away
@@ -128,7 +130,7 @@ class Rules:
             if self.lasts(("removed", front, application), is_left) > MAX_SEARCH_S + CALL_TIMEOUT_S + 3.0:
                 raise Wrong("a model of an application that has been removed is served")
             if model is not None:
-                held = [live for live in model._held if not (live.placed_s or live.has_begun)]
+                held = [live for live in model._held if not (live.placed_s or live.has_begun or live.is_readmitted)]
                 if len(held) > self._world.setting.max_queue + 3:
                     raise Wrong(
                         f"a front holds {len(held)} requests, and its engines took {self._world.setting.max_queue}"

@@ -19,6 +19,7 @@ from deployments.engine import service
 from deployments.fleet import fleet, front_server
 from deployments.fleet.cluster import ENGINE
 from deployments.fleet.engine_link import EngineLink
+from deployments.fleet.front_process import MAX_SEARCH_S
 from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.loaded_adapters import AdapterLoader
 from llama_core.errors import ConfigError, LlamaError, NotReady, QueueFull, RankFailure
@@ -89,7 +90,11 @@ class World:
         if isinstance(front, OwnRanks):
             return front.engine.readiness().ready
         return any(
-            engine.application is application and engine.serves and self.rules.is_settled(front, engine)
+            engine.application is application
+            and engine.serves
+            and self.rules.is_settled(front, engine)
+            # Serve tells fronts of an engine when its start has ended, which waits for fronts that do not answer.
+            and (engine.invitation is not None and self.rules.lasts(("started", engine), True) > MAX_SEARCH_S + 2.0)
             for engine in self.engines
         )
 
@@ -203,7 +208,7 @@ class World:
         return alive[event.which % len(alive)] if alive else None
 
     def _front(self, event: Event) -> SimulatedFront:
-        present = [front for front in self.fronts if not front.is_gone]
+        present = [front for front in self.fronts if not front.is_gone] or self.fronts[-1:]
         return present[event.other % len(present)]
 
     def _application(self, event: Event) -> Application:

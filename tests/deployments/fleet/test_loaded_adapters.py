@@ -188,6 +188,21 @@ async def test_an_adapter_whose_files_have_changed_is_left_out_where_an_engine_s
         assert len(caplog.records) == 1, "said once"
 
 
+async def test_a_silent_engine_does_not_keep_the_name_of_an_unloaded_adapter(fleet: FleetOfEngines, root: Path) -> None:
+    async with fleet:
+        silent, other = [await fleet.start(ckpt_dir=MODEL, lora_root=str(root)) for _ in range(2)]
+        loader = loader_of(fleet)
+        await loader.load("poet", "poet", None, replaces=False)
+        await until(lambda: "poet" in fleet.fleet.models)
+        links = {link.engine_id: link for link in fleet.fleet._models["demo"].links}
+        await loader_of(fleet)._cluster.remove_adapter("demo", "poet")
+        await other.engine.sync_adapters()
+        knows = links[other.service.engine_id]
+        await until(lambda: knows.welcome is not None and not knows.welcome.adapters)
+        links[silent.service.engine_id].is_suspected = True
+        assert "poet" not in fleet.fleet.models
+
+
 @pytest.mark.parametrize("replaces", [False, True])
 async def test_streams_of_an_unloaded_adapter_end_on_the_engine_that_has_it(
     fleet: FleetOfEngines, root: Path, replaces: bool
