@@ -32,8 +32,7 @@ _RELEASE: Final = "RELEASE"  # the variable with which an update under the same 
 class RayCluster:
     """Implements `Cluster` for the replica of a Serve deployment.
 
-    Ray's key-value store has the adapters. So a loaded adapter survives engines, fronts and, where the head's state is in Redis,
-    the head."""
+    Ray's key-value store has the adapters: they survive engines, fronts and, where the head's state is in Redis, the head."""
 
     def __init__(self) -> None:
         context = serve.get_replica_context()

@@ -33,8 +33,7 @@ class Replica(NamedTuple):
 @dataclass
 class FakeCluster:
     """replicas: those that Serve calls. running: applications that Serve has and does not remove. args: of each as it is
-    configured now. entries: the adapters of each model. digests: all that an adapter's name has had. is_away: neither Serve nor the store
-    answers."""
+    configured now. entries: each model's adapters. digests: all that an adapter's name has had. is_away: the head."""
 
     replicas: list[Replica] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
