@@ -1,12 +1,16 @@
 """Engines of several models, and of several versions of one model, on one front."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from deployments.fleet.model_view import EngineText
+from deployments.handle_api import HandleApi
+from deployments.handle_types import ChatRequest
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_cluster import QuietMetrics
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
 from tests.support.fleets import FleetOfEngines
@@ -110,3 +114,20 @@ async def test_a_request_is_planned_with_the_text_of_the_engine_with_the_most_ro
         assert model._text.tokenizer_digest == "a"
         model.links[0].running = 3
         assert model._text.tokenizer_digest == "b"
+
+
+async def test_a_call_by_handle_is_planned_with_the_template_that_its_engines_have_now() -> None:
+    async with FleetOfEngines(group) as fleet:
+        handle = HandleApi()
+        handle.metrics, handle.service, handle.tracing = QuietMetrics(), fleet.fleet, None
+
+        async def prompt_tokens() -> int:
+            answer = await handle.chat(ChatRequest([{"role": "user", "content": "Hi"}]), replace(GREEDY, max_tokens=1))
+            return answer.num_prompt_tokens
+
+        old = await fleet.start()
+        former = await prompt_tokens()
+        await fleet.start(chat_template=20 * "more " + OTHER_TEXT)
+        old.die()
+        await until(lambda: len(fleet.fleet._models["demo"].links) == 1)
+        assert await prompt_tokens() > former
