@@ -19,10 +19,10 @@ from cluster.driver.placement import (
     surge_percent,
 )
 from deployments.args import Args, EngineArgs, IngressArgs, ServerArgs
-from deployments.engine_replica import LlamaEngine
-from deployments.front import LlamaFront
-from deployments.ingress import LlamaIngress
 from deployments.local.serve_run import builds_before_ray_starts, replica_variables, set_cluster_variables
+from deployments.replicas.engine import LlamaEngine
+from deployments.replicas.front import LlamaFront
+from deployments.replicas.ingress import LlamaIngress
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, LogFormat
 
 log = logging.getLogger(__name__)

@@ -1,13 +1,15 @@
 """Where a replica's log lines go, and in which format."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from logging.handlers import MemoryHandler
 
-from deployments.observe.request_log import Batched
 from llama_core.errors import LlamaError
 from llama_core.log_lines import JsonFormatter, LogFormat, SubjectFilter, where
 
+BATCH_S = 0.25
+MOST_IN_A_BATCH = 32  # about a millisecond
 OURS = ("llama_core", "cluster", "deployments", "opentelemetry")
 
 
@@ -41,6 +43,41 @@ class PassedOn(logging.Handler):
         for target in self._targets:
             if record.levelno >= target.level:
                 target.handle(record)
+
+
+class Batched(logging.Handler):
+    """Passes records to other handlers in batches, at most BATCH_S later. A batch takes a third of the time
+    of single lines, which would find cold processor caches between two tokens. An error is passed on at once, after earlier
+    records.
+    """
+
+    def __init__(self, targets: Sequence[logging.Handler]) -> None:
+        super().__init__()
+        self._targets = targets
+        self._records: list[logging.LogRecord] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # without a loop, no timer would flush the batch
+            self.flush()
+            return
+        if record.levelno >= logging.ERROR or len(self._records) >= MOST_IN_A_BATCH:
+            self.flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(BATCH_S, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        records, self._records = self._records, []
+        for record in records:
+            for target in self._targets:
+                if record.levelno >= target.level:
+                    target.handle(record)
 
 
 def log_like_serve(log_format: LogFormat = "text") -> None:

@@ -3,7 +3,6 @@
 The JSON is ASCII with control characters escaped, so nothing that a client sends can start a log line of its own.
 """
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -21,45 +20,8 @@ from llama_core.errors import InvalidDialog, LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
 
 log = logging.getLogger("llama.requests")
-BATCH_S = 0.25
 OWNER_DIGITS = 12  # of a SHA-256: distinguishes users without naming them
 MAX_LOGGED_CHARS = 16_384  # of a prompt, where prompts are logged
-MOST_IN_A_BATCH = 32  # about a millisecond
-
-
-class Batched(logging.Handler):
-    """Passes records to other handlers in batches, at most BATCH_S later. A batch takes a third of the time
-    of single lines, which would find cold processor caches between two tokens. An error is passed on at once, after earlier
-    records.
-    """
-
-    def __init__(self, targets: Sequence[logging.Handler]) -> None:
-        super().__init__()
-        self._targets = targets
-        self._records: list[logging.LogRecord] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._records.append(record)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # without a loop, no timer would flush the batch
-            self.flush()
-            return
-        if record.levelno >= logging.ERROR or len(self._records) >= MOST_IN_A_BATCH:
-            self.flush()
-        elif self._timer is None:
-            self._timer = loop.call_later(BATCH_S, self.flush)
-
-    def flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        records, self._records = self._records, []
-        for record in records:
-            for target in self._targets:
-                if record.levelno >= target.level:
-                    target.handle(record)
 
 
 class RequestRecord:

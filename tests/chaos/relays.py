@@ -19,9 +19,9 @@ from ray.serve import Application
 
 from deployments import app
 from deployments.args import EngineArgs
-from deployments.engine_replica import LlamaEngine
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
+from deployments.replicas.engine import LlamaEngine
 
 DIRECTORY: Final = "LLAMA_CHAOS_RELAYS"
 ASKED_WITHIN_S: Final = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.handle_plans import HandlePlans
+from deployments.handle.plans import HandlePlans
 from deployments.handle_types import ChatRequest, Sampled, Score
 from deployments.openai.field_types import MAX_CHOICES
 from llama_core.errors import DeadlineExceeded, InvalidParameter

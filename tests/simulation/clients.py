@@ -4,17 +4,15 @@ import asyncio
 import json
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.simulation.answers import Answer, Wrong
 from tests.simulation.history import Event
+from tests.simulation.interface import Simulated
 from tests.simulation.processes import OWNERS, SimulatedFront
 from tests.support.asgi_client import AsgiCall
 from tests.support.fake_ranks import continuation
-
-if TYPE_CHECKING:
-    from tests.simulation.world import World
 
 RETRY_S: Final = 0.5
 LATE_S: Final = 0.6  # after its deadline
@@ -23,7 +21,7 @@ LATE_S: Final = 0.6  # after its deadline
 class Client:
     """body: a completion or a chat of one prompt. key: of its stream, "" for one that begins anew after each fault."""
 
-    def __init__(self, world: "World", event: Event, owner: str = "") -> None:
+    def __init__(self, world: Simulated, event: Event, owner: str = "") -> None:
         self._world = world
         draw = random.Random(event.which)
         self.application = world.applications[event.other % len(world.applications)]

@@ -13,8 +13,8 @@ from deployments.engine.interface import Models
 from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.front_process import FrontProcess, http_app_of, keys_of
 from deployments.http.app import HttpApp
+from deployments.replicas.front_process import FrontProcess, http_app_of, keys_of
 from llama_core.files.digest import CheckpointDigest
 from llama_core.rank_report import RankReport
 from tests.conftest import GOLDEN

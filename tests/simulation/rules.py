@@ -4,22 +4,20 @@ import logging
 import time
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Lengths
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from deployments.fleet.directory import CALL_TIMEOUT_S
 from deployments.fleet.engine_link import EngineLink, RoutedStream
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.front_process import MAX_SEARCH_S
 from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.fleet.remote_engine import RemoteEngine
+from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.scheduling.scheduler import Scheduler
 from tests.simulation.answers import Wrong
+from tests.simulation.interface import Simulated
 from tests.simulation.processes import SimulatedEngine, SimulatedFront
 from tests.support.virtual_loop import network
-
-if TYPE_CHECKING:
-    from tests.simulation.world import World
 
 LOOK_S: Final = 0.25
 SILENCE_S: Final = 2.05  # until an engine's silence is noticed
@@ -32,7 +30,7 @@ EXPECTED_ERRORS: Final = ("recovering", "the engine has failed", "the start fail
 
 
 class Rules:
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: Simulated) -> None:
         self._world = world
         self.wrong: list[str] = []  # what was found in calls of the product, which would catch an exception
         self._since: dict[Hashable, float] = {}  # since when something lasts

@@ -1,7 +1,6 @@
 """Fronts, engines and clients of one history in a virtual loop."""
 
 import asyncio
-import hashlib
 import logging
 import random
 import secrets
@@ -19,9 +18,9 @@ from deployments.engine import service
 from deployments.fleet import fleet, front_server
 from deployments.fleet.cluster import ENGINE
 from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.front_process import MAX_SEARCH_S
 from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.loaded_adapters import AdapterLoader
+from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.errors import ConfigError, LlamaError, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import where
 from llama_core.scheduling.scheduler import Scheduler
@@ -58,7 +57,7 @@ class World:
         self.cluster = FakeCluster()
         self.applications = [Application(number) for number in range(setting.num_applications)]
         self.tokenizer: Tokenizer = load_tokenizer(GOLDEN / "mp2" / "tokenizer.model", None)
-        self.adapter_names = ("a", "b") if setting.form == "fleet" else ()
+        self.adapter_names: Sequence[str] = ("a", "b") if setting.form == "fleet" else ()
         self.fronts: list[SimulatedFront] = []
         self.engines: list[SimulatedEngine] = []
         self.clients: list[Client] = []
@@ -74,19 +73,16 @@ class World:
     # For clients and rules.
 
     def origins(self, application: Application, adapter: str) -> list[Origin]:
-        """What may compute an answer of a request that is sent now."""
         digests = self.cluster.digests.get(f"{application.model}-{adapter}", []) if adapter else [""]
         return [Origin(weights, digest) for weights in self._weights[application] for digest in digests]
 
     def open_fronts(self) -> list[SimulatedFront]:
-        """To which Serve sends requests."""
         return [front for front in self.fronts if front.is_open and not (front.is_gone or front.is_draining)]
 
     def fronts_with_ranks(self) -> list[OwnRanks]:
         return [front for front in self.fronts if isinstance(front, OwnRanks) and not front.is_gone]
 
     def serves(self, front: SimulatedFront, application: Application) -> bool:
-        """Whether the front must be able to serve the application now."""
         if isinstance(front, OwnRanks):
             return front.engine.readiness().ready
         return any(
@@ -97,9 +93,6 @@ class World:
             and (engine.invitation is not None and self.rules.lasts(("started", engine), True) > MAX_SEARCH_S + 2.0)
             for engine in self.engines
         )
-
-    def owner_of(self, client: Client) -> str:
-        return hashlib.sha256(client.owner.encode()).hexdigest()[:12]
 
     def check_deadline(self, front: SimulatedFront, seconds: float, limit_s: float) -> None:
         if seconds > limit_s + LATE_S and time.monotonic() - self._still_s.get(front, -100.0) > seconds + 10.0:

@@ -12,12 +12,12 @@ from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.cluster import ENGINE
-from deployments.fleet.engine_process import EngineProcess
 from deployments.fleet.fleet import Fleet
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.invitation import Invitation
 from deployments.observe.metrics import Metrics
 from deployments.openai.plan import engine_of
+from deployments.replicas.engine_process import EngineProcess
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN

@@ -4,8 +4,8 @@ from typing import Any
 
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
-from deployments.ingress import LlamaIngress
 from deployments.observe.metrics import Metrics
+from deployments.replicas.ingress import LlamaIngress
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 

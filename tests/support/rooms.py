@@ -44,7 +44,10 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "deployments.observe": (*REPLICA, "deployments.engine", "deployments.openai"),
     "deployments.http": (*REPLICA, "deployments.engine", "deployments.openai", "deployments.observe"),
     "deployments.local": (*REPLICA, "llama_core.memory_estimate"),
-    "deployments": (*ANSWERS, "deployments.fleet", "deployments.local", "llama_core.results"),
+    "deployments.handle_types": (*ANSWERS, "llama_core.results"),
+    "deployments.handle": (*ANSWERS, "deployments.handle_types", "llama_core.results"),
+    "deployments.replicas": (*ANSWERS, "deployments.fleet", "deployments.local", "deployments.handle"),
+    "deployments": (*ANSWERS, "deployments.local", "deployments.replicas"),
     "cli": (*REPLICA, "llama_core.backends", "llama_core.memory_estimate", "deployments", "deployments.local"),
 }
 # Libraries that a room never loads: not even through another library, when each of its modules is imported.
@@ -58,9 +61,10 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fast backends": (("llama_core.backends",), ("fairscale",)),
     "driver and wire": (("cluster.driver", "cluster.wire"), ("torch", "fairscale", "fastapi")),
     "replica": (("deployments", "cli"), ("torch", "fairscale")),
+    "engine": (("deployments.replicas.engine",), ("deployments.http", "deployments.openai", "deployments.handle")),
 }
 # Rules that one process checks, one after the other: importing takes seconds, and no rule bans what one before it may load.
-PROCESSES = (("without tensors", "driver and wire", "replica"), ("fast backends", "llama_core"))
+PROCESSES = (("without tensors", "driver and wire", "engine", "replica"), ("fast backends", "llama_core"))
 # Libraries that no file of a package imports directly.
 NEVER_IMPORTED: Mapping[str, tuple[str, ...]] = {"llama_core": ("ray", "msgspec", *WEB), "cluster": WEB}
 # Modules that only a machine with a GPU, or a command, can import, and the one for fairscale.

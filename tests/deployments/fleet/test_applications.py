@@ -15,11 +15,11 @@ from deployments.args import IngressArgs
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.engine_process import EngineProcess
-from deployments.fleet.front_process import RECONFIGURABLE, FrontProcess
 from deployments.fleet.invitation import Invitation
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
+from deployments.replicas.engine_process import EngineProcess
+from deployments.replicas.front_process import RECONFIGURABLE, FrontProcess
 from llama_core.errors import ConfigError, NotReady
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.fleet.model_view import EngineText
-from deployments.handle_api import HandleApi
+from deployments.handle.api import HandleApi
 from deployments.handle_types import ChatRequest
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams

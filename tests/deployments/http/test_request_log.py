@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deployments.observe.request_log import Batched
+from deployments.observe.replica_log import Batched
 from llama_core.log_lines import JsonFormatter, SubjectFilter
 from tests.support import http
 from tests.support.scripted_engine import FakeEngine, serve
@@ -40,7 +40,7 @@ def log(seen: Seen) -> Iterator[logging.Logger]:
 async def test_lines_are_written_in_batches_in_their_order(
     log: logging.Logger, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.observe.request_log.BATCH_S", 0.01)
+    monkeypatch.setattr("deployments.observe.replica_log.BATCH_S", 0.01)
     log.info("one")
     log.warning("two")
     assert seen.lines == []

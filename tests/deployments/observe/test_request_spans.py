@@ -13,7 +13,7 @@ from opentelemetry import context, trace
 
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
-from deployments.handle_api import HandleApi
+from deployments.handle.api import HandleApi
 from deployments.http.app import build_http_app
 from deployments.observe.metrics import Metrics
 from deployments.observe.tracing import Tracing, open_tracing

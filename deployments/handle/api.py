@@ -17,8 +17,8 @@ from ray import serve
 from ray.serve.context import _get_serve_request_context
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle_call import Call, ChatReader, HandleEngine, HandleModels
-from deployments.handle_plans import HandlePlans, are_prompts, checked_limit, checked_n
+from deployments.handle.call import Call, ChatReader, HandleEngine, HandleModels
+from deployments.handle.plans import HandlePlans, are_prompts, checked_limit, checked_n
 from deployments.handle_types import (
     ChatAnswer,
     ChatPart,

@@ -11,12 +11,12 @@ from ray import serve
 
 from deployments.args import IngressArgs
 from deployments.fleet.directory import RayCluster
-from deployments.fleet.front_process import FrontProcess
-from deployments.handle_api import HandleApi
-from deployments.ingress import collect_garbage_rarely
+from deployments.handle.api import HandleApi
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
+from deployments.replicas.common import collect_garbage_rarely
+from deployments.replicas.front_process import FrontProcess
 
 
 @serve.ingress()

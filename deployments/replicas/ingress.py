@@ -4,33 +4,28 @@ Its API by handle is in `handle_api`, by HTTP in `http.app`.
 """
 
 import asyncio
-import gc
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import ray
 from ray import serve
 
-from cluster.driver.group_info import GroupLimits
 from cluster.driver.ray_calls import in_passing_thread
-from cluster.driver.standby import StandbyPool
-from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
-from deployments.args import EngineArgs, ServerArgs
+from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.directory import RayCluster, http_address
-from deployments.fleet.front_process import http_app_of, keys_of
 from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
-from deployments.handle_api import HandleApi
+from deployments.handle.api import HandleApi
 from deployments.local.banner import banner
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
 from deployments.observe.tracing import open_tracing
+from deployments.replicas.common import collect_garbage_rarely, pool_for
+from deployments.replicas.front_process import http_app_of, keys_of
 
 log = logging.getLogger(__name__)
 
@@ -114,25 +109,6 @@ class LlamaIngress(HandleApi, AdapterCalls):
 
     def _describe(self) -> dict[str, Any]:
         return {**asdict(self.service.describe()), "api_keys": self._keys.are_required}
-
-
-def collect_garbage_rarely() -> None:
-    """Exempt the objects that live as long as the replica from garbage collection: one full collection would delay every
-    stream by 0.15 s. Requests leave few cycles, so collections can be rare."""
-    gc.freeze()
-    gc.set_threshold(10_000)
-
-
-def pool_for(args: EngineArgs) -> Callable[[], StandbyPool]:
-    limits = GroupLimits(start_timeout_s=args.start_timeout_s, step_timeout_s=args.step_timeout_s)
-
-    def open_pool() -> StandbyPool:
-        placement_group = ray.util.get_current_placement_group()
-        assert placement_group is not None, "build_app gives every replica a placement group"
-        factory = NamedRunnerFactory(args.runner_factory) if args.runner_factory else MODEL_RUNNER_FACTORY
-        return StandbyPool(placement_group, limits, enabled=args.spare_ranks, runner_factory=factory)
-
-    return open_pool
 
 
 async def _another_replica_runs() -> bool:

@@ -5,11 +5,11 @@ from starlette.responses import Response
 
 from deployments.args import EngineArgs
 from deployments.fleet.directory import RayCluster
-from deployments.fleet.engine_process import EngineProcess
-from deployments.ingress import collect_garbage_rarely, pool_for
 from deployments.local.small_cluster import keep_replica_on_loopback
 from deployments.observe.metrics import Metrics
 from deployments.observe.replica_log import log_like_serve
+from deployments.replicas.common import collect_garbage_rarely, pool_for
+from deployments.replicas.engine_process import EngineProcess
 
 
 class LlamaEngine(EngineProcess):
