@@ -91,7 +91,11 @@ log = logging.getLogger(__name__)
 
 Digests = tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...]
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
-NUMERIC: Final = "numeric"  # marks an argument on which the tokens of a prompt depend
+# Marks of arguments. NUMERIC: the tokens of a prompt depend on it; RESOLVED: on what the ranks make of it. SAME: an engine with
+# another value does not continue streams either: templates decide which tokens end an answer, `cpus_per_rank` torch's threads.
+NUMERIC: Final = "numeric"
+RESOLVED: Final = "resolved"
+SAME: Final = "same"
 
 
 class Args(BaseModel):
@@ -178,16 +182,18 @@ class IngressArgs(Args):
 class EngineArgs(Args):
     """Arguments of `build_engine`: checkpoint, ranks and scheduling."""
 
-    model_id: str = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
-    ckpt_dir: str = Field(
+    model_id: Annotated[str, SAME] = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
+    ckpt_dir: Annotated[str, SAME] = Field(
         "demo", description="Folder of Hugging Face's or Meta's files, or a .gguf file, on every node."
     )
-    tokenizer_path: str | None = Field(None, description="Tokenizer file or folder; what lies in ckpt_dir if absent.")
-    chat_format: Annotated[str, AfterValidator(_known_chat_format)] = Field(
+    tokenizer_path: Annotated[str | None, SAME] = Field(
+        None, description="Tokenizer file or folder; what lies in ckpt_dir if absent."
+    )
+    chat_format: Annotated[str, AfterValidator(_known_chat_format), SAME] = Field(
         DEFAULT_CHAT_FORMAT,
         description="Prompt format of the chat model; auto: its own template, else Llama 2's or 3's.",
     )
-    chat_template: str | None = Field(
+    chat_template: Annotated[str | None, SAME] = Field(
         None, min_length=1, description="Jinja2 chat template instead of the model's: a path, or the text itself."
     )
     tool_format: Annotated[str, AfterValidator(_known_tool_format)] = Field(
@@ -197,10 +203,10 @@ class EngineArgs(Args):
         "builtin",
         description="Sampling where a request says nothing: Meta's reference's, generation_config.json's, or greedy.",
     )
-    model_parallel_size: Annotated[Count | None, NUMERIC] = Field(
+    model_parallel_size: Annotated[Count | None, NUMERIC, RESOLVED] = Field(
         None, description="Number of ranks; if absent, that of Meta's shards, else 1."
     )
-    max_seq_len: Annotated[Count | None, NUMERIC] = Field(
+    max_seq_len: Annotated[Count | None, NUMERIC, RESOLVED] = Field(
         None,
         description="Prompt and generated tokens of one sequence; if absent, the model's context or what memory holds.",
     )
@@ -210,8 +216,8 @@ class EngineArgs(Args):
     max_step_tokens: Count | None = Field(
         None, description="Tokens of one step at most; 2048, or max_batch_size if that is more."
     )
-    device: Annotated[Device, NUMERIC] = "auto"
-    dtype: Annotated[DType, NUMERIC] = Field("auto", description="auto: the checkpoint's own.")
+    device: Annotated[Device, NUMERIC, RESOLVED] = "auto"
+    dtype: Annotated[DType, NUMERIC, RESOLVED] = Field("auto", description="auto: the checkpoint's own.")
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
     kv_cache_dtype: Annotated[CacheDType, NUMERIC] = Field(
@@ -225,7 +231,7 @@ class EngineArgs(Args):
     speculation: bool = Field(
         True, description="Propose tokens that repeat earlier text, and verify several in one step."
     )
-    backend: Annotated[BackendName, NUMERIC] = Field(
+    backend: Annotated[BackendName, NUMERIC, RESOLVED] = Field(
         "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest one possible."
     )
     quantization: Annotated[Quantization, NUMERIC] = Field(
@@ -235,9 +241,9 @@ class EngineArgs(Args):
         False, description="On GPUs, compute each request with the same bits beside any others, which is slower."
     )
     lora_adapters: Annotated[
-        dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], BeforeValidator(_folders)
+        dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], BeforeValidator(_folders), SAME
     ] = Field({}, description="Folders of LoRA adapters in PEFT's files, on every node, by the names of their models.")
-    lora_root: str | None = Field(
+    lora_root: Annotated[str | None, SAME] = Field(
         None,
         min_length=1,
         description="Folder, on every node, below which adapters may be loaded while the engine serves.",
@@ -247,7 +253,7 @@ class EngineArgs(Args):
         16, description="Largest rank of an adapter; ranks hold memory for max_loras of it."
     )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
-    cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
+    cpus_per_rank: Annotated[Annotated[float, Field(gt=0)] | None, SAME] = Field(
         None, description="CPUs of one rank; if absent, a node's CPUs shared by its ranks, or 1 with CUDA."
     )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
@@ -271,7 +277,7 @@ class EngineArgs(Args):
         True,
         description="Keep a warm standby process beside each rank where 2 GiB of memory are free, for a faster recovery.",
     )
-    runner_factory: str | None = Field(
+    runner_factory: Annotated[str | None, SAME] = Field(
         None,
         pattern=r"^[\w.]+:\w+$",
         description="module:function that makes a rank's runner instead of the model's; for tests of failures.",
@@ -287,11 +293,11 @@ class EngineArgs(Args):
         """The tokenizer's main file: `tokenizer_path`, or what lies in the checkpoint."""
         return find_tokenizer(resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint)
 
-    @property
-    def numeric(self) -> dict[str, Any]:
-        """The arguments on which the tokens of a prompt depend, beside files."""
+    def marked(self, mark: str, but: str = "") -> dict[str, Any]:
+        """The arguments with a mark, but for those that have the other one too."""
+        fields = type(self).model_fields.items()
         return {
-            name: getattr(self, name) for name, field in type(self).model_fields.items() if NUMERIC in field.metadata
+            name: getattr(self, name) for name, field in fields if mark in field.metadata and but not in field.metadata
         }
 
     def num_ranks(self) -> int:

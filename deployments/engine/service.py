@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
-from deployments.args import EngineArgs, IngressArgs
-from deployments.engine.adapter_model import AdapterModel
+from deployments.args import NUMERIC, RESOLVED, EngineArgs, IngressArgs
+from deployments.engine.adapter_model import AdapterModels
 from deployments.engine.callers import Callers
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
@@ -49,8 +49,6 @@ from llama_core.text.template.files import template_files
 log = logging.getLogger(__name__)
 
 RECONFIGURABLE: Final = frozenset({"max_queue", "max_queue_tokens", "sampling_defaults", "drain_timeout_s"})
-# In `LlamaService.numerics` as ranks have resolved them; fronts add the number of ranks.
-_IN_PARTS: Final = frozenset({"model_parallel_size", "max_seq_len", "device", "dtype", "backend"})
 
 
 class LlamaService:
@@ -94,7 +92,6 @@ class LlamaService:
         )
         self._own_adapters = args.open_adapters(self._model)
         self._adapters: Mapping[str, Adapter] = {}
-        self._models: Mapping[str, Engine] = {}
         self.adapter_folders: dict[str, str] = {}  # by digest; also of unloaded adapters, whose streams go on
         self._open_pool = open_pool
         self._on_step = on_step
@@ -173,8 +170,6 @@ class LlamaService:
     def load_adapters(self, loaded: Mapping[str, Adapter]) -> None:
         """Serve these, by name, beside those of the arguments, in place of what was loaded before, whose streams go on."""
         self._adapters = {**loaded, **self._own_adapters}
-        named = {name: cast(Engine, AdapterModel(self, name, each.digest)) for name, each in self._adapters.items()}
-        self._models = {self.model_id: self, **named}
         self.adapter_folders |= {each.digest: each.folder for each in self._adapters.values()}
         if self._loop is not None:
             self._loop.scheduler.adapter_places.folders |= self.adapter_folders
@@ -225,7 +220,7 @@ class LlamaService:
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        return self._models
+        return AdapterModels(cast(Engine, self), self.adapters)
 
     @property
     def vocab_size(self) -> int:
@@ -241,14 +236,14 @@ class LlamaService:
     @property
     def numerics(self) -> str:
         """Engines with equal ones, the same tokenizer and as many ranks sample the same tokens after a prompt's. Of a service
-        that has started. That of the former release ends before the digest."""
+        that has started; fronts add the number of ranks. That of the former release ends before the digest."""
         reports = self.info.ranks if self.info is not None and self.info.ranks else (RankReport(),)
         report = reports[0]
         device, _, backend = report.device.partition(", ")
         gpu = "" if device.startswith("cpu") else device.partition(" ")[2]
         kind = backend.partition(",")[0]  # without the instructions, which change no bit
         parts = _digest([report]), report.dtype, gpu, kind, self.args.kv_cache_dtype, self.config.max_seq_len
-        given = {name: value for name, value in self.args.numeric.items() if name not in _IN_PARTS}
+        given = self.args.marked(NUMERIC, but=RESOLVED)
         further = given, sorted(self._stop_ids), dict.fromkeys(each.numerics for each in reports)
         return "|".join(map(str, [*parts, hashlib.sha256(repr(further).encode()).hexdigest()]))
 

@@ -462,9 +462,6 @@ class RemoteEngine:
             return Readiness(False, "recovering", f"no engine of {self.model_id} is connected; requests wait for one")
         return Readiness(False, "loading", f"no engine of {self.model_id} is connected")
 
-    def live(self) -> bool:
-        return True
-
     def check_capacity(self, owner: str = "") -> None:
         readiness = self.readiness()
         if not readiness.takes_requests:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.args import EngineArgs, resolve
+from deployments.args import NUMERIC, SAME, EngineArgs, resolve
 from deployments.fleet.cluster import Cluster
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
@@ -21,18 +21,6 @@ from llama_core.text.template.files import template_files
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = 5.0
-# Beside the numeric ones. Templates decide which tokens end an answer, `cpus_per_rank` torch's threads.
-_SAME: Final = (
-    "model_id",
-    "ckpt_dir",
-    "tokenizer_path",
-    "chat_format",
-    "chat_template",
-    "lora_adapters",
-    "lora_root",
-    "cpus_per_rank",
-    "runner_factory",
-)
 
 
 class Successor:
@@ -56,8 +44,7 @@ class Successor:
     def _is_equal(self, args: EngineArgs) -> bool:
         resolved = {"device": self._args.device, "model_parallel_size": args.num_ranks()}  # as `build_engine` does
         args = args.model_copy(update=resolved)
-        is_same = all(getattr(args, name) == getattr(self._args, name) for name in _SAME)
-        is_same = is_same and args.numeric == self._args.numeric
+        is_same = all(args.marked(mark) == self._args.marked(mark) for mark in (NUMERIC, SAME))
         return is_same and _identity(args) == self._identity and code_version() == self._code
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.simulation.answers import Answer, Wrong
 from tests.simulation.history import Event
-from tests.simulation.interface import Simulated
 from tests.simulation.processes import OWNERS, SimulatedFront
+from tests.simulation.simulated import Simulated
 from tests.support.asgi_client import AsgiCall
 from tests.support.fake_ranks import continuation
 

@@ -15,8 +15,8 @@ from deployments.fleet.remote_engine import RemoteEngine
 from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.scheduling.scheduler import Scheduler
 from tests.simulation.answers import Wrong
-from tests.simulation.interface import Simulated
 from tests.simulation.processes import SimulatedEngine, SimulatedFront
+from tests.simulation.simulated import Simulated
 from tests.support.virtual_loop import network
 
 LOOK_S: Final = 0.25

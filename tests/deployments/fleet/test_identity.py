@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cluster.driver.group_info import GroupInfo
+from deployments import args
 from deployments.args import EngineArgs
 from deployments.fleet import messages
 from deployments.fleet.front_server import FrontServer
@@ -81,7 +82,7 @@ async def test_ids_that_end_an_answer_are_part_of_the_numerics(tmp_path: Path) -
 
 def test_each_argument_that_decides_tokens_is_marked() -> None:
     named = set(NUMERIC) | {"model_parallel_size", "device", "dtype", "backend"}
-    assert EngineArgs().numeric.keys() == named
+    assert EngineArgs().marked(args.NUMERIC).keys() == named
 
 
 def test_the_version_of_the_code_changes_with_a_source_and_a_library(
