@@ -7,7 +7,7 @@ import time
 from typing import Any, Final
 
 from llama_core.scheduling.sampling_params import SamplingParams
-from tests.simulation.answers import Answer, Wrong
+from tests.simulation.expected_answers import Answer, Wrong
 from tests.simulation.history import Event
 from tests.simulation.processes import OWNERS, SimulatedFront
 from tests.simulation.simulated import Simulated

@@ -72,6 +72,7 @@ FAULTS: Final[dict[str, Callable[[random.Random], float]]] = {
     "rank": _at_once,
     "rank hangs": lambda draw: draw.choice((0.5, 3.0)),
     "slow ranks": lambda draw: draw.choice((1.0, 5.0)),
+    "no new ranks": lambda draw: draw.choice((0.5, 4.0)),
     "fewer ranks": lambda draw: draw.choice((1.0, 10.0)),
     "update": lambda draw: draw.choice((0.0, 0.1, 2.0)),  # until each successor starts; 0: before
     "bad update": _at_once,
@@ -99,7 +100,17 @@ THEMES: Final = (
     ("update", "bad update", "remove", "rival", "defaults"),
 )
 OF_BUILD_APP: Final = frozenset(
-    ("rank", "rank hangs", "slow ranks", "fewer ranks", "end of a front", "power of a front", "burst", "leave")
+    (
+        "rank",
+        "rank hangs",
+        "no new ranks",
+        "slow ranks",
+        "fewer ranks",
+        "end of a front",
+        "power of a front",
+        "burst",
+        "leave",
+    )
 )
 
 

@@ -14,7 +14,7 @@ from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.fleet.remote_engine import RemoteEngine
 from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.scheduling.scheduler import Scheduler
-from tests.simulation.answers import Wrong
+from tests.simulation.expected_answers import Wrong
 from tests.simulation.processes import SimulatedEngine, SimulatedFront
 from tests.simulation.simulated import Simulated
 from tests.support.virtual_loop import network

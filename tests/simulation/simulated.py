@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from llama_core.text.tokenizers.tokenizer import Tokenizer
-from tests.simulation.answers import Origin
+from tests.simulation.expected_answers import Origin
 from tests.simulation.history import Setting
 from tests.simulation.processes import Application, OwnRanks, SimulatedEngine, SimulatedFront
 from tests.support.fake_cluster import FakeCluster

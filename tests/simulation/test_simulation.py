@@ -8,7 +8,7 @@ from tests.simulation.history import drawn
 from tests.simulation.world import finding
 from tests.support.full_runs import examples
 
-NUM_SEEDS = examples(6, 100)
+NUM_SEEDS = examples(10, 100)
 
 
 @pytest.mark.parametrize("seed", range(1, NUM_SEEDS + 1))

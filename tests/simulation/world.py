@@ -28,8 +28,8 @@ from llama_core.text.model_text import ModelText
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
-from tests.simulation.answers import Origin, Wrong
 from tests.simulation.clients import LATE_S, Client
+from tests.simulation.expected_answers import Origin, Wrong
 from tests.simulation.history import LASTS_S, Event, Setting, drawn
 from tests.simulation.processes import (
     ADAPTERS,
@@ -171,13 +171,12 @@ class World:
             for number in range(int(event.size)):
                 one = replace(event, which=event.which * 1000 + number, size=10 + number % 30)
                 self._ask(one, OWNERS[event.which % len(OWNERS)])
-        elif event.kind == "cancel":
-            if self.clients:
-                client = self.clients[event.which % len(self.clients)]
-                self._effect(self._cancel(client, int(event.size)))
-        elif event.kind == "leave":
-            if self.clients:
-                self.clients[event.which % len(self.clients)].leave(event.size)
+        elif event.kind in ("cancel", "leave"):
+            left = [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
+            if left and event.kind == "leave":
+                left[event.which % len(left)].leave(event.size)
+            elif left:
+                self._effect(self._cancel(left[event.which % len(left)], int(event.size)))
         else:
             getattr(self, "_" + event.kind.replace(" ", "_"))(event)
 
@@ -354,6 +353,24 @@ class World:
         await asyncio.sleep(seconds)
         group.go.set()
         process.call(partial(_fail, groups))
+
+    def _no_new_ranks(self, event: Event) -> None:
+        for process, groups in self._ranks(event):
+            self.num_ends += 1
+            self._effect(self._unstartable(process, groups, event.size))
+
+    async def _unstartable(self, process: Process, groups: Any, seconds: float) -> None:
+        make = groups.make
+
+        def broken() -> Any:
+            group = make()
+            group.start_error = RankFailure("rank 0 did not start", rank=0)
+            return group
+
+        groups.make = broken
+        process.call(partial(_fail, groups))
+        await asyncio.sleep(seconds)
+        groups.make = make
 
     def _slow_ranks(self, event: Event) -> None:
         for _, groups in self._ranks(event):
