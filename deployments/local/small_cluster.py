@@ -32,6 +32,7 @@ SETTINGS: Final = {
 # Steps and answers do not use Ray's object store. By default Ray reserves three tenths of the machine's memory for it, and
 # warns about a container's small /dev/shm.
 OBJECT_STORE_BYTES: Final = 256 * 2**20
+TOO_SLOW: Final = "timed out during startup"  # in Ray's error, after 30 s that it lets nobody change
 
 
 def start(namespace: str, report: Callable[[str], None]) -> None:
@@ -55,7 +56,14 @@ def start(namespace: str, report: Callable[[str], None]) -> None:
     node: Any = ray._private.node
     original, node.Node = node.Node, _SmallNode
     try:
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        try:
+            ray.init(**options)
+        except Exception as error:
+            if TOO_SLOW not in str(error):
+                raise
+            report("Ray has not started within its 30 s, as on a busy machine: once more")
+            ray.init(**options)
     finally:
         node.Node = original
 
@@ -68,7 +76,11 @@ class _SmallNode(ray._private.node.Node):
         self._is_on_loopback = _is_resolved()
         if self._is_on_loopback:
             ray_params.update(node_ip_address=ADDRESS)
-        super().__init__(ray_params, **options)
+        try:
+            super().__init__(ray_params, **options)
+        except BaseException:
+            self.kill_all_processes(check_alive=False, allow_graceful=False)
+            raise
 
     def start_gcs_server(self) -> None:
         super().start_gcs_server()  # type: ignore[no-untyped-call]
