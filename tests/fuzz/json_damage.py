@@ -11,6 +11,8 @@ def damaged(content: bytes, draw: Random, begin: int = 0, end: int | None = None
     """`content` with bits flipped, or bytes removed, repeated or random, between `begin` and `end`."""
     data, end = bytearray(content), len(content) if end is None else end
     for _ in range(draw.choice((1, 1, 2, 5))):
+        if not data:
+            break
         at = draw.randrange(begin, max(begin + 1, min(end, len(data))))
         how = draw.random()
         if how < 0.6:
