@@ -69,6 +69,7 @@ class Application:
     number: int
     release: Release = field(default_factory=Release)
     is_changing: bool = False
+    has_had_rivals: bool = False
     has_updated: bool = False  # engines of another release have taken the places of all
 
     @property

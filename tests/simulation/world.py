@@ -502,7 +502,7 @@ class World:
     async def _refused(self, application: Application) -> None:
         """Another application gives the same model other weights."""
         await self._head_is_back()
-        rival = Rival(application)
+        rival, application.has_had_rivals = Rival(application), True
         self.cluster.running.add(rival.name)
         engine = SimulatedEngine(self.setting, self.cluster, rival)
         self.engines.append(engine)
