@@ -198,7 +198,7 @@ class Client:
             may_have_changed = "hold_timeout_s" in message and self.application.has_updated and may_have_begun
             may_have_changed |= "send it again" in message and (not self.num_tokens or self.n > 1)
             # A front that starts beside a rival may meet that first.
-            may_have_changed |= "has been removed" in message and self.application.has_had_rivals
+            may_have_changed |= self.application.has_had_rivals
             if is_wrong and not may_have_changed:
                 raise Wrong(f"refused beside an engine that serves: {message}")
             return False
