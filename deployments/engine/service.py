@@ -170,6 +170,7 @@ class LlamaService:
     def load_adapters(self, loaded: Mapping[str, Adapter]) -> None:
         """Serve these, by name, beside those of the arguments, in place of what was loaded before, whose streams go on."""
         self._adapters = {**loaded, **self._own_adapters}
+        self.models: Mapping[str, Engine] = AdapterModels(cast(Engine, self), self.adapters)
         self.adapter_folders |= {each.digest: each.folder for each in self._adapters.values()}
         if self._loop is not None:
             self._loop.scheduler.adapter_places.folders |= self.adapter_folders
@@ -217,10 +218,6 @@ class LlamaService:
     def adapters(self) -> dict[str, str]:
         """Digests of LoRA adapters by name."""
         return {name: adapter.digest for name, adapter in self._adapters.items()}
-
-    @property
-    def models(self) -> Mapping[str, Engine]:
-        return AdapterModels(cast(Engine, self), self.adapters)
 
     @property
     def vocab_size(self) -> int:

@@ -19,15 +19,15 @@ LATE_S: Final = 0.6  # after its deadline
 
 
 class Client:
-    """body: a completion or a chat of one prompt. key: of its stream, "" for one that begins anew after each fault."""
+    """Of one completion or chat. key: of its stream, "" for one that begins anew after each fault."""
 
     def __init__(self, world: Simulated, event: Event, owner: str = "") -> None:
         self._world = world
         draw = random.Random(event.which)
         self.application = world.applications[event.other % len(world.applications)]
         self.name = f"request {event.at_s:g} s {event.which}"
-        self.owner = OWNERS[min(draw.randrange(5), 2)]
-        self.owner = owner or self.owner
+        drawn = OWNERS[min(draw.randrange(5), 2)]
+        self.owner = owner or drawn
         share = 0.5 if world.cluster.digests else 0.1
         self.adapter = draw.choice(world.adapter_names) if draw.random() < share and world.adapter_names else ""
         self.n = draw.choice((1, 1, 1, 2, 3))
@@ -44,7 +44,6 @@ class Client:
         self._prompt = None if self.is_chat else prompt
         self.answer = self._new_answer()
         self.is_cancelled = False
-        self.asked_s = 0.0
         self._leaving = asyncio.Event()
         self._away_s = 0.0
         self._num_calls = 0
@@ -124,7 +123,7 @@ class Client:
         origins = self._world.origins(self.application, self.adapter)
         path = "/v1/chat/completions" if self.is_chat else "/v1/completions"
         body, headers = self._body(), self._headers()
-        began_s = self.asked_s = time.monotonic()
+        began_s = time.monotonic()
         call = front.process.call(lambda: AsgiCall(front.http_app, path, body, headers))
         ends = [asyncio.ensure_future(event.wait()) for event in (front.ended, self._leaving)]
         try:
@@ -138,10 +137,8 @@ class Client:
             return True
         if self.limit_s is not None and not front.is_gone:
             self._world.check_deadline(front, time.monotonic() - began_s, self.limit_s)
-        origins = [
-            *origins,
-            *(own for own in self._world.origins(self.application, self.adapter) if own not in origins),
-        ]
+        later = self._world.origins(self.application, self.adapter)
+        origins += [own for own in later if own not in origins]
         try:
             return self._read(front, call, origins)
         except Wrong as wrong:
@@ -158,14 +155,14 @@ class Client:
             answer.is_done = True
         else:
             answer.read(call.events)
-        if answer.error is not None:
+        error, answer.error = answer.error, None
+        if error is not None:
             answer.is_done = False
-            error, answer.error = answer.error, None
             if self._gives_up(front, error):
                 return True
+        elif call.complete and not answer.is_done:
+            raise Wrong("a stream ends without [DONE] and without an error")
         answer.check(self.params, origins, self._world.tokenizer, self.stop, is_whole=answer.is_done)
-        if call.ended and call.complete and call.status == 200 and not answer.is_done and answer.error is None:
-            pass  # an error event has ended it
         return answer.is_done
 
     def _is_refused(self, front: SimulatedFront, call: AsgiCall) -> bool:
@@ -198,14 +195,13 @@ class Client:
             may_have_changed = "hold_timeout_s" in message and self.application.has_updated and may_have_begun
             may_have_changed |= "send it again" in message and (not self.num_tokens or self.n > 1)
             # A front that starts beside a rival may meet that first.
-            may_have_changed |= self.application.has_had_rivals
+            is_removed = "has been removed" in message or "no engine is connected" in message
+            may_have_changed |= is_removed and self.application.has_had_rivals
             if is_wrong and not may_have_changed:
                 raise Wrong(f"refused beside an engine that serves: {message}")
             return False
-        if code in (
-            "queue_full",
-            "stream_taken_over",
-        ):  # it has given way to another owner's, or the client is back already
+        # It has given way to another owner's, or the client is back already.
+        if code in ("queue_full", "stream_taken_over"):
             return False
         if "adapter is not here" in message:
             if self.num_tokens and not self._world.num_ends:

@@ -38,9 +38,8 @@ class Rules:
         self._troubled_s: dict[SimulatedFront, float] = {}  # when an engine was silent or gone
         self._suspicions: dict[SimulatedFront, int] = {}
         self._moved: dict[SimulatedFront, tuple[int, int]] = {}
-        self._computed_by: dict[
-            RoutedStream, tuple[int, int, int]
-        ] = {}  # length; weights and ranks of its latest tokens
+        # Length; weights and ranks of its latest tokens.
+        self._computed_by: dict[RoutedStream, tuple[int, int, int]] = {}
 
     def look(self) -> None:
         if self.wrong:
@@ -179,10 +178,8 @@ class Rules:
         runs = live.stream.ended or (engine is not None and engine.serves and self._has_slot(engine, live))
         could_run = is_known and not runs and any(self._fits(front, model, each, live) for each in self._world.engines)
         is_unnoticed = live.link is not None and (engine is None or not self.is_settled(front, engine))
-        whole_s, here_s = (
-            self.lasts(("waits", live), could_run),
-            self.lasts(("waits", live, live.link, live.placed_s), could_run),
-        )
+        whole_s = self.lasts(("waits", live), could_run)
+        here_s = self.lasts(("waits", live, live.link, live.placed_s), could_run)
         if whole_s > WAIT_S + 3 * DEAF_S or (here_s > WAIT_S and not is_unnoticed):
             free = [each for each in self._world.engines if self._fits(front, model, each, live)]
             links = [(link.engine_id[:6], link.is_ready, link.num_free) for link in model.links]

@@ -1,15 +1,19 @@
 """Engines of several models, and of several versions of one model, on one front."""
 
 import asyncio
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from deployments.fleet.model_view import EngineText
 from deployments.handle.api import HandleApi
 from deployments.handle_types import ChatRequest
+from llama_core.errors import NotReady
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.conftest import GOLDEN
 from tests.support.fake_cluster import QuietMetrics
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
@@ -131,3 +135,22 @@ async def test_a_call_by_handle_is_planned_with_the_template_that_its_engines_ha
         old.die()
         await until(lambda: len(fleet.fleet._models["demo"].links) == 1)
         assert await prompt_tokens() > former
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+async def test_a_request_without_tokens_ends_with_the_last_engine_that_has_its_tokenizer(
+    num_tokens: int, tmp_path: Path
+) -> None:
+    """One that has tokens waits for an engine of its release; one that has none can be sent again, with another prompt."""
+    other = tmp_path / "tokenizer.model"
+    other.write_bytes((GOLDEN / "mp2" / "tokenizer.model").read_bytes() + b"\xc0\x0c\x01")  # a field that nobody reads
+    async with FleetOfEngines(group) as fleet:
+        failed = await fleet.start(tokenizer_path=str(other))
+        (stream,) = await fleet.submit(PROMPT, GREEDY)
+        await until(lambda: len(stream.sequence.output) >= num_tokens)
+        await fleet.start()
+        failed.die()
+        began_s = time.monotonic()
+        with pytest.raises(NotReady, match="within 60 s" if num_tokens else "send it again"):
+            await read(stream)
+        assert (time.monotonic() - began_s < 1.0) == (not num_tokens)

@@ -11,7 +11,7 @@ from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.messages import CLOSE_AFTER_S
+from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.model_text import ModelText
 from tests.support.fake_rank_group import FakeGroup, until
@@ -19,7 +19,7 @@ from tests.support.fake_ranks import continuation
 from tests.support.fleets import FleetOfEngines
 from tests.support.recovering_service import read, steady
 from tests.support.virtual_loop import AS_UVLOOP, network
-from tests.support.virtual_network import End
+from tests.support.virtual_network import DELAY_S, End
 
 LOOPS = AS_UVLOOP
 STEP_S = 0.25
@@ -122,6 +122,22 @@ async def test_no_stream_moves_when_a_front_itself_stands_still(moves: list[floa
             await asyncio.sleep(0.77)
         assert not moves and fleet.fleet._events["suspected"] == 0
         assert await all_right(streams)
+
+
+@pytest.mark.parametrize("after_s", [n * DELAY_S / 2 for n in range(-4, 5)])
+async def test_an_engine_whose_beat_meets_the_end_of_a_fronts_pause_is_not_deaf(after_s: float) -> None:
+    """That beat tells how long the front has said nothing, and the next one comes with the front's next tick."""
+    async with FleetOfEngines(group) as fleet:
+        await fleet.start()
+        (link,) = fleet.fleet._models["demo"].links
+        before_s = link.heard_s
+        await until(lambda: link.heard_s != before_s)
+        ends_s = link.heard_s - DELAY_S + 6 * BEAT_S + after_s
+        network().stop(fleet.process)
+        await asyncio.sleep(ends_s - time.monotonic())
+        network().go_on(fleet.process)
+        await asyncio.sleep(3.0)
+        assert fleet.fleet._events["suspected"] == 0
 
 
 async def test_streams_of_engines_that_fall_silent_together_move_once(moves: list[float]) -> None:
