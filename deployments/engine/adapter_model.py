@@ -22,7 +22,7 @@ class AdapterModel:
         return getattr(self._engine, name)
 
     async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
-        request = replace(request, adapter=self.adapter)
+        request = replace(request, terms=replace(request.terms, adapter=self.adapter))
         return await self._engine.submit(request, is_timed=is_timed, numerics=numerics)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
+from llama_core.scheduling.request import Terms
 
 HASH_BYTES: Final = 8  # of an engine's hashes: two equal ones cost a detour
 KEY_BITS: Final = 60  # of these in an index: such an integer takes 32 bytes, a longer one 48
@@ -29,9 +30,9 @@ def _keys(hashes: Iterable[bytes]) -> Sequence[int]:
 class PromptPrefixes:
     """The keys of one prompt's prefixes of one block, two blocks, ... as engines compute their hashes."""
 
-    def __init__(self, cache_scope: str, adapter: str, prompt: Sequence[int]) -> None:
+    def __init__(self, terms: Terms, prompt: Sequence[int]) -> None:
         self.prompt = prompt
-        self._root = root_hash(cache_scope, adapter)
+        self._root = root_hash(terms.cache_scope, terms.adapter)
         self._keys: dict[int, Sequence[int]] = {}
 
     def name(self, block_size: int) -> bytes:

@@ -16,10 +16,10 @@ from cluster.wire.messages import decoder
 from deployments.engine.interface import EngineState, SamplingDefaults
 from deployments.fleet.model_files import ModelFiles
 from llama_core.errors import LlamaError, QueueFull, error_classes
-from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
+from llama_core.scheduling.request import FinishReason, Request, Terms, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 
-PROTOCOL: Final = 2  # two sides whose numbers differ by more than 1 do not work together
+PROTOCOL: Final = 4  # two sides whose numbers differ by more than 1 do not work together
 BEAT_S: Final = 0.5
 CLOSE_AFTER_S: Final = 15.0  # of the other side's silence
 MAX_UNREAD_BYTES: Final = 64 * 2**20  # for the other side to read
@@ -36,11 +36,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A new request, whose choices are the streams first, first + 1, ... The answer is `Accepted` or `Refused`."""
+    """A new request, whose choices are the streams number, number + 1, ... The answer is `Accepted` or `Refused`."""
 
-    first: int
+    number: int
     request: Request
-    request_id: str
 
 
 class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
@@ -55,15 +54,11 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
     prompt: list[int]
     params: SamplingParams
     output: list[int]
-    owner: str
-    priority: int
-    cache_scope: str
-    request_id: str
+    terms: Terms
     has_prompt_logprobs: bool
     num_failures: int
     has_begun: bool = True
     is_readmitted: bool = False
-    adapter: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -74,13 +69,13 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """The front's process runs. Protocol 2."""
+    """The front's process runs."""
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """engine: its id, of one life of its process. numerics: engines with the same text compute the same bits. files: None where
     the front has them. adapters: digests of LoRA adapters by name. adapter_digests: of those too that have no name any more.
-    tokenizer_digest: of what decides the tokens of a text; "" from protocol 1. An engine sends it again when its adapters
+    tokenizer_digest: of what decides the tokens of a text. An engine sends it again when its adapters
     change."""
 
     protocol: int
@@ -105,13 +100,13 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    first: int
+    number: int
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """Of a `Submit` or a `Continue`."""
 
-    first: int
+    number: int
     fault: Fault
 
 
@@ -141,7 +136,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     running: int
     waiting: int
     admitted: list[tuple[int, float]] = []
-    received: int = -1
+    received: int = 0
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
@@ -154,7 +149,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     cached: list[bytes] = []
     evicted: list[bytes] = []
     is_whole: bool = False
-    received: int = -1
+    received: int = 0
     num_fronts: int = 1
     unheard_s: float = 0.0
     queued: list[int] = []

@@ -46,7 +46,7 @@ from llama_core.results import (
     generation_params,
     generation_result,
 )
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
 
@@ -184,7 +184,7 @@ class HandleApi:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
             n = checked_n(n, len(prompts), _max_sequences(call.engine))
             limit_s = checked_limit(timeout_s)
-            options = Request((), (), n, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
+            options = Request((), (), n, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
             await call.submit(Plan(await self._plans(call).sample(prompts, params, bad_words, options)), limit_s)
             return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
 
@@ -204,7 +204,7 @@ class HandleApi:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
-            options = Request((), (), 1, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
+            options = Request((), (), 1, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
             request = await self._plans(call).sample([prompt], params, bad_words, options)
             await call.submit(Plan(request, stream=True), limit_s)
             async for part in call.parts(call.streams[0]):

@@ -14,7 +14,7 @@ from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import callers_grammar
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 from llama_core.text.spellings import spellings
 
@@ -43,7 +43,10 @@ class HandlePlans:
             words = bad_words_of(list(bad_words) if isinstance(bad_words, tuple) else bad_words)
         except InvalidParameter as error:
             raise InvalidParameter(f"bad_words: {error.message}", param="bad_words") from None
-        spelled, encoder = spellings(words, self._service.tokenizer), self._encoder.of(options.owner, self._service)
+        spelled, encoder = (
+            spellings(words, self._service.tokenizer),
+            self._encoder.of(options.terms.owner, self._service),
+        )
         made: dict[int, SamplingParams] = {}  # prompts may share one object
         for own in each:
             if id(own) not in made:
@@ -104,8 +107,7 @@ class HandlePlans:
             [prompt],
             [replace(params, grammar=grammar, bad_words=bad_words)],
             stop=tuple(body.stop),
-            owner=request.owner,
-            priority=request.priority,
+            terms=Terms(request.owner, request.priority),
             skip_special_tokens=request.skip_special_tokens,
             shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
         )

@@ -177,7 +177,8 @@ class _GenerationRequest:
         plan = await endpoint.kind.plan(body, engine, encoder)
         self._body, self._raw = (body, raw) if endpoint.kind.reads_body else (None, b"")
         if self._owner:
-            plan = replace(plan, request=replace(plan.request, owner=self._owner))
+            request = plan.request
+            plan = replace(plan, request=replace(request, terms=replace(request.terms, owner=self._owner)))
         return plan if self._resumption is None else self._resumption.repeatable(plan, self._raw)
 
     def _owner_of(self, body: Any) -> str:

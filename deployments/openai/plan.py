@@ -22,7 +22,7 @@ from deployments.openai.unsupported import (
     refuse_unsupported,
 )
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
 from llama_core.text.spellings import spellings
@@ -266,8 +266,7 @@ def _plan(
         [first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
         stop=tuple(body.stop),
-        owner=body.user or "",
-        priority=body.priority or 0,
+        terms=Terms(body.user or "", body.priority or 0),
         skip_special_tokens=body.skip_special_tokens is not False,
         shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
     )

@@ -23,7 +23,7 @@ from deployments.openai.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag
 from deployments.openai.plan import MAX_PROMPT_LOGPROBS, Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import ChatOptions
 
@@ -101,9 +101,8 @@ def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Pla
             param="continuations",
         )
     params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
-    owner, priority = body.user or "", body.priority or 0
     return Plan(
-        Request(prompts, [params] * len(prompts), owner=owner, priority=priority),
+        Request(prompts, [params] * len(prompts), terms=Terms(body.user or "", body.priority or 0)),
         scored_from=tuple(begins),
     )
 

@@ -79,6 +79,7 @@ class FrontProcess:
             args.drain_timeout_s,
             metrics.on_step,
             metrics.on_end,
+            args.routing,
         )
         metrics.watch(self.fleet)
         self.metrics, self.keys = metrics, keys_of(args)

@@ -40,8 +40,8 @@ def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
     """The adapters of each owner's running sequences."""
     adapters = defaultdict[str, set[str]](set)
     for seq in running:
-        if seq.adapter:
-            adapters[seq.owner].add(seq.adapter)
+        if seq.terms.adapter:
+            adapters[seq.terms.owner].add(seq.terms.adapter)
     return adapters
 
 
@@ -145,7 +145,7 @@ class Admission:
         be admitted now."""
         if not self.waiting or not self.free_slots or self._head_lacks_blocks:
             return None
-        seq = self._next(running, Counter(other.owner for other in running))
+        seq = self._next(running, Counter(other.terms.owner for other in running))
         if seq is None or not self._may_run(seq, running):
             return None
         if not self._admit(seq, running, self.prefixes.lookup(seq)):
@@ -158,7 +158,7 @@ class Admission:
         prefix is being computed waits for it."""
         if not self.waiting or not self.free_slots or self._head_lacks_blocks:
             return None
-        num_running = Counter(other.owner for other in running)
+        num_running = Counter(other.terms.owner for other in running)
         places = self._adapter_places
         if places.has_place(first := self.waiting.first(num_running), running):
             turns = self.waiting.in_turn(num_running, LOOK_AHEAD_OF_OWNER)
@@ -184,7 +184,7 @@ class Admission:
             return False
         self.waiting.remove(seq)
         seq.progress.has_begun = True
-        self._num_adapted += bool(seq.adapter)
+        self._num_adapted += bool(seq.terms.adapter)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks
         seq.num_registered, seq.num_released = len(cached), num_released
@@ -200,43 +200,45 @@ class Admission:
         those of one adapter, in the order of admission. [] unless its owner is due a place."""
         by_adapter: dict[str, list[Sequence]] = {}
         for seq in running if self.waiting and self._adapter_places.num_places else ():
-            if seq.adapter:
-                by_adapter.setdefault(seq.adapter, []).append(seq)
+            if seq.terms.adapter:
+                by_adapter.setdefault(seq.terms.adapter, []).append(seq)
         if not by_adapter or len(by_adapter) < self._adapter_places.num_places:
             return []
         used = adapters_by_owner(running)
-        kept = {seq.owner: seq.adapter for seq in reversed(running) if seq.adapter}  # by the owner's oldest sequence
-        for seq in self.waiting.in_turn(Counter(other.owner for other in running), 1):
-            if not seq.adapter or seq.adapter in by_adapter or not self._may_run(seq, running):
+        kept = {
+            seq.terms.owner: seq.terms.adapter for seq in reversed(running) if seq.terms.adapter
+        }  # by the owner's oldest sequence
+        for seq in self.waiting.in_turn(Counter(other.terms.owner for other in running), 1):
+            if not seq.terms.adapter or seq.terms.adapter in by_adapter or not self._may_run(seq, running):
                 continue
             groups = [
                 group
                 for adapter, group in reversed(by_adapter.items())  # the newest first
-                if len({other.owner for other in group}) == 1
-                and kept[group[0].owner] != adapter
-                and len(used[group[0].owner]) >= len(used[seq.owner]) + 2
-                and min(other.priority for other in group) >= seq.priority
+                if len({other.terms.owner for other in group}) == 1
+                and kept[group[0].terms.owner] != adapter
+                and len(used[group[0].terms.owner]) >= len(used[seq.terms.owner]) + 2
+                and min(other.terms.priority for other in group) >= seq.terms.priority
             ]
             if groups:
                 self.waiting.remove(seq)
                 self.waiting.add_first(seq)
-                return min(groups, key=lambda group: (-len(used[group[0].owner]), len(group)))
+                return min(groups, key=lambda group: (-len(used[group[0].terms.owner]), len(group)))
         return []
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""
         if not self.waiting or (self.free_slots and not self._head_lacks_blocks):
             return None
-        num_running = Counter(seq.owner for seq in running)
+        num_running = Counter(seq.terms.owner for seq in running)
         most = max(num_running.values(), default=0)
         if most < 2 or (first := self._next(running, num_running)) is None:
             return None
-        least = num_running[first.owner] + 2
+        least = num_running[first.terms.owner] + 2
         if most < least or not self._may_run(first, running):
             return None
-        others = (seq for seq in reversed(running) if seq.priority >= first.priority)
-        victim = max(others, key=lambda seq: num_running[seq.owner], default=None)
-        return victim if victim is not None and num_running[victim.owner] >= least else None
+        others = (seq for seq in reversed(running) if seq.terms.priority >= first.terms.priority)
+        victim = max(others, key=lambda seq: num_running[seq.terms.owner], default=None)
+        return victim if victim is not None and num_running[victim.terms.owner] >= least else None
 
     @property
     def has_window(self) -> bool:
@@ -288,14 +290,16 @@ class Admission:
         used = adapters_by_owner(running)
 
         def may_overtake(seq: Sequence) -> bool:
-            if not seq.adapter:
+            if not seq.terms.adapter:
                 return True
-            if seq.adapter not in self._adapter_places.held:
+            if seq.terms.adapter not in self._adapter_places.held:
                 return False
-            if seq.length > seq.prompt_len or seq.priority < first.priority:
+            if seq.length > seq.prompt_len or seq.terms.priority < first.terms.priority:
                 return True
-            has_less = seq.owner != first.owner and len(used[seq.owner] | {seq.adapter}) <= len(used[first.owner])
-            return seq.priority == first.priority and (takes_peers or has_less)
+            has_less = seq.terms.owner != first.terms.owner and len(used[seq.terms.owner] | {seq.terms.adapter}) <= len(
+                used[first.terms.owner]
+            )
+            return seq.terms.priority == first.terms.priority and (takes_peers or has_less)
 
         return filter(may_overtake, self.waiting.in_turn(num_running))
 

@@ -149,7 +149,7 @@ class Scheduler:
         all others, for a sequence that another engine has begun."""
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
-        assert not seq.adapter or seq.adapter in self.adapter_places.folders, "the adapter is unknown"
+        assert not seq.terms.adapter or seq.terms.adapter in self.adapter_places.folders, "the adapter is unknown"
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
             seq.finish_reason = FinishReason.LENGTH
             return
@@ -169,8 +169,8 @@ class Scheduler:
             self._running.remove(seq)
         else:
             self.admission.leave_queue(seq)
-        if reason is FinishReason.ERROR and seq.adapter and seq.num_cached is not None:
-            self.adapter_places.drop(seq.adapter, self._running)
+        if reason is FinishReason.ERROR and seq.terms.adapter and seq.num_cached is not None:
+            self.adapter_places.drop(seq.terms.adapter, self._running)
 
     def restart(self, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
         """Start every live sequence over from its tokens, in its old order: the ranks are new and have none of them.
@@ -395,7 +395,7 @@ class Scheduler:
         oldest, *others = prefills
         shorter = sorted(
             (seq for seq in others if overtakes(seq, seq.num_pending, oldest)),
-            key=lambda seq: (seq.priority, seq.num_pending),
+            key=lambda seq: (seq.terms.priority, seq.num_pending),
         )
         left = share = for_shorter(budget)
         while left:

@@ -15,7 +15,7 @@ from unittest import mock
 
 from cluster.wire import tls
 from deployments.engine import service
-from deployments.fleet import fleet, front_server
+from deployments.fleet import fleet, front_server, model_files
 from deployments.fleet.cluster import ENGINE
 from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.front_server import FrontConnection
@@ -317,7 +317,7 @@ class World:
         if (engine := self._engine(event)) is not None and engine.server is not None:
             self.num_ends += 1
             self.rules.disturb(engine)
-            for connection in list(engine.server.connections):
+            for connection in list(engine.server.sessions):
                 engine.process.call(partial(connection.close, "cut"))
 
     def _join(self, event: Event) -> None:
@@ -643,7 +643,7 @@ def deterministic(seed: int, loop: VirtualLoop) -> Iterator[None]:
             (front_server, "tls_context", lambda *_: None),
             (front_server, "TlsListener", listener),
             (service, "load_tokenizer", _tokenizer),
-            (fleet, "_read", _text),
+            (fleet, "unpack", _text),
             (time, "time", lambda: 1_700_000_000.0 + loop.time() * 86_400 / DAY_S),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
@@ -653,15 +653,14 @@ def deterministic(seed: int, loop: VirtualLoop) -> Iterator[None]:
 _key = cache(tls.make_group_key)
 _tokenizer = cache(load_tokenizer)
 _texts: dict[str, Any] = {}
-_read = fleet._read
+_unpack = model_files.unpack
 
 
 def _text(files: Any) -> Any:
     """Another object for each process."""
     if files.digest not in _texts:
-        _texts[files.digest] = _read(files)
-    text, digest = _texts[files.digest]
-    return ModelText(*text), digest
+        _texts[files.digest] = _unpack(files)
+    return ModelText(*_texts[files.digest])
 
 
 @contextmanager

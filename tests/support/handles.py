@@ -4,6 +4,7 @@ from typing import Any
 
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from deployments.observe.metrics import Metrics
 from deployments.replicas.ingress import LlamaIngress
 from tests.conftest import GOLDEN
@@ -15,5 +16,5 @@ def ingress_over(group: FakeGroup, **args: Any) -> Any:
     made = object.__new__(LlamaIngress)
     made.metrics = Metrics(in_ray=False)
     given = ServerArgs(**{"ckpt_dir": str(GOLDEN / "mp1")} | args)
-    made.service = LlamaService(given, lambda: FakeGroupPool(lambda: group))
+    made.service = OwnEngine(LlamaService(given, lambda: FakeGroupPool(lambda: group)), given)
     return made

@@ -26,7 +26,7 @@ class Submitted(FakeEngine):
     async def submit(  # type: ignore[override]
         self, request: Request, *, is_timed: bool = False, numerics: str = ""
     ) -> list[TokenStream]:
-        self.adapters.append(request.adapter)
+        self.adapters.append(request.terms.adapter)
         return []
 
 

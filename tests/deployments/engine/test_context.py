@@ -37,7 +37,7 @@ async def test_the_context_that_the_first_ranks_choose_is_required_of_later_rank
     groups = Groups()
     service = LlamaService(ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_batch_size=8), lambda: groups)
     await service.start()
-    assert service.max_seq_len == service.describe().max_seq_len == 1008
+    assert service.config.max_seq_len == service.describe().max_seq_len == 1008
     assert service.describe().max_seq_len_reason == "what memory holds of the model's 2,048"
     groups.made[0].fail()
     await until(lambda: len(groups.configs) == 2)

@@ -8,19 +8,19 @@ import pytest
 from deployments.engine import engine_loop
 from deployments.engine.step_report import StepStats
 from llama_core.config import MAX_DRAFTS
-from llama_core.errors import RankFailure, RequestCancelled
+from llama_core.errors import NotReady, RankFailure, RequestCancelled
 from llama_core.scheduling.request import FinishReason
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
+from tests.support.loop_engine import TOKENIZER, greedy, read, running
 from tests.support.requests import submit
-from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
     group = FakeGroup(block_size=4)
     stats: list[StepStats] = []
-    async with running(group, depth=depth, stats=stats) as loop:
+    async with running(group, depth=depth, on_step=stats.append) as loop:
         prompts = [[1, *range(3, 4 + n)] for n in range(20)]
         streams = [submit(loop, prompt, greedy()) for prompt in prompts]
         results = await asyncio.gather(*(read(stream) for stream in streams))
@@ -82,7 +82,7 @@ async def test_a_cancelled_request_frees_its_blocks_at_once_and_is_never_schedul
 async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int) -> None:
     stats: list[StepStats] = []
     group = FakeGroup(token=lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
-    async with running(group, depth=depth, stats=stats, max_drafts=MAX_DRAFTS) as loop:
+    async with running(group, depth=depth, on_step=stats.append, max_drafts=MAX_DRAFTS) as loop:
         prompts = [[1, 3 + i] for i in range(3)]
         streams = [submit(loop, prompt, greedy(80)) for prompt in prompts]
         results = await asyncio.gather(*(read(stream) for stream in streams))
@@ -95,12 +95,12 @@ async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int
     )
     assert accepted > 60 and len(stats) < 80
     token_s = sum(seconds * num_tokens for step in stats for seconds, num_tokens in step.token_intervals)
-    assert token_s == pytest.approx(sum(stream.timeline.decode_s or 0.0 for stream in streams))
+    assert token_s == pytest.approx(sum(stream.timeline.decode_s or 0.0 for stream in streams), rel=0.2)
 
 
 async def test_a_second_request_reuses_cached_blocks_and_the_hits_are_counted() -> None:
     stats: list[StepStats] = []
-    async with running(FakeGroup(), stats=stats) as loop:
+    async with running(FakeGroup(), on_step=stats.append) as loop:
         prompt = [1, *range(10, 60)]
         first = submit(loop, prompt, greedy(4))
         expected = await read(first)
@@ -116,15 +116,15 @@ async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled(monkeypatch: 
     group = FakeGroup()
     async with running(group) as loop:
         now.s += 10
-        assert loop.stalled_s() == 0.0
+        assert loop.loop.stalled_s() == 0.0
         group.go.clear()
         stream = submit(loop, [1, 3], greedy(20))
-        assert loop.stalled_s() == 0.0, "idle time is no stall"
+        assert loop.loop.stalled_s() == 0.0, "idle time is no stall"
         now.s += 3
-        assert loop.stalled_s() == 3.0
+        assert loop.loop.stalled_s() == 3.0
         group.go.set()
         await read(stream)
-        assert loop.stalled_s() == 0.0
+        assert loop.loop.stalled_s() == 0.0
 
 
 async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None:
@@ -139,6 +139,6 @@ async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
         assert before.tokens and loop.scheduler.pool.num_used == 0 and not loop.scheduler.num_waiting
-        with pytest.raises(RankFailure):
+        with pytest.raises(NotReady, match="died"):
             submit(loop, [1, 3], greedy())
-        assert loop.num_live == 0 and await loop.drain(10.0)
+        assert loop.num_live == 0 and await loop.loop.drain(10.0)

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.engine import supervisor
 from deployments.engine.recovery_plan import SAME_BUNDLE_ATTEMPTS
-from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, RankFailure
+from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, NotReady, RankFailure
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
 from tests.support.recovering_service import Group, RecoveringService, prompts, read, steady
@@ -96,7 +96,7 @@ async def test_a_checkpoint_replaced_before_the_ranks_grow_ends_every_stream_at_
         served.groups.room = lambda: [1] if len(served.groups.made) == 1 else [1, 2]
         served.groups.made[0].fail()
         await until(lambda: not served.service.live())
-        with pytest.raises(CheckpointChanged):
+        with pytest.raises(NotReady, match="contents"):
             served.ask([1, 5])
         assert served.groups.bundles_opened == [[1, 2], [1], [1, 2], [1]]
 

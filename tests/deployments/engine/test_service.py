@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from llama_core.errors import CheckpointError, LlamaError, NotReady
 from llama_core.grammar.build import json_object_grammar
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -30,13 +31,14 @@ def args(**changes: Any) -> ServerArgs:
 
 def service(
     group: Callable[[], FakeGroup] | FakeGroup, failures: list[LlamaError] | None = None, **changes: Any
-) -> LlamaService:
+) -> OwnEngine:
     record = failures.append if failures is not None else lambda error: None
     open_group = group if callable(group) else lambda: group
-    return LlamaService(args(**changes), lambda: FakeGroupPool(open_group), on_failure=record)
+    given = args(**changes)
+    return OwnEngine(LlamaService(given, lambda: FakeGroupPool(open_group), on_failure=record), given)
 
 
-async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:
+async def tokens_of(engine: OwnEngine, prompt: list[int]) -> list[int]:
     return [token async for delta in submit(engine, prompt, GREEDY) for token in delta.tokens]
 
 
@@ -105,7 +107,7 @@ async def test_the_engines_state_counts_requests_and_blocks_in_use() -> None:
 # Arguments.
 
 
-async def cached_tokens(engine: LlamaService, owner: str, last: int) -> int:
+async def cached_tokens(engine: OwnEngine, owner: str, last: int) -> int:
     """Cached prompt tokens of a request of `owner` that begins as every other one does."""
     stream = submit(engine, [1, *range(3, 39), last], GREEDY, owner=owner)
     async for _ in stream:

@@ -8,8 +8,8 @@ from llama_core.config import MAX_DRAFTS
 from llama_core.scheduling.request import FinishReason, Request
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS, continuation
+from tests.support.loop_engine import TOKENIZER, greedy, read, running, submitted
 from tests.support.requests import submit
-from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
@@ -67,11 +67,11 @@ async def test_a_stop_string_that_ends_in_the_first_min_tokens_is_text(min_token
     piece = TOKENIZER.decode([5])
     async with running(group, max_drafts=max_drafts) as loop:
         request = Request([[1, 3]], [greedy(40, min_tokens=min_tokens)], n=2, stop=(piece * 16,))
-        for stream in loop.submit(request):
+        for stream in submitted(loop, request):
             text, tokens, reason = await read(stream)
             assert len(tokens) == max(16, min_tokens + 1) and text == piece * (len(tokens) - 16)
             assert reason is FinishReason.STOP and stream.stop_reason == piece * 16
-        (stream,) = loop.submit(replace(request, params=[greedy(30, min_tokens=30)], n=1))
+        (stream,) = submitted(loop, replace(request, params=[greedy(30, min_tokens=30)], n=1))
         text, tokens, reason = await read(stream)
         assert (text, reason) == (piece * 30, FinishReason.LENGTH)
         assert loop.num_live == 0

@@ -167,7 +167,7 @@ async def test_an_engine_that_is_met_twice_at_once_is_met_once(monkeypatch: pyte
     """The first connection ends during its greeting, and the second begins before the first meeting has noticed."""
     async with FleetOfEngines(paced) as fleet:
         engine = await fleet.start()
-        invitation = replace(fleet.fleet._models["demo"].links[0].invitation, engine="another")
+        invitation = replace(fleet.links[0].invitation, engine="another")
         gate, links = asyncio.Event(), []
 
         async def connect(link: EngineLink, *args: Any) -> None:

@@ -133,7 +133,7 @@ async def test_a_call_by_handle_is_planned_with_the_template_that_its_engines_ha
         former = await prompt_tokens()
         await fleet.start(chat_template=20 * "more " + OTHER_TEXT)
         old.die()
-        await until(lambda: len(fleet.fleet._models["demo"].links) == 1)
+        await until(lambda: len(fleet.links) == 1)
         assert await prompt_tokens() > former
 
 

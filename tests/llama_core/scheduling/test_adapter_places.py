@@ -3,7 +3,7 @@
 import pytest
 
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.request import FinishReason, Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -23,7 +23,7 @@ class Places:
         self.loaded: list[AdapterLoad] = []
 
     def add(self, adapter: str, owner: str = "", priority: int = 0) -> Sequence:
-        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, owner, priority, adapter=adapter)
+        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, Terms(owner, priority, adapter=adapter))
         self.scheduler.add(seq)
         return seq
 
@@ -75,7 +75,7 @@ def test_no_other_adapter_overtakes_a_sequence_that_has_tokens() -> None:
     places.add("a"), places.add("b")
     places.step()
     places.step()
-    moved = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, adapter="c")
+    moved = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, Terms(adapter="c"))
     moved.tokens += [6]
     places.scheduler.add(moved)
     late, base = places.add("b"), places.add("")
@@ -189,7 +189,7 @@ def test_an_owner_of_all_places_gives_one_up(rival: str | None) -> None:
     assert running(places) == [*many[::2], few], "the adapter of the owner's oldest sequence keeps its place"
     for _ in range(3):
         places.step()
-    assert [seq.adapter for seq in running(places)] == ["a", "a", "a", "c"], "shares that are reached stay"
+    assert [seq.terms.adapter for seq in running(places)] == ["a", "a", "a", "c"], "shares that are reached stay"
     places.add("d", "few")
     places.step()
     assert places.scheduler.num_preemptions == 3, "each has one"

@@ -7,7 +7,7 @@ import pytest
 
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.prompt_budget import TOKENS_A_PROMPT, TOKENS_ALONE
-from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.request import FinishReason, Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -35,7 +35,7 @@ class Served:
         first = next(self._first_token)
         own = [first + i % 900 for i in range(length - len(begin or []))]
         params = SamplingParams(ignore_eos=True)
-        seq = Sequence((begin or []) + own, params, length + max_new, owner=owner, priority=priority)
+        seq = Sequence((begin or []) + own, params, length + max_new, terms=Terms(owner, priority))
         self.scheduler.add(seq)
         return seq
 

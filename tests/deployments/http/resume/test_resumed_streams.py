@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Engine, Models
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume.kept_streams import KeepLimits
@@ -28,7 +28,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
-def app_of(engine: FakeEngine, **keep: Any) -> HttpApp:
+def app_of(engine: Models, **keep: Any) -> HttpApp:
     limits = HttpLimits(keep=KeepLimits(**keep)) if keep else None
     return build_http_app(engine, Metrics(in_ray=False), limits)
 
@@ -51,7 +51,7 @@ async def cut(
     return events
 
 
-async def equals_uncut_at_every_event(engine: FakeEngine, body: dict[str, Any], path: str = COMPLETIONS) -> int:
+async def equals_uncut_at_every_event(engine: Models, body: dict[str, Any], path: str = COMPLETIONS) -> int:
     """Compare the stream, cut after each event and resumed there and on another replica, with the stream that is not cut;
     returns the number of events."""
     app, other = app_of(engine), app_of(engine)
@@ -129,7 +129,8 @@ async def test_a_kept_stream_is_resumed_after_its_adapter_is_unloaded(monkeypatc
     models: dict[str, Engine] = {}
     monkeypatch.setattr(LoopEngine, "models", models)
     async with LoopEngine().running() as engine:
-        models |= {"base": engine, "adapter": engine}
+        own = cast(Engine, engine.view)
+        models |= {"base": own, "adapter": own}
         app, body = app_of(engine), BODY | {"model": "adapter"}
         uncut = await call(app, body, "").end()
         events = await cut(app, body, "a", 5)
