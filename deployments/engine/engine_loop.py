@@ -23,7 +23,6 @@ from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request, Sequence, sequences_of
 from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,8 @@ class EngineLoop:
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.elapsed_ms = 0.0  # of the latest step
         self.last_progress_s = time.monotonic()
-        self.num_steps = 0  # completed, without canary steps
+        self.num_resumed = 0  # groups of ranks after the first
+        self.num_steps = 0  # completed, but for those of the canary request alone
         self.num_requests = 0  # taken
         self._depth = pipeline_depth
         self._on_step = on_step
@@ -164,7 +164,8 @@ class EngineLoop:
                     if held_step is not None:
                         held_step.end()
                 answered = in_flight.popleft()
-                self.num_steps += not self._is_canary(answered.batch)
+                canary = self.scheduler.quarantine.canary
+                self.num_steps += canary is None or any(row.slot != canary.slot for row in answered.batch.rows)
                 gained = self.scheduler.commit(output)
                 self.last_progress_s, self.elapsed_ms = time.monotonic(), output.elapsed_ms
                 self._pacing.completed(answered, output, self.last_progress_s)
@@ -184,6 +185,7 @@ class EngineLoop:
 
     def resumed(self, num_blocks: int) -> None:
         """New ranks serve, with room for this many cache blocks. The time of their start is no stall."""
+        self.num_resumed += 1
         old = self.scheduler.pool
         if num_blocks != old.num_blocks:
             log.info("the new ranks have room for %d cache blocks instead of %d", num_blocks, old.num_blocks)
@@ -204,11 +206,6 @@ class EngineLoop:
         if (stream := self._streams.drop(harmful)) is not None:
             stream.fail(harmful.error)
         return True
-
-    def _is_canary(self, batch: StepInput) -> bool:
-        """Whether only the canary request has a row in this step."""
-        canary = self.scheduler.quarantine.canary
-        return canary is not None and all(row.slot == canary.slot for row in batch.rows)
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""

@@ -101,7 +101,7 @@ class LiveStreams:
             stream.push(tokens)
             if seq.error is not None:
                 stream.fail(seq.error)
-            if seq.finished:
+            if seq.finish_reason is not None:
                 self._retry.request_ended(now_s)
                 self.drop(seq)
         return tuple(intervals.items())

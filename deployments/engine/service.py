@@ -313,8 +313,8 @@ class LlamaService:
             requests_waiting=waiting,
             preemptions=scheduler.num_preemptions,
             prefix_cache_hit_tokens=scheduler.num_prefix_hits,
-            draft_tokens=scheduler.num_drafts,
-            draft_tokens_accepted=scheduler.num_drafts_accepted,
+            draft_tokens=scheduler.speculation.num_drafts,
+            draft_tokens_accepted=scheduler.speculation.num_accepted,
         )
 
     def _token_name(self, token: int) -> str:

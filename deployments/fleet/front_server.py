@@ -97,7 +97,7 @@ class FrontServer:
         self._service = service
         self._files = files
         self._files_digest, self._tokenizer_digest = (files.digest, files.tokenizer_digest) if files else ("", "")
-        self._num_ranks = service.num_ranks_now  # as fronts know
+        self.num_resumed = service.loop.num_resumed
         self._servers: list[asyncio.Server | TlsListener] = []
         self._dir: SocketDir | None = None
         self._beating = asyncio.create_task(self._beat_always())
@@ -151,16 +151,11 @@ class FrontServer:
             session.send(message)
 
     def beat(self) -> None:
-        """Tell every front the state of this engine, and how its prefix cache has changed."""
-        self._num_ranks = self._service.num_ranks_now
+        self.num_resumed = self.engine_loop.num_resumed
         changes = self.engine_loop.scheduler.pool.prefixes.take_changes()
         message = self._whole_beat() if changes is None else self._beat(changes)
         for session in list(self.sessions):
             session.beat(message)
-
-    def beat_if_changed(self) -> None:
-        if self._num_ranks != self._service.num_ranks_now:
-            self.beat()
 
     def _whole_beat(self) -> messages.Beat:
         """With all that the prefix cache holds."""

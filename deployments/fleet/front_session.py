@@ -39,9 +39,6 @@ class FrontStream:
         self.timeline.admitted_s = now_s
         self._session.admitted(self)
 
-    def push(self, tokens: list[int]) -> None:
-        self._session.add(self, tokens, self._detail())
-
     def fail(self, error: LlamaError) -> None:
         if self._has_ended:  # `push` has told the error
             return
@@ -51,25 +48,20 @@ class FrontStream:
             self._has_ended = True
             self._session.add(self, [], Detail(self.number, fault=fault_of(error)))
 
-    def _detail(self) -> Detail | None:
-        """What is new beside the tokens; None for most steps."""
+    def push(self, tokens: list[int]) -> None:
         seq, begins = self.sequence, not self._has_begun
         has_logprobs = len(seq.logprobs) > self._num_logprobs or len(seq.prompt_logprobs) > self._num_prompt_logprobs
-        if not (begins or has_logprobs or seq.finished):
-            return None
-        self._has_begun, self._has_ended = True, seq.finished
+        is_finished = seq.finish_reason is not None
+        if not (begins or has_logprobs or is_finished):  # as in most steps
+            self._session.add(self, tokens, None)
+            return
+        self._has_begun, self._has_ended = True, is_finished
         start, self._num_prompt_logprobs = self._num_prompt_logprobs, len(seq.prompt_logprobs)
         new, self._num_logprobs = seq.logprobs[self._num_logprobs :], len(seq.logprobs)
-        return Detail(
-            self.number,
-            new,
-            start,
-            seq.prompt_logprobs[start:],
-            seq.num_cached if begins else None,
-            seq.finish_reason,
-            seq.stop_token,
-            None if seq.error is None else fault_of(seq.error),
-        )
+        num_cached, fault = seq.num_cached if begins else None, None if seq.error is None else fault_of(seq.error)
+        known = seq.prompt_logprobs[start:]
+        detail = Detail(self.number, new, start, known, num_cached, seq.finish_reason, seq.stop_token, fault)
+        self._session.add(self, tokens, detail)
 
 
 class EngineSide(Protocol):
@@ -79,10 +71,12 @@ class EngineSide(Protocol):
     def max_streams(self) -> int:
         """Of one front."""
 
+    num_resumed: int  # of the engine loop, as fronts know
+
     @property
     def engine_loop(self) -> EngineLoop: ...
-    def beat_if_changed(self) -> None:
-        """Before the tokens of other ranks: what they compute may differ."""
+    def beat(self) -> None:
+        """Tell every front the state of this engine, and how its prefix cache has changed."""
 
 
 class FrontSession(ABC):
@@ -132,7 +126,8 @@ class FrontSession(ABC):
     def _flush(self) -> None:
         if not (self._numbers or self._admitted):
             return
-        self.server.beat_if_changed()
+        if self.server.num_resumed != self.engine_loop.num_resumed:  # other ranks may compute other bits
+            self.server.beat()
         self._in_frame.clear()
         numbers, tokens, details, admitted = self._numbers, self._tokens, self._details, self._admitted
         self._numbers, self._tokens, self._details, self._admitted = [], [], [], []

@@ -89,6 +89,7 @@ class Link(ABC):
         self.welcome: messages.Welcome | None = None
         self.state: EngineState | None = None
         self.defaults = SamplingDefaults()
+        self.numerics = ""  # of the engine's service, with its number of ranks: it changes where fewer serve
         self.running = self.waiting = 0  # as the engine has told
         self.num_fronts = 1  # that the engine serves
         self.num_refusals = 0
@@ -116,12 +117,6 @@ class Link(ABC):
         self.tell_alive()
         if self.is_lost:
             owner.on_lost(self)
-
-    @property
-    def numerics(self) -> str:
-        """Of the engine's service, with its number of ranks. It changes where fewer serve."""
-        assert self.welcome is not None and self.state is not None
-        return f"{self.state.world_size}|{self.welcome.numerics}"
 
     def continues(self, numerics: str) -> bool:
         """Whether it samples the tokens that an engine with `numerics`, "" for any, would. Those of an engine of the former
@@ -258,7 +253,7 @@ class Link(ABC):
 
     def take(self, message: messages.FromEngine) -> None:
         if isinstance(message, messages.Step):
-            self._counts(message.running, message.waiting, message.received)
+            self.running, self.waiting, self._received = message.running, message.waiting, message.received
             if self._owner is not None:
                 self._owner.on_step(self, message)
         elif isinstance(message, messages.Accepted):
@@ -269,19 +264,26 @@ class Link(ABC):
         elif isinstance(message, messages.Refused):
             self._refused(message.number, error_of(message.fault))
         elif isinstance(message, messages.Beat):
-            self.state, self.defaults = message.state, message.defaults
+            self._tell(message.state, message.defaults)
             self.num_fronts, self._unheard_s = message.num_fronts, message.unheard_s
-            self._counts(message.state.requests_running, message.state.requests_waiting, message.received)
+            self.running, self.waiting = message.state.requests_running, message.state.requests_waiting
+            self._received = message.received
             self._note_queued(set(message.queued), message.received)
             self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:
                 self._owner.on_state(self)
         elif isinstance(message, messages.Welcome):
-            self.welcome, self.state, self.defaults = message, message.state, message.defaults
+            self.welcome = message
+            self._tell(message.state, message.defaults)
         else:
             self.is_leaving = True
             if self._owner is not None:
                 self._owner.on_goodbye(self, has_successor=message.has_successor)
+
+    def _tell(self, state: EngineState, defaults: SamplingDefaults) -> None:
+        assert self.welcome is not None
+        self.state, self.defaults = state, defaults
+        self.numerics = f"{state.world_size}|{self.welcome.numerics}"
 
     def _refused(self, number: int, error: LlamaError) -> None:
         if (submission := self._accepting.get(number)) is not None:
@@ -297,6 +299,3 @@ class Link(ABC):
         for number, live in self.streams.items():
             if live.has_begun and number <= received and live.is_admitted == (number in queued):
                 live.is_admitted, live.placed_s = number not in queued, time.monotonic()
-
-    def _counts(self, running: int, waiting: int, received: int) -> None:
-        self.running, self.waiting, self._received = running, waiting, received

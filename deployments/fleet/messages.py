@@ -171,6 +171,8 @@ decode_from_engine: Callable[[bytes], FromEngine] = decoder(FromEngine, "a messa
 
 def knows_all_of(message: FromFront, payload: bytes) -> bool:
     """Whether no field of the frame has been dropped: a later version may send one, such as a sampling parameter."""
+    if msgspec.msgpack.encode(message) == payload:
+        return True
     return _has_all(msgspec.to_builtins(message), msgspec.msgpack.decode(payload, strict=False))
 
 

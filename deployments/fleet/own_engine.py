@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
 from deployments.args import IngressArgs
-from deployments.engine.adapter_model import AdapterModels
 from deployments.engine.callers import Callers
 from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Readiness
 from deployments.engine.live_streams import MeasuredStream
@@ -19,7 +19,7 @@ from deployments.fleet.affinity import PrefixIndex
 from deployments.fleet.front_server import FrontServer
 from deployments.fleet.front_session import FrontSession
 from deployments.fleet.link import Link, RoutedStream
-from deployments.fleet.model_view import EngineText
+from deployments.fleet.model_view import EngineText, ModelViews
 from deployments.fleet.served_model import ServedModel
 
 
@@ -45,7 +45,7 @@ class LocalSession(FrontSession):
         self._link = link
 
     def send(self, message: messages.FromEngine) -> None:
-        self._link.note_heard()
+        self._link.heard_s = time.monotonic()
         self._link.take(message)
 
     def close(self, reason: str, level: int = logging.WARNING) -> None:
@@ -59,9 +59,7 @@ class OwnEngine(ServedModel):
         self, service: LlamaService, args: IngressArgs, on_end: Callable[[MeasuredStream], None] = lambda stream: None
     ) -> None:
         """on_end: for metrics, of ended streams."""
-        super().__init__(
-            service.model_id, Callers(args), lambda stats: None, on_end, 0.0, dict.fromkeys(FLEET_EVENTS, 0)
-        )
+        super().__init__(service.model_id, Callers(args), None, on_end, 0.0, dict.fromkeys(FLEET_EVENTS, 0))
         self.service = service
         self.fronts: FrontServer | None = None
 
@@ -85,14 +83,14 @@ class OwnEngine(ServedModel):
 
     @property
     def models(self) -> Mapping[str, Engine]:
-        return AdapterModels(cast(Engine, self.view), self.service.adapters)
+        return ModelViews(self, self.service.adapters)
 
     @property
-    def _text(self) -> EngineText:
+    def text(self) -> EngineText:
         return EngineText(self.service.text, "", self.service.sampling_defaults)
 
     @property
-    def _latest(self) -> EngineState:
+    def latest(self) -> EngineState:
         return self._state or self.service.describe()
 
     def _hold(self, live: RoutedStream, has_engine: bool) -> None:

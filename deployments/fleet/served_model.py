@@ -6,9 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from deployments.engine.adapter_model import AdapterModels
 from deployments.engine.callers import Callers
 from deployments.engine.interface import Engine, EngineState, EngineSummary, StreamState, TokenStream
 from deployments.engine.live_streams import MeasuredStream
@@ -17,7 +16,7 @@ from deployments.engine.step_report import StepStats
 from deployments.fleet import messages
 from deployments.fleet.affinity import PromptPrefixes
 from deployments.fleet.link import Link, RoutedStream
-from deployments.fleet.model_view import EngineText, ModelView
+from deployments.fleet.model_view import EngineText, ModelViews
 from deployments.fleet.placement import Placement
 from llama_core.errors import EngineError, LlamaError, NotReady, QueueFull, RequestAborted
 from llama_core.log_lines import current_request_id, of_request, where
@@ -29,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class ServedModel(Placement):
-    """Its `view` implements `Engine`."""
+    """`models` has it as an `Engine`, and its adapters."""
 
     def __init__(
         self,
         model_id: str,
         callers: Callers,
-        on_step: Callable[[StepStats], None],
+        on_step: Callable[[StepStats], None] | None,
         on_end: Callable[[MeasuredStream], None],
         *placement: Any,
     ) -> None:
@@ -62,7 +61,7 @@ class ServedModel(Placement):
                     live.stream.timeline.admitted_s = live.stream.timeline.submitted_s + queue_s
         if not step.numbers:
             return
-        details = {detail.number: detail for detail in step.details}
+        details = {detail.number: detail for detail in step.details} if step.details else {}
         intervals: dict[float, int] = {}
         num_sampled = num_prompt = num_hits = 0
         numerics = link.numerics
@@ -86,6 +85,8 @@ class ServedModel(Placement):
                 text = "a request failed while its tokens were decoded to text\n%s"
                 log.error(text, where(error), extra=of_request(seq.terms.request_id))
                 self._fail(live, EngineError("the tokens of this request could not be decoded to text"))
+        if self._on_step is None:
+            return
         self._on_step(
             StepStats(
                 num_rows=len(step.numbers),
@@ -162,14 +163,10 @@ class ServedModel(Placement):
         if welcomes and welcomes != self._welcomes:
             self._welcomes = welcomes
             self._adapters = {name: digest for welcome in welcomes for name, digest in welcome.adapters.items()}
-        return AdapterModels(cast(Engine, self.view), self._adapters)
+        return ModelViews(self, self._adapters)
 
     @property
-    def view(self) -> ModelView:
-        return ModelView(self, self._text)
-
-    @property
-    def _text(self) -> EngineText:
+    def text(self) -> EngineText:
         """Of the engine with the most room; of several, the text that most engines have."""
         if usable := [link for link in self.links if link.takes_requests] or self.links:
             texts = Counter(link.tokenizer_digest for link in usable)
@@ -181,20 +178,11 @@ class ServedModel(Placement):
         return self._last_text
 
     @property
-    def _latest(self) -> EngineState:
+    def latest(self) -> EngineState:
         """Of the engine that was heard last. Raises NotReady before the first."""
         if self._state is None:
             raise self.readiness().not_ready()
         return self._state
-
-    @property
-    def max_seq_len(self) -> int:
-        return self._latest.max_seq_len
-
-    @property
-    def max_request_tokens(self) -> int:
-        state = self._latest  # a prompt that waits alone may be longer than max_queue_tokens
-        return state.max_batch_size * state.max_seq_len + max(state.max_queue_tokens, state.max_seq_len)
 
     def remove(self) -> None:
         """End the streams that no engine computes, and from now on those that lose theirs."""
@@ -215,7 +203,7 @@ class ServedModel(Placement):
         readiness = self.readiness()
         if not readiness.takes_requests:
             raise readiness.not_ready()
-        state, usable = self._latest, [link for link in self.links if link.takes_requests]
+        state, usable = self.latest, [link for link in self.links if link.takes_requests]
         if usable:
             num_waiting = min(link.waiting for link in usable)
         else:  # of those that no engine has had, this front's share of what its engines took
@@ -240,11 +228,11 @@ class ServedModel(Placement):
     ) -> Sequence[SequenceStream]:
         """text: that the request was planned with."""
         self.check_capacity(request.terms.owner)
-        text = text or self._text
+        text = text or self.text
         scope = self.cache_scope(request.terms.owner)
         terms = replace(request.terms, cache_scope=scope, request_id=current_request_id())
         tokenizer = text.text.tokenizer
-        sequences = sequences_of(replace(request, terms=terms), tokenizer.n_words, self.max_seq_len)
+        sequences = sequences_of(replace(request, terms=terms), tokenizer.n_words, self.latest.max_seq_len)
         request = replace(request, terms=terms, prompts=[seq.prompt for seq in sequences[:: request.n]])  # plain ints
         prefixes = [PromptPrefixes(terms, prompt) for prompt in request.prompts]
         lives = [
@@ -336,7 +324,7 @@ class ServedModel(Placement):
         """Of the engine that was heard last, with the load of all of them."""
         states = [link.state for link in self.links if link.state is not None]
         return replace(
-            self._latest,
+            self.latest,
             phase=self.readiness().phase,
             requests_running=sum(link.running for link in self.links),
             requests_waiting=sum(link.waiting for link in self.links) + len(self._held),

@@ -181,8 +181,8 @@ def engine_of(engine: Models, model: str | None) -> Engine:
     """The engine of the model that a request names; of the first one where it names none. Raises ModelNotFound."""
     models = engine.models
     model = engine.model_id if model is None else model
-    if model in models:
-        return models[model]
+    if (found := models.get(model)) is not None:
+        return found
     served = ", ".join(f"'{name}'" for name in models)
     text = f"the one served is {served}" if len(models) == 1 else f"those served are {served}"
     raise ModelNotFound(f"model: no such model here; {text}", param="model")

@@ -2,10 +2,8 @@
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. While it waits only
 for older prompts, those with much shorter prompts overtake it (`admit_before`). No other does, unless no place for its adapter
-is free. Then it stays first until one is, and those that need no new place overtake it: sequences without an adapter, those
-that have tokens or a lower priority number, and of its own priority those of owners that use no more places than its owner,
-and, unless it has tokens itself, as many others as there are slots. A sequence's prefix is looked up in the cache when it is
-admitted, not before. Knows nothing of steps and their budget.
+is free. Then it stays first until one is, and those for which a row of OVERTAKING holds overtake it. A sequence's prefix is
+looked up in the cache when it is admitted, not before. Knows nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -15,10 +13,10 @@ are never chosen. A single owner loses nothing. Adapters' places are shared alik
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.model_config import FULL_ATTENTION
@@ -43,6 +41,55 @@ def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
         if seq.terms.adapter:
             adapters[seq.terms.owner].add(seq.terms.adapter)
     return adapters
+
+
+class _Pair(NamedTuple):
+    """A waiting sequence whose adapter has a place, if it has one, and the first of the queue, whose adapter has none. used:
+    adapters that run, by owner. num_passed: sequences with adapters that were admitted since the first lacks a place."""
+
+    seq: Sequence
+    first: Sequence
+    used: Mapping[str, set[str]]
+    num_passed: int
+    num_slots: int
+
+    @property
+    def are_peers(self) -> bool:
+        return self.seq.terms.priority == self.first.terms.priority
+
+
+def _needs_no_place(pair: _Pair) -> bool:
+    return not pair.seq.terms.adapter
+
+
+def _has_tokens(pair: _Pair) -> bool:
+    return pair.seq.length > pair.seq.prompt_len
+
+
+def _has_priority(pair: _Pair) -> bool:
+    return pair.seq.terms.priority < pair.first.terms.priority
+
+
+def _is_of_an_owner_with_no_more_places(pair: _Pair) -> bool:
+    own, others = pair.seq.terms, pair.first.terms
+    is_least = len(pair.used[own.owner] | {own.adapter}) <= len(pair.used[others.owner])
+    return pair.are_peers and own.owner != others.owner and is_least
+
+
+def _is_one_of_few(pair: _Pair) -> bool:
+    """As many as there are slots, unless the first has tokens."""
+    is_new = pair.first.length == pair.first.prompt_len
+    return pair.are_peers and is_new and pair.num_passed < pair.num_slots
+
+
+# Who may overtake a sequence that waits for its adapter's place: those for which one of these holds.
+OVERTAKING: Final = (
+    _needs_no_place,
+    _has_tokens,
+    _has_priority,
+    _is_of_an_owner_with_no_more_places,
+    _is_one_of_few,
+)
 
 
 class Admission:
@@ -70,6 +117,7 @@ class Admission:
         self._max_waiting_tokens = max_waiting_tokens
         self._prefix_caching = prefix_caching
         self._window = window
+        self.has_window = window.size != FULL_ATTENTION  # whether `release_behind_window` ever releases a block
         self._head_lacks_blocks = False  # no block has been released since the next sequence was refused
         self._lacks_place: Sequence | None = None  # the first of the queue, when no place was free for its adapter
         self._num_adapted = 0  # sequences with adapters that were admitted since then
@@ -105,7 +153,7 @@ class Admission:
     def _exceeded(self, lengths: Seq[int], owner: str, victims: Collection[Sequence]) -> tuple[str, bool] | None:
         """The limit that the request would exceed without the victims, and whether it is the one of tokens. Raises what
         `victims` raises."""
-        num_waiting, num_free = len(self.waiting) - len(victims), len(self.free_slots)
+        num_waiting, num_free = self.waiting.length - len(victims), len(self.free_slots)
         if num_waiting + len(lengths) <= num_free:
             return None
         self._check_fits_idle(lengths)
@@ -143,7 +191,7 @@ class Admission:
     def admit_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The next sequence, with a slot and blocks for all its known tokens, or as many as it ever holds; None if it cannot
         be admitted now."""
-        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+        if not (self.waiting.length and self.free_slots) or self._head_lacks_blocks:
             return None
         seq = self._next(running, Counter(other.terms.owner for other in running))
         if seq is None or not self._may_run(seq, running):
@@ -156,7 +204,7 @@ class Admission:
     def admit_before(self, older: Sequence, running: Seq[Sequence]) -> Sequence | None:
         """`admit_next`, of the sequences whose prompts may be computed before the rest of `older`, a running one. One whose
         prefix is being computed waits for it."""
-        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+        if not (self.waiting.length and self.free_slots) or self._head_lacks_blocks:
             return None
         num_running = Counter(other.terms.owner for other in running)
         places = self._adapter_places
@@ -199,15 +247,14 @@ class Admission:
         """The running sequences to preempt for a waiting one, which is the next then and lacks a place for its adapter: all
         those of one adapter, in the order of admission. [] unless its owner is due a place."""
         by_adapter: dict[str, list[Sequence]] = {}
-        for seq in running if self.waiting and self._adapter_places.num_places else ():
+        for seq in running if self._adapter_places.num_places else ():
             if seq.terms.adapter:
                 by_adapter.setdefault(seq.terms.adapter, []).append(seq)
         if not by_adapter or len(by_adapter) < self._adapter_places.num_places:
             return []
         used = adapters_by_owner(running)
-        kept = {
-            seq.terms.owner: seq.terms.adapter for seq in reversed(running) if seq.terms.adapter
-        }  # by the owner's oldest sequence
+        with_adapters = (seq.terms for seq in reversed(running) if seq.terms.adapter)
+        kept = {terms.owner: terms.adapter for terms in with_adapters}  # by the owner's oldest sequence
         for seq in self.waiting.in_turn(Counter(other.terms.owner for other in running), 1):
             if not seq.terms.adapter or seq.terms.adapter in by_adapter or not self._may_run(seq, running):
                 continue
@@ -227,7 +274,7 @@ class Admission:
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""
-        if not self.waiting or (self.free_slots and not self._head_lacks_blocks):
+        if not self.waiting.length or (self.free_slots and not self._head_lacks_blocks):
             return None
         num_running = Counter(seq.terms.owner for seq in running)
         most = max(num_running.values(), default=0)
@@ -239,11 +286,6 @@ class Admission:
         others = (seq for seq in reversed(running) if seq.terms.priority >= first.terms.priority)
         victim = max(others, key=lambda seq: num_running[seq.terms.owner], default=None)
         return victim if victim is not None and num_running[victim.terms.owner] >= least else None
-
-    @property
-    def has_window(self) -> bool:
-        """Whether `release_behind_window` ever releases a block."""
-        return self._window.size != FULL_ATTENTION
 
     def release_behind_window(self, seq: Sequence) -> None:
         """Release the blocks that no row of the sequence from `seq.scheduled` on reads. Rows of earlier steps may still read
@@ -286,20 +328,11 @@ class Admission:
             self.waiting.remove(first)
             self.waiting.add_first(first)
             self._lacks_place, self._num_adapted = first, 0
-        takes_peers = first.length == first.prompt_len and self._num_adapted < self._num_slots
-        used = adapters_by_owner(running)
+        used, held = adapters_by_owner(running), {"", *self._adapter_places.held}
 
         def may_overtake(seq: Sequence) -> bool:
-            if not seq.terms.adapter:
-                return True
-            if seq.terms.adapter not in self._adapter_places.held:
-                return False
-            if seq.length > seq.prompt_len or seq.terms.priority < first.terms.priority:
-                return True
-            has_less = seq.terms.owner != first.terms.owner and len(used[seq.terms.owner] | {seq.terms.adapter}) <= len(
-                used[first.terms.owner]
-            )
-            return seq.terms.priority == first.terms.priority and (takes_peers or has_less)
+            pair = _Pair(seq, first, used, self._num_adapted, self._num_slots)
+            return seq.terms.adapter in held and any(holds(pair) for holds in OVERTAKING)
 
         return filter(may_overtake, self.waiting.in_turn(num_running))
 

@@ -78,18 +78,18 @@ class _PriorityClass:
 
 
 class WaitingQueue:
-    """The waiting requests in the order of the module's docstring. num_tokens: of those that never ran."""
+    """The waiting requests in the order of the module's docstring. length: how many. num_tokens: of those that never ran."""
 
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
-        self._length = 0
+        self.length = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}
         self._begun: OrderedDict[Sequence, None] = OrderedDict()
         self._classes: dict[int, _PriorityClass] = {}  # by priority; one without waiting requests keeps its counters
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __iter__(self) -> Iterator[Sequence]:
         """The begun requests, then the others by priority and owner: not in the order of their turns."""
@@ -112,7 +112,7 @@ class WaitingQueue:
         """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn."""
         self._begun[seq] = None
         self._begun.move_to_end(seq, last=False)
-        self._length += 1
+        self.length += 1
 
     def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
         """Whether the queue's free capacity, in requests and in tokens (None: no limit), is open to `owner`. All of it is if no
@@ -148,7 +148,7 @@ class WaitingQueue:
 
     def tokens_behind(self, num_free: int, without: Collection[Sequence]) -> int:
         """Tokens of the requests that still wait when the first `num_free` have found a slot. without: do not count these."""
-        if len(self) - len(without) <= num_free:
+        if self.length - len(without) <= num_free:
             return 0
         first = islice((seq for seq in self if seq not in without), num_free)
         gone = [seq for seq in (*first, *without) if seq.num_cached is None and seq not in self._begun]
@@ -158,7 +158,7 @@ class WaitingQueue:
         """Remove `seq`, which must be waiting."""
         if seq in self._begun:
             del self._begun[seq]
-            self._length -= 1
+            self.length -= 1
         else:
             self._count_waiting(seq.terms.owner, -1, -self._classes[seq.terms.priority].remove(seq))
 
@@ -188,7 +188,7 @@ class WaitingQueue:
         return part
 
     def _count_waiting(self, owner: str, num_sequences: int, num_tokens: int) -> None:
-        self._length += num_sequences
+        self.length += num_sequences
         self.num_tokens += num_tokens
         sequences, tokens = self._waiting_of.pop(owner, (0, 0))
         if sequences + num_sequences:

@@ -23,7 +23,7 @@ def run(cases: int, seed: int) -> Outcome:
         scheduler = bench.scheduler
         preemptions, hits = preemptions + scheduler.num_preemptions, hits + scheduler.num_prefix_hits
         deferrals += bench.num_deferrals
-        drafts, accepted = drafts + scheduler.num_drafts, accepted + scheduler.num_drafts_accepted
+        drafts, accepted = drafts + scheduler.speculation.num_drafts, accepted + scheduler.speculation.num_accepted
         if done is not None:
             outcome.found(f"world {world_seed}: {done}")
     outcome.extra = {

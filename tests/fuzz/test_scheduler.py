@@ -41,7 +41,7 @@ def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
 
 def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
     queue._begun[seq] = None
-    queue._length += 2
+    queue.length += 2
 
 
 def _lose(self: Scheduler, epoch: int, failure: RankFailure | None = None) -> Sequence | None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from starlette.types import Message
+
 from tests.simulation.history import Setting
 from tests.simulation.world import World, deterministic
 from tests.support.asgi_client import AsgiCall
@@ -44,6 +46,13 @@ class RequestPath:
             self.files.setdefault(name)
 
 
+class QuickCall(AsgiCall):
+    """Takes each message at once, as a socket with room does."""
+
+    async def _send(self, message: Message) -> None:
+        self.body += message.get("body", b"")
+
+
 def request_path(form: str) -> RequestPath:
     """form: build_app or fleet, whose engine has the files of the front here. Fake ranks compute the tokens."""
     path, setting = RequestPath(), Setting(0, form, 1, (0,), max_batch_size=8, max_queue=8, step_s=0.01)
@@ -51,7 +60,7 @@ def request_path(form: str) -> RequestPath:
 
     async def ask(world: World, *, is_noted: bool) -> None:
         headers = {"authorization": "Bearer one", "content-type": "application/json"}
-        call = AsgiCall(world.fronts[0].http_app, "/v1/chat/completions", BODY, headers)
+        call = QuickCall(world.fronts[0].http_app, "/v1/chat/completions", BODY, headers)
         sys.setprofile(path.note if is_noted else None)
         await call.end()
         sys.setprofile(None)

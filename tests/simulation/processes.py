@@ -210,9 +210,13 @@ class OwnRanks(SimulatedFront):
         self.groups = FakeGroupPool(lambda: ranks_of(setting, 0))
         given = application.args(setting) | {"lora_root": None, "resume_window_s": setting.window_s}
         args = ServerArgs(**given, api_key_digests=FRONT_ARGS.api_key_digests)
-        self.service = self.own = self.process.call(lambda: OwnEngine(LlamaService(args, lambda: self.groups), args))
+        self.service = self.own = self.process.call(lambda: self._own(args))
         self.engine = self.own.service
         self.http_app = http_app_of(args, self.service, METRICS, keys_of(args), None, Member(cluster, "llama"), FRONT)
+
+    def _own(self, args: ServerArgs) -> OwnEngine:
+        service = LlamaService(args, lambda: self.groups, on_step=METRICS.on_step)
+        return OwnEngine(service, args, METRICS.on_end)
 
     async def ready(self) -> None:
         await self.process.run(self.own.start())

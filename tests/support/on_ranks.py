@@ -160,7 +160,7 @@ def serve(
         "logprobs": [[p.logprob for p in seq.logprobs] for seq in sequences],
         "preemptions": scheduler.num_preemptions,
         "prefix_hits": scheduler.num_prefix_hits,
-        "drafts_accepted": scheduler.num_drafts_accepted,
+        "drafts_accepted": scheduler.speculation.num_accepted,
         "errors": [None if seq.error is None else seq.error.message for seq in sequences],
         "reasons": [seq.finish_reason.value if seq.finish_reason else None for seq in sequences],
         "blocks_used": pool.num_used,

@@ -86,7 +86,7 @@ async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int
         prompts = [[1, 3 + i] for i in range(3)]
         streams = [submit(loop, prompt, greedy(80)) for prompt in prompts]
         results = await asyncio.gather(*(read(stream) for stream in streams))
-        drafts, accepted = loop.scheduler.num_drafts, loop.scheduler.num_drafts_accepted
+        drafts, accepted = loop.scheduler.speculation.num_drafts, loop.scheduler.speculation.num_accepted
     for prompt, (_, tokens, _) in zip(prompts, results, strict=True):
         assert tokens == continuation(prompt, 80, lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
     assert sum(step.num_sampled for step in stats) == 3 * 80

@@ -34,7 +34,7 @@ async def test_tokens_of_one_step_behind_a_stop_string_are_removed(max_drafts: i
         assert len(tokens) == 6 * len(words) + 1, "the token that completed the stop string is the last"
         assert [logprob.logprob for logprob in logprobs] == list(range(2, 2 + len(tokens)))
         assert loop.scheduler.pool.num_used == 0
-        assert (loop.scheduler.num_drafts_accepted > 0) == (max_drafts > 0)
+        assert (loop.scheduler.speculation.num_accepted > 0) == (max_drafts > 0)
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
@@ -87,4 +87,4 @@ async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_
             stream = submit(loop, [1, 3], greedy(60), stop=[piece * 16])
             _, tokens, reason = await read(stream)
             assert reason is FinishReason.STOP and stream.sequence.error is None
-            assert len(tokens) == 16 and loop.scheduler.num_drafts_accepted > 0
+            assert len(tokens) == 16 and loop.scheduler.speculation.num_accepted > 0

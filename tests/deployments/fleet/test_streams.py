@@ -261,7 +261,7 @@ async def test_a_front_that_ends_does_not_connect_again(monkeypatch: pytest.Monk
     lost: list[object] = []
     async with FleetOfEngines(slow) as fleet:
         engine = await fleet.start()
-        monkeypatch.setattr(fleet.fleet.models["demo"], "_on_lost", lost.append)
+        monkeypatch.setattr(fleet.fleet._models["demo"], "_on_lost", lost.append)
         assert engine.server is not None and engine.server.sessions
         await fleet.fleet.stop()
         await until(lambda: engine.server is not None and not engine.server.sessions)

@@ -43,7 +43,7 @@ def test_a_text_that_repeats_itself_takes_a_fraction_of_the_steps(depth: int) ->
     steps = run_to_end(scheduler, FakeRanks(BLOCK_SIZE, looping), [seq], depth)
     assert seq.output == expected_output(seq, looping)
     assert steps < 60, "11 to learn the loop, a few to trust it, then eight tokens a step"
-    assert scheduler.num_drafts_accepted > 0.9 * scheduler.num_drafts
+    assert scheduler.speculation.num_accepted > 0.9 * scheduler.speculation.num_drafts
 
 
 @pytest.mark.parametrize(("num_rows", "most"), [(1, 7), (2, 4), (3, 2), (4, 2), (5, 0), (30, 0)])
@@ -61,7 +61,7 @@ def test_running_sequences_share_the_drafts_and_beyond_four_there_are_none(num_r
         scheduler.commit(ranks.step(batch))
     assert largest == most
     if not most:
-        assert scheduler.num_drafts == 0
+        assert scheduler.speculation.num_drafts == 0
 
 
 def test_blocks_for_drafts_are_taken_from_no_other_sequence() -> None:

@@ -74,7 +74,7 @@ def test_a_scheduler_sends_drafts_unless_those_who_wait_would_lose_more(num_wait
         batch = scheduler.schedule()
         assert batch is not None
         scheduler.commit(ranks.step(batch))
-    assert bool(scheduler.num_drafts) is not bool(num_waiting)
+    assert bool(scheduler.speculation.num_drafts) is not bool(num_waiting)
 
 
 def test_ranks_that_schedule_for_themselves_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

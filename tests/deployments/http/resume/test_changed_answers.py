@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, SamplingDefaults
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet.model_view import ModelView
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume import resumption
@@ -125,7 +125,7 @@ class Poet(LoopEngine):
 
     @property
     def models(self) -> dict[str, Engine]:
-        return {"poet": cast(Engine, AdapterModel(cast(Engine, self.view), "poet", self.digest))}
+        return {"poet": ModelView(self, "poet", self.digest)}
 
     async def submit(self, request: Request, **options: Any) -> Sequence[SequenceStream]:
         return await super().submit(replace(request, terms=Terms()), **options)

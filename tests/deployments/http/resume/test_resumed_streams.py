@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import json
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.interface import Engine, Models
+from deployments.fleet.model_view import ModelView
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume.kept_streams import KeepLimits
@@ -129,7 +130,7 @@ async def test_a_kept_stream_is_resumed_after_its_adapter_is_unloaded(monkeypatc
     models: dict[str, Engine] = {}
     monkeypatch.setattr(LoopEngine, "models", models)
     async with LoopEngine().running() as engine:
-        own = cast(Engine, engine.view)
+        own: Engine = ModelView(engine, engine.model_id)
         models |= {"base": own, "adapter": own}
         app, body = app_of(engine), BODY | {"model": "adapter"}
         uncut = await call(app, body, "").end()

@@ -1,42 +1,55 @@
 """Adapters among an engine's models, and the arguments that name them."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from deployments.args import EngineArgs, ServerArgs
-from deployments.engine.adapter_model import AdapterModel, AdapterModels
-from deployments.engine.interface import Engine, TokenStream
+from deployments.engine.interface import EngineState, SamplingDefaults, TokenStream
+from deployments.fleet.model_view import EngineText, ModelViews, Submits
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.model_text import TextOptions, open_model_text
 from tests.conftest import GOLDEN
 from tests.support import adapters
 from tests.support.hugging_face import CONFIGS, read
-from tests.support.scripted_engine import FakeEngine
+from tests.support.loop_engine import TOKENIZER
+
+OPTIONS = TextOptions("llama2", None, "auto")
 
 
-class Submitted(FakeEngine):
+class OneModel:
+    """Notes the adapters of requests."""
+
+    model_id = "base"
+    latest = EngineState(max_seq_len=64)
+    text = EngineText(open_model_text(TOKENIZER, TOKENIZER.n_words, GOLDEN / "mp1", OPTIONS), "", SamplingDefaults())
+    next_seed = cache_scope = check_capacity = describe = readmit = served_numerics = None
+
     def __init__(self) -> None:
-        super().__init__()
         self.adapters: list[str] = []
 
-    async def submit(  # type: ignore[override]
-        self, request: Request, *, is_timed: bool = False, numerics: str = ""
-    ) -> list[TokenStream]:
+    async def submit(self, request: Request, **_: Any) -> list[TokenStream]:
         self.adapters.append(request.terms.adapter)
         return []
 
 
 async def test_a_request_to_an_adapters_model_has_the_adapter() -> None:
-    engine = Submitted()
-    poet = AdapterModel(cast(Engine, engine), "poet", "digest")
-    for each in (poet, engine):
-        await each.submit(Request([[1]], [SamplingParams()]))
-    assert engine.adapters == ["digest", ""]
-    assert (poet.model_id, poet.parent, poet.max_seq_len) == ("poet", engine.model_id, engine.max_seq_len)
+    model = OneModel()
+    views = ModelViews(cast(Submits, model), {"base": "0", "poet": "1", "cook": "2"})
+    assert list(views) == ["base", "poet", "cook"] and len(views) == 3 and "nobody" not in views
+    for name in views:
+        await views[name].submit(Request([[1]], [SamplingParams()]))
+    assert model.adapters == ["", "1", "2"]
+    assert [(view.model_id, view.parent) for view in views.values()] == [
+        ("base", None),
+        ("poet", "base"),
+        ("cook", "base"),
+    ]
+    assert {view.max_seq_len for view in views.values()} == {64}
 
 
 def test_adapters_are_named_in_text_as_in_a_mapping() -> None:
@@ -61,14 +74,3 @@ def test_an_adapter_cannot_have_the_name_of_its_base(tmp_path: Path) -> None:
     args = EngineArgs(model_id="poet", lora_adapters={"poet": str(tmp_path)})
     with pytest.raises(ConfigError, match="'poet' is the base's model_id"):
         args.open_adapters(read(CONFIGS["llama2"]))
-
-
-def test_of_many_adapters_only_the_one_that_is_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(AdapterModel, "__init__", lambda self, engine, name, digest: made.append(name))
-    engine = cast(Engine, FakeEngine())
-    models = AdapterModels(engine, {engine.model_id: "0", "poet": "1", "cook": "2"})
-    assert models[engine.model_id] is engine and "nobody" not in models
-    assert list(models) == [engine.model_id, "poet", "cook"] and len(models) == 3
-    assert not made
-    assert isinstance(models["cook"], AdapterModel) and made == ["cook"]
