@@ -15,11 +15,34 @@ a chunk's program computes the same splits one after the other, and combines the
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from llama_core.backends.fused.layer_kernels import let_next_start, wait_for_previous
+from llama_core.backends.fused.step_memory import SPLIT_BITS, SPLIT_UNIT
+from llama_core.backends.fused.step_plan import TILE_COLUMNS
 from llama_core.backends.weight_formats.tile_kernels import from_float8
+
+_SPLIT_UNIT = tl.constexpr(SPLIT_UNIT)
+_SPLIT_BITS = tl.constexpr(SPLIT_BITS)
+_TILE_COLUMNS = tl.constexpr(TILE_COLUMNS)
+_COMBINED_AT_ONCE = tl.constexpr(8)  # splits whose results are loaded before the first one is added
+
+
+class Form(NamedTuple):
+    """What `_attend` is compiled for. group: query heads that share a key head. rows: of a program, those of `queries` tokens.
+    tile: cached positions that it reads at a time. dim_block: head_dim, padded for products."""
+
+    group: int
+    queries: int
+    rows: int
+    tile: int
+    head_dim: int
+    dim_block: int
+    block_size: int
+    window: int
 
 
 @triton.jit
@@ -31,19 +54,19 @@ def first_seen_of(length, window: tl.constexpr):
 
 
 @triton.jit
-def split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
+def split_of(position):
     """See `step_memory.split_of`. The exponent is read from a float32, which represents integers below 2^24 exactly."""
-    units = position // split_unit
-    exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - split_bits
+    units = position // _SPLIT_UNIT
+    exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - _SPLIT_BITS
     exponent = tl.maximum(exponent, 0)
-    return (exponent << split_bits) + (units >> exponent)
+    return (exponent << _SPLIT_BITS) + (units >> exponent)
 
 
 @triton.jit
-def split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
+def split_begin(split):
     """See `step_memory.split_begin`."""
-    exponent = tl.maximum((split >> split_bits) - 1, 0)
-    return ((split - (exponent << split_bits)) << exponent) * split_unit
+    exponent = tl.maximum((split >> _SPLIT_BITS) - 1, 0)
+    return ((split - (exponent << _SPLIT_BITS)) << exponent) * _SPLIT_UNIT
 
 
 @triton.jit
@@ -71,14 +94,10 @@ def _combine_splits(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     window: tl.constexpr,
-    split_unit: tl.constexpr,
-    split_bits: tl.constexpr,
-    tile_columns: tl.constexpr,
-    at_once: tl.constexpr,
     is_early: tl.constexpr,
 ):
     """The result of a tile's tokens for one head. The arguments are those of `_attend` with is_split."""
-    about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
+    about, head = tiles + tl.program_id(0) * _TILE_COLUMNS, tl.program_id(1)
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
     first_token, count = tl.load(about), tl.load(about + 1)
@@ -91,11 +110,11 @@ def _combine_splits(
         mixed = tl.zeros([dim_block], tl.float32)
         total = 0.0
         best = float("-inf")
-        begin = split_of(first_seen_of(length, window), split_unit, split_bits)
-        end = split_of(length - 1, split_unit, split_bits) + 1
+        begin = split_of(first_seen_of(length, window))
+        end = split_of(length - 1) + 1
         # Unrolled, so that several splits are loaded at once. Splits after the end have a weight of 0, which changes no bit.
-        for several in range(begin, end, at_once):
-            for ahead in tl.static_range(at_once):
+        for several in range(begin, end, _COMBINED_AT_ONCE):
+            for ahead in tl.static_range(_COMBINED_AT_ONCE):
                 split = several + ahead
                 at = parts + split % n_splits
                 log_sum = tl.load(log_sums + at, mask=split < end, other=float("-inf"))
@@ -132,48 +151,32 @@ def _masked(scores, position, first_seen, length):
 
 @triton.jit
 def _attend_tile(
-    mixed,
-    total,
-    best,
-    query,
-    first_seen,
-    length,
-    keys,
-    values,
-    blocks,
-    first,
-    seen,
-    end,
-    all_see,
-    kv_head,
-    n_kv_heads,
-    scale,
-    head_dim: tl.constexpr,
-    dim_block: tl.constexpr,
-    block_size: tl.constexpr,
-    tile: tl.constexpr,
-    skips_masks: tl.constexpr,
+    sums, seeing, cache, blocks, first, borders, kv_head, n_kv_heads, scale, form: tl.constexpr, skips: tl.constexpr
 ):
-    """Add `tile` positions from `first` on to each query's running sums (online softmax), and return the new sums.
+    """Add a tile of positions from `first` on to each query's running sums (online softmax), and return the new sums.
 
-    mixed: the sum of the weighted values. total: the sum of the weights. best: the greatest scaled score so far, which is the
-    binary log of the common factor of both sums; -inf before the first position. The tile reads its positions in [seen, end).
-    Query i sees positions [first_seen[i], length[i]). skips_masks: all queries see all positions before `all_see`, so tiles
-    there need no mask.
+    sums: the sum of the weighted values; that of the weights; and the greatest scaled score so far, which is the binary log of
+    the common factor of both sums; -inf before the first position. seeing: queries, and the positions [first_seen[i],
+    length[i]) that query i sees. cache: keys and values. borders: the tile reads its positions in [seen, end). skips: all
+    queries see all positions before `all_see`, so tiles there need no mask.
     """
-    dim = tl.arange(0, dim_block)
-    in_dim = dim < head_dim
-    position = first + tl.arange(0, tile)
+    seen, end, all_see = borders
+    mixed, total, best = sums
+    query, first_seen, length = seeing
+    keys, values = cache
+    dim = tl.arange(0, form.dim_block)
+    in_dim = dim < form.head_dim
+    position = first + tl.arange(0, form.tile)
     # Values outside may be another sequence's, and may be NaN: a weight of zero times NaN is NaN.
     inside = (position >= seen) & (position < end)
-    block = tl.load(blocks + position // block_size, mask=inside, other=0)
+    block = tl.load(blocks + position // form.block_size, mask=inside, other=0)
     is_inside = inside[:, None] & in_dim[None, :]
-    place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
+    place = ((block * form.block_size + position % form.block_size) * n_kv_heads + kv_head) * form.head_dim
     at = place[:, None] + dim[None, :]
     key = _read(keys + at, is_inside, query.dtype)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if skips_masks:
-        if first + tile > all_see:
+    if skips:
+        if first + form.tile > all_see:
             scores = _masked(scores, position, first_seen, length)
     else:
         scores = _masked(scores, position, first_seen, length)
@@ -191,11 +194,10 @@ def _attend_tile(
 # number of heads changes no address's alignment, so one variant is enough for all.
 @triton.jit(do_not_specialize=["block_table_stride", "n_splits", "n_kv_heads"])
 def _attend(
-    q,
-    keys,
-    values,
-    block_tables,
     tiles,
+    q,
+    cache,
+    block_tables,
     out,
     log_sums,
     scale,
@@ -203,20 +205,10 @@ def _attend(
     block_table_stride,
     n_splits,
     n_kv_heads,
-    group: tl.constexpr,
-    queries: tl.constexpr,
-    rows: tl.constexpr,
-    head_dim: tl.constexpr,
-    dim_block: tl.constexpr,
-    block_size: tl.constexpr,
-    window: tl.constexpr,
-    split_unit: tl.constexpr,
-    split_bits: tl.constexpr,
+    form: tl.constexpr,
     is_decode: tl.constexpr,
     is_split: tl.constexpr,
     combines: tl.constexpr,
-    tile: tl.constexpr,
-    tile_columns: tl.constexpr,
     is_early: tl.constexpr,
 ):
     """Attention of one tile, or of a program's share of the tile's splits.
@@ -224,8 +216,8 @@ def _attend(
     Without is_split, `out` is the result, [T, H, head_dim]. With is_split, each split writes its normalized result to `out`,
     float32 [decode tokens, H, n_splits, head_dim], and the binary log of its sum to `log_sums` [decode tokens, H, n_splits];
     split s is at index s % n_splits. With combines too, a program computes all splits of its tile, and writes to `out` the
-    result that `_combine_splits` would write. is_decode: the tiles are those of decodes, and the grid is [K, tiles, programs];
-    that of chunks is [tiles, K].
+    result that `_combine_splits` would write. cache: keys and values. is_decode: the tiles are those of decodes, and the grid
+    is [K, tiles, programs]; that of chunks is [tiles, K].
     """
     # The next kernel is `_combine_splits`, which may start at once, or a product, which may not.
     combine_follows: tl.constexpr = is_split and not combines
@@ -234,11 +226,11 @@ def _attend(
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
     if is_decode:
-        kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
+        kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * _TILE_COLUMNS
     else:
         # The last tiles of a prompt see the most positions, so they start first.
         tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
-        about, kv_head = tiles + tile_index * tile_columns, tl.program_id(1)
+        about, kv_head = tiles + tile_index * _TILE_COLUMNS, tl.program_id(1)
     first_token, count, slot = tl.load(about), tl.load(about + 1), tl.load(about + 2)
     first, decode_token = tl.load(about + 3), tl.load(about + 4)
     wait_for_previous(is_early)
@@ -246,66 +238,49 @@ def _attend(
         let_next_start(is_early)
     if count > 0:
         blocks = block_tables + slot * block_table_stride
-        row = tl.arange(0, rows)
-        index = row // group
-        head = kv_head * group + row % group
-        dim = tl.arange(0, dim_block)
-        is_query = (index < count) & (index < queries)
-        is_value = is_query[:, None] & (dim < head_dim)[None, :]
-        asked = q + (first_token + index)[:, None] * q_stride + head[:, None] * head_dim + dim[None, :]
+        row = tl.arange(0, form.rows)
+        index = row // form.group
+        head = kv_head * form.group + row % form.group
+        dim = tl.arange(0, form.dim_block)
+        in_dim = dim < form.head_dim
+        is_query = (index < count) & (index < form.queries)
+        is_value = is_query[:, None] & in_dim[None, :]
+        asked = q + (first_token + index)[:, None] * q_stride + head[:, None] * form.head_dim + dim[None, :]
         query = tl.load(asked, mask=is_value, other=0.0)
         length = first + index + 1
-        first_seen = first_seen_of(length, window)
-        seen, end = first_seen_of(first + 1, window), first + count
-        n_heads = n_kv_heads * group
-        begin, stop = seen // tile * tile, end
+        first_seen = first_seen_of(length, form.window)
+        seen, end = first_seen_of(first + 1, form.window), first + count
+        n_heads = n_kv_heads * form.group
+        begin, stop = seen // form.tile * form.tile, end
         if is_split:
-            split = split_of(seen, split_unit, split_bits)
+            split = split_of(seen)
             if combines:
-                combined, combined_total, combined_best = _nothing_seen(rows, dim_block)
+                combined, combined_total, combined_best = _nothing_seen(form.rows, form.dim_block)
             else:
                 # A program computes the splits that begin in its share of the positions. Equal numbers of splits would be
                 # unequal work, because later splits are longer.
                 share = tl.cdiv(end - begin, tl.num_programs(2))
                 own = begin + tl.program_id(2) * share
                 if tl.program_id(2) > 0:
-                    split = split_of(own - 1, split_unit, split_bits) + 1
-                next_split = split_of(own + share - 1, split_unit, split_bits) + 1
-                begin = tl.maximum(split_begin(split, split_unit, split_bits), begin)
-                stop = tl.minimum(split_begin(next_split, split_unit, split_bits), end)
+                    split = split_of(own - 1) + 1
+                next_split = split_of(own + share - 1) + 1
+                begin = tl.maximum(split_begin(split), begin)
+                stop = tl.minimum(split_begin(next_split), end)
                 token = decode_token + index
-            split_end = split_begin(split + 1, split_unit, split_bits)
-        mixed, total, best = _nothing_seen(rows, dim_block)
+            split_end = split_begin(split + 1)
+        mixed, total, best = _nothing_seen(form.rows, form.dim_block)
+        seeing, borders = (query, first_seen, length), (seen, end, first + 1)
+        skips_masks: tl.constexpr = form.window == 0 and not is_split
         # One loop reads all splits: with a loop for each split, the program would wait for the first positions of each.
-        for at in range(begin, stop, tile):
+        for at in range(begin, stop, form.tile):
             mixed, total, best = _attend_tile(
-                mixed,
-                total,
-                best,
-                query,
-                first_seen,
-                length,
-                keys,
-                values,
-                blocks,
-                at,
-                seen,
-                end,
-                first + 1,
-                kv_head,
-                n_kv_heads,
-                scale,
-                head_dim,
-                dim_block,
-                block_size,
-                tile,
-                window == 0 and not is_split,
+                (mixed, total, best), seeing, cache, blocks, at, borders, kv_head, n_kv_heads, scale, form, skips_masks
             )
             if is_split:  # noqa: SIM102, known when the kernel is compiled
-                if (at + tile >= split_end) | (at + tile >= stop):
+                if (at + form.tile >= split_end) | (at + form.tile >= stop):
                     part, log_sum = mixed / total[:, None], best + tl.log2(total)
                     # A split may lie outside the window of some of the tile's queries.
-                    sees = is_query & (first_seen < split_end) & (length > split_begin(split, split_unit, split_bits))
+                    sees = is_query & (first_seen < split_end) & (length > split_begin(split))
                     if combines:
                         kept, weight, highest = combine_weights(combined_best, log_sum)
                         both = weighted_sum(combined, kept[:, None], part, weight[:, None])
@@ -314,15 +289,15 @@ def _attend(
                         combined_best = tl.where(sees, highest, combined_best)
                     else:
                         place = (token * n_heads + head) * n_splits + split % n_splits
-                        target = out + place[:, None] * head_dim + dim[None, :]
-                        tl.store(target, part, mask=sees[:, None] & (dim < head_dim)[None, :])
+                        target = out + place[:, None] * form.head_dim + dim[None, :]
+                        tl.store(target, part, mask=sees[:, None] & in_dim[None, :])
                         tl.store(log_sums + place, log_sum, mask=sees)
-                    mixed, total, best = _nothing_seen(rows, dim_block)
+                    mixed, total, best = _nothing_seen(form.rows, form.dim_block)
                     split += 1
-                    split_end = split_begin(split + 1, split_unit, split_bits)
+                    split_end = split_begin(split + 1)
         if combines:
             mixed, total = combined, combined_total
         if combines or not is_split:
             result = (mixed / total[:, None]).to(out.dtype.element_ty)
-            whole = ((first_token + index) * n_heads + head) * head_dim
+            whole = ((first_token + index) * n_heads + head) * form.head_dim
             tl.store(out + whole[:, None] + dim[None, :], result, mask=is_value)

@@ -3,21 +3,16 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
 
 from llama_core.backends.fused import attention_kernels
+from llama_core.backends.fused.attention_kernels import Form
 from llama_core.backends.fused.layer_kernels import early_launch, has_much_shared_memory
-from llama_core.backends.fused.step_memory import (
-    PROGRAMS_PER_MULTIPROCESSOR,
-    SPLIT_BITS,
-    SPLIT_UNIT,
-    combines_in_kernel,
-    split_count,
-)
-from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles
+from llama_core.backends.fused.step_memory import PROGRAMS_PER_MULTIPROCESSOR, combines_in_kernel, split_count
+from llama_core.backends.fused.step_plan import AttentionTiles
 from llama_core.backends.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 
@@ -26,7 +21,6 @@ MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 # while it computes. With fewer, it waits for the load that it has just begun, because the keys' addresses are loaded as well.
 _DOUBLE_BUFFERED: Final = 5
 _LOG2_E: Final = math.log2(math.e)
-_COMBINED_AT_ONCE: Final = 8  # splits whose results are loaded before the first one is added
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +34,19 @@ class Launch:
     num_stages: int
     most_registers: int | None = None
 
-    def constants(self, group: int) -> dict[str, int | None]:
+    def options(self, group: int, head_dim: int, block_size: int, window: int) -> dict[str, Any]:
+        """Of `_attend`."""
+        queries, dim_block = self.rows // group, _dim_block(head_dim)
         return {
-            "rows": self.rows,
-            "queries": self.rows // group,
-            "tile": self.positions,
+            "form": Form(group, queries, self.rows, self.positions, head_dim, dim_block, block_size, window),
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
             "maxnreg": self.most_registers,
         }
+
+
+def _dim_block(head_dim: int) -> int:
+    return max(MIN_DOT, int(triton.next_power_of_2(head_dim)))
 
 
 def _registers_for(programs: int, num_warps: int) -> int:
@@ -123,20 +121,10 @@ def attend(
     block_size, n_kv_heads = keys.shape[1:3]
     group = n_heads // n_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    about = {
-        "group": group,
-        "head_dim": head_dim,
-        "dim_block": max(MIN_DOT, triton.next_power_of_2(head_dim)),
-        "block_size": block_size,
-        "window": window,
-        "split_unit": SPLIT_UNIT,
-        "split_bits": SPLIT_BITS,
-        "tile_columns": TILE_COLUMNS,
-        **early_launch(),
-    }
+    about = group, head_dim, block_size, window
     scale = head_dim**-0.5 * _LOG2_E
-    cached = (q, keys, values, block_tables)
-    sizes = (scale, q.stride(0), block_tables.stride(0))
+    read = q, (keys, values), block_tables
+    sizes = scale, q.stride(0), block_tables.stride(0)
     decode, chunk = launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
     if keys.dtype == FLOAT8_BYTES:
         decode, chunk = reading_float8(decode, chunk, q.dtype)
@@ -150,15 +138,15 @@ def attend(
             results = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
             log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
         attention_kernels._attend[(n_kv_heads, count, programs)](
-            *cached,
             tiles.decodes,
+            *read,
             results,
             log_sums,
             *sizes,
             num_splits,
             n_kv_heads,
-            **about,
-            **decode.constants(group),
+            **decode.options(*about),
+            **early_launch(),
             is_decode=True,
             is_split=True,
             combines=combines,
@@ -167,15 +155,15 @@ def attend(
             combine_splits(results, log_sums, tiles.decodes, out, window)
     if count := len(tiles.chunks):
         attention_kernels._attend[(count, n_kv_heads)](
-            *cached,
             tiles.chunks,
+            *read,
             out,
             out,
             *sizes,
             1,
             n_kv_heads,
-            **about,
-            **chunk.constants(group),
+            **chunk.options(*about),
+            **early_launch(),
             is_decode=False,
             is_split=batch_invariant,
             combines=batch_invariant,
@@ -204,12 +192,8 @@ def combine_splits(
         num_splits,
         n_heads,
         head_dim=head_dim,
-        dim_block=max(MIN_DOT, triton.next_power_of_2(head_dim)),
+        dim_block=_dim_block(head_dim),
         window=window,
-        split_unit=SPLIT_UNIT,
-        split_bits=SPLIT_BITS,
-        tile_columns=TILE_COLUMNS,
-        at_once=_COMBINED_AT_ONCE,
         num_warps=1,
         **early_launch(),
     )

@@ -247,29 +247,9 @@ class TritonSampler(TorchSampler):
         return self._buffers.nbytes + self._logprobs.nbytes
 
     def sample(self, logits: torch.Tensor, samples: SampleTensors, mode: Mode) -> torch.Tensor:
-        state = self._state
-        is_edited = mode in ("ruled", "masked")
-        if is_edited:
-            logit_kernels.edit(
-                logits,
-                state.sampling,
-                samples.slots,
-                samples.positions,
-                state.tokens,
-                state.rules,
-                state.mask_indices if mode == "masked" else None,
-                state.masks,
-                self._buffers,
-            )
-        return sampling_kernels.sample(
-            logits,
-            state.sampling,
-            samples.slots,
-            samples.positions,
-            self._buffers,
-            is_greedy=mode == "greedy",
-            is_edited=is_edited,
-        )
+        if mode in ("ruled", "masked"):
+            logit_kernels.edit(logits, self._state, samples, self._buffers, has_masks=mode == "masked")
+        return sampling_kernels.sample(logits, self._state.sampling, samples, self._buffers, mode)
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         return logit_kernels.logprobs(logits, tokens, self._logprobs)

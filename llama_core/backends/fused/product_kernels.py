@@ -11,7 +11,7 @@ A row's bits depend on its values, the weights and the number of rows, not on ot
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -26,7 +26,7 @@ from llama_core.backends.fused.layer_kernels import (
     wait_for_previous,
 )
 from llama_core.backends.weight_formats.format import HeldWeights
-from llama_core.backends.weight_formats.tile_kernels import Format, product_of_tile
+from llama_core.backends.weight_formats.tile_kernels import Tile, operand, product_of_tile
 
 # Rows of a product that reading the weights limits on every GPU of sm_80 and later. More rows go to cuBLAS.
 MOST_ROWS: Final = 64
@@ -69,15 +69,9 @@ class Tiles(NamedTuple):
     least_programs: int = _PROGRAMS
 
     @property
-    def constants(self) -> dict[str, int | None]:
-        return {
-            "block_rows": self.rows,
-            "block_outputs": self.outputs,
-            "block_width": self.width,
-            "buffers": self.num_stages if self.rows == 1 else None,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-        }
+    def constants(self) -> dict[str, Any]:
+        tile = Tile(self.rows, self.outputs, self.width, self.num_stages if self.rows == 1 else None)
+        return {"tile": tile, "num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype, is_gated: bool) -> Tiles:
@@ -155,62 +149,19 @@ def _split_of(weights: HeldWeights, tiles: Tiles) -> int:
 # Without `do_not_specialize`, Triton compiles further variants for some numbers of rows while it serves.
 @triton.jit(do_not_specialize=["rows"])
 def _gated_product(
-    x,
-    codes,
-    scales,
-    minima,
-    bias,
-    out,
-    rows,
-    hidden,
-    inputs,
-    width,
-    groups,
-    is_plain: tl.constexpr,
-    is_packed: tl.constexpr,
-    has_groups: tl.constexpr,
-    has_minima: tl.constexpr,
-    is_fp8: tl.constexpr,
-    has_bias: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block_width: tl.constexpr,
-    buffers: tl.constexpr,
-    is_early: tl.constexpr,
+    x, weights, bias, out, rows, hidden, sizes, form: tl.constexpr, tile: tl.constexpr, is_early: tl.constexpr
 ):
     """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
     wait_for_previous(is_early)
-    block_hidden: tl.constexpr = block_outputs // 2
-    index = tl.arange(0, block_outputs)
+    block_hidden: tl.constexpr = tile.outputs // 2
+    index = tl.arange(0, tile.outputs)
     of_hidden = tl.program_id(0) * block_hidden + index // 2
-    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
-    acc = product_of_tile(
-        x,
-        codes,
-        scales,
-        minima,
-        row,
-        of_hidden + index % 2 * hidden,
-        of_hidden < hidden,
-        rows,
-        inputs,
-        width,
-        groups,
-        0,
-        width,
-        is_plain,
-        is_packed,
-        has_groups,
-        has_minima,
-        is_fp8,
-        block_rows,
-        block_outputs,
-        block_width,
-        buffers,
-    )
-    gate, up = tl.split(tl.reshape(acc.to(out.dtype.element_ty), (block_rows, block_hidden, 2)))
+    output = of_hidden + index % 2 * hidden
+    row = tl.program_id(1) * tile.rows + tl.arange(0, tile.rows)
+    acc = product_of_tile(x, weights, sizes, row, output, of_hidden < hidden, rows, 0, sizes.width, form, tile)
+    gate, up = tl.split(tl.reshape(acc.to(out.dtype.element_ty), (tile.rows, block_hidden, 2)))
     column = tl.program_id(0) * block_hidden + tl.arange(0, block_hidden)
-    if has_bias:
+    if bias is not None:
         gate = plus_bias(gate, bias + column[None, :], (column < hidden)[None, :])
         up = plus_bias(up, bias + hidden + column[None, :], (column < hidden)[None, :])
     target = out + row[:, None].to(tl.int64) * hidden + column[None, :]
@@ -221,62 +172,28 @@ def _gated_product(
 @triton.jit(do_not_specialize=["rows"])
 def _product_of_rows(
     x,
-    codes,
-    scales,
-    minima,
+    weights,
     bias,
     out,
     rows,
     outputs,
-    inputs,
-    width,
-    groups,
+    sizes,
     split,
-    is_plain: tl.constexpr,
-    is_packed: tl.constexpr,
-    has_groups: tl.constexpr,
-    has_minima: tl.constexpr,
-    is_fp8: tl.constexpr,
-    has_bias: tl.constexpr,
+    form: tl.constexpr,
     is_added: tl.constexpr,
     is_split: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block_width: tl.constexpr,
-    buffers: tl.constexpr,
+    tile: tl.constexpr,
     is_early: tl.constexpr,
 ):
     """out [rows, outputs] = the product, or, with is_added, += the product + bias. is_split: each program computes `split`
     codes of each output, and stores its sums to `out`, float32 [splits, rows, outputs]."""
     wait_for_previous(is_early)
     let_next_start(is_early)
-    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
-    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    output = tl.program_id(0) * tile.outputs + tl.arange(0, tile.outputs)
+    row = tl.program_id(1) * tile.rows + tl.arange(0, tile.rows)
     begin = tl.program_id(2) * split
-    acc = product_of_tile(
-        x,
-        codes,
-        scales,
-        minima,
-        row,
-        output,
-        output < outputs,
-        rows,
-        inputs,
-        width,
-        groups,
-        begin,
-        tl.minimum(begin + split, width),
-        is_plain,
-        is_packed,
-        has_groups,
-        has_minima,
-        is_fp8,
-        block_rows,
-        block_outputs,
-        block_width,
-        buffers,
-    )
+    end = tl.minimum(begin + split, sizes.width)
+    acc = product_of_tile(x, weights, sizes, row, output, output < outputs, rows, begin, end, form, tile)
     inside = (row < rows)[:, None] & (output < outputs)[None, :]
     target = row[:, None].to(tl.int64) * outputs + output[None, :]
     if is_split:
@@ -285,7 +202,7 @@ def _product_of_rows(
         tl.store(out + target, acc.to(out.dtype.element_ty), mask=inside)
     else:
         added = acc.to(out.dtype.element_ty)
-        if has_bias:
+        if bias is not None:
             added = plus_bias(added, bias + output[None, :], (output < outputs)[None, :])
         states = tl.load(out + target, mask=inside, other=0.0)
         tl.store(out + target, (states.to(tl.float32) + added.to(tl.float32)).to(states.dtype), mask=inside)
@@ -294,26 +211,14 @@ def _product_of_rows(
 def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
     x = x.contiguous()
-    (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
+    (rows, inputs), outputs = x.shape, len(weights.codes)
     hidden, tiles = outputs // 2, tiles_of(weights, len(x), x.dtype, True)
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if triton.cdiv(outputs, tiles.outputs) < tiles.least_programs:
         tiles = tiles._replace(outputs=tiles.outputs // 2)
-    _gated_product[(triton.cdiv(hidden, tiles.outputs // 2), triton.cdiv(rows, tiles.rows))](
-        x,
-        *_pointers(weights),
-        x if bias is None else bias,
-        out,
-        rows,
-        hidden,
-        inputs,
-        width,
-        _num_groups(weights),
-        *Format.of(weights),
-        has_bias=bias is not None,
-        **tiles.constants,
-        **early_launch(),
-    )
+    held, sizes, form = operand(weights, inputs)
+    grid = triton.cdiv(hidden, tiles.outputs // 2), triton.cdiv(rows, tiles.rows)
+    _gated_product[grid](x, held, bias, out, rows, hidden, sizes, form, **tiles.constants, **early_launch())
     return out
 
 
@@ -361,31 +266,7 @@ def _launch_product(
     x = x.contiguous()
     (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
     num_splits = triton.cdiv(width, split)
-    _product_of_rows[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), num_splits)](
-        x,
-        *_pointers(weights),
-        x if bias is None else bias,
-        out,
-        rows,
-        outputs,
-        inputs,
-        width,
-        _num_groups(weights),
-        split,
-        *Format.of(weights),
-        has_bias=bias is not None,
-        is_added=is_added,
-        is_split=num_splits > 1,
-        **tiles.constants,
-        **early_launch(),
-    )
-
-
-def _pointers(weights: HeldWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Kernels get some other tensor in place of one that is None; they do not read it."""
-    codes, scales, minima, _ = weights
-    return codes, codes if scales is None else scales, codes if minima is None else minima
-
-
-def _num_groups(weights: HeldWeights) -> int:
-    return weights.scales.shape[1] if weights.scales is not None and weights.scales.ndim == 2 else 1
+    held, sizes, form = operand(weights, inputs)
+    options = {"is_added": is_added, "is_split": num_splits > 1, **tiles.constants, **early_launch()}
+    grid = triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), num_splits
+    _product_of_rows[grid](x, held, bias, out, rows, outputs, sizes, split, form, **options)

@@ -6,7 +6,7 @@ type: four bits of exponent with a bias of 7, three of mantissa, no infinities, 
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -54,11 +54,41 @@ class Format(NamedTuple):
     has_minima: bool
     is_fp8: bool
 
-    @classmethod
-    def of(cls, weights: HeldWeights) -> "Format":
-        codes, scales, minima, is_packed = weights
-        is_fp8 = scales is not None and not is_packed and codes.dtype == torch.uint8
-        return cls(scales is None, is_packed, scales is not None and scales.ndim == 2, minima is not None, is_fp8)
+
+class Weights(NamedTuple):
+    """`HeldWeights` as an argument of a kernel: pointers, None where the format has none."""
+
+    codes: Any
+    scales: Any
+    minima: Any
+
+
+class Sizes(NamedTuple):
+    """Of the weights of one output: inputs, codes and groups."""
+
+    inputs: int
+    width: int
+    groups: int
+
+
+class Tile(NamedTuple):
+    """What a program computes: rows and outputs. width: codes of an output that one iteration reads. buffers: loads ahead of
+    their use, None where the compiler finds them by itself."""
+
+    rows: int
+    outputs: int
+    width: int
+    buffers: int | None = None
+
+
+def operand(weights: HeldWeights, inputs: int) -> tuple[Weights, Sizes, Format]:
+    """Arguments of a kernel that multiplies with these weights [outputs, inputs]."""
+    codes, scales, minima, is_packed = weights
+    is_fp8 = scales is not None and not is_packed and codes.dtype == torch.uint8
+    has_groups = scales is not None and scales.ndim == 2
+    groups = scales.shape[1] if scales is not None and has_groups else 1
+    form = Format(scales is None, is_packed, has_groups, minima is not None, is_fp8)
+    return Weights(codes, scales, minima), Sizes(inputs, codes.shape[1], groups), form
 
 
 @triton.jit
@@ -76,93 +106,63 @@ def _add_product(acc, x, weights, row, column, rows, inputs, is_one_row: tl.cons
 
 
 @triton.jit
-def _of_groups(
-    values,
-    output,
-    is_output,
-    groups,
-    first,
-    is_packed: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block_width: tl.constexpr,
-):
-    """The scale or minimum of each code from `first`, float32 [block_outputs, block_width]: one load for each group."""
-    width: tl.constexpr = _GROUP // 2 if is_packed else _GROUP
-    count: tl.constexpr = block_width // width
+def _of_groups(values, groups, output, is_output, first, form: tl.constexpr, tile: tl.constexpr):
+    """The scale or minimum of each code from `first`, float32 [tile.outputs, tile.width]: one load for each group."""
+    width: tl.constexpr = _GROUP // 2 if form.is_packed else _GROUP
+    count: tl.constexpr = tile.width // width
     group = first // width + tl.arange(0, count)
     inside = is_output[:, None] & (group < groups)[None, :]
-    of_group = tl.load(values + output[:, None] * groups + group[None, :], mask=inside, other=0.0).to(tl.float32)
-    every = tl.broadcast_to(of_group[:, :, None], (block_outputs, count, width))
-    return tl.reshape(every, (block_outputs, block_width))
+    place = values + output[:, None] * groups + group[None, :]
+    of_group = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    every = tl.broadcast_to(of_group[:, :, None], (tile.outputs, count, width))
+    return tl.reshape(every, (tile.outputs, tile.width))
 
 
 @triton.jit
 def product_of_tile(
-    x,
-    codes,
-    scales,
-    minima,
-    row,
-    output,
-    is_output,
-    rows,
-    inputs,
-    width,
-    groups,
-    begin,
-    end,
-    is_plain: tl.constexpr,
-    is_packed: tl.constexpr,
-    has_groups: tl.constexpr,
-    has_minima: tl.constexpr,
-    is_fp8: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block_width: tl.constexpr,
-    num_stages: tl.constexpr = None,
+    x, weights, sizes, row, output, is_output, rows, begin, end, form: tl.constexpr, tile: tl.constexpr
 ):
-    """x[row] @ weights[output].T in float32 [block_rows, block_outputs], over the codes begin .. end of each output.
+    """x[row] @ weights[output].T in float32 [tile.rows, tile.outputs], over the codes begin .. end of each output.
 
-    x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width, and block_width of a
-    group's codes. With block_rows 1 each thread sums what it reads, without tensor cores; the compiler then has to be told
-    num_stages, of loads ahead of their use.
+    x [rows, inputs]. weights.codes [outputs, width]: weights, or bytes. begin is a multiple of tile.width, and tile.width of a
+    group's codes. With one row each thread sums what it reads, without tensor cores; the compiler then has to be told
+    tile.buffers.
     """
     wide_output = output.to(tl.int64)
-    is_one_row: tl.constexpr = block_rows == 1
-    acc = tl.zeros([block_outputs, block_width] if is_one_row else [block_rows, block_outputs], tl.float32)
-    for first in tl.range(begin, end, block_width, num_stages=num_stages):
-        place = first + tl.arange(0, block_width)
-        inside = is_output[:, None] & (place < width)[None, :]
-        source = codes + wide_output[:, None] * width + place[None, :]
-        if is_plain:
-            weights = tl.load(source, mask=inside, other=0.0)
-            acc = _add_product(acc, x, weights, row, place, rows, inputs, is_one_row)
+    is_one_row: tl.constexpr = tile.rows == 1
+    acc = tl.full([tile.outputs, tile.width] if is_one_row else [tile.rows, tile.outputs], 0.0, tl.float32)
+    for first in tl.range(begin, end, tile.width, num_stages=tile.buffers):
+        place = first + tl.arange(0, tile.width)
+        inside = is_output[:, None] & (place < sizes.width)[None, :]
+        source = weights.codes + wide_output[:, None] * sizes.width + place[None, :]
+        if form.is_plain:
+            values = tl.load(source, mask=inside, other=0.0)
+            acc = _add_product(acc, x, values, row, place, rows, sizes.inputs, is_one_row)
         else:
             loaded = tl.load(source, mask=inside, other=0)
-            if has_groups:
-                scale = _of_groups(scales, wide_output, is_output, groups, first, is_packed, block_outputs, block_width)
-            if is_packed:
+            if form.has_groups:
+                scale = _of_groups(weights.scales, sizes.groups, wide_output, is_output, first, form, tile)
+            if form.is_packed:
                 # Byte j of a group has code j in its low half, and code j + 16 in its high half.
                 column = place // (_GROUP // 2) * _GROUP + place % (_GROUP // 2)
                 low, high = (loaded & 15).to(tl.float32), (loaded >> 4).to(tl.float32)
-                if has_minima:
-                    least = _of_groups(
-                        minima, wide_output, is_output, groups, first, is_packed, block_outputs, block_width
-                    )
-                    acc = _add_product(acc, x, low * scale + least, row, column, rows, inputs, is_one_row)
-                    acc = _add_product(
-                        acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs, is_one_row
-                    )
+                if form.has_minima:
+                    least = _of_groups(weights.minima, sizes.groups, wide_output, is_output, first, form, tile)
+                    acc = _add_product(acc, x, low * scale + least, row, column, rows, sizes.inputs, is_one_row)
+                    low_end = column + _GROUP // 2
+                    acc = _add_product(acc, x, high * scale + least, row, low_end, rows, sizes.inputs, is_one_row)
                 else:
-                    acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs, is_one_row)
-                    acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs, is_one_row)
+                    acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, sizes.inputs, is_one_row)
+                    acc = _add_product(
+                        acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, sizes.inputs, is_one_row
+                    )
             else:
-                weights = from_float8(loaded) if is_fp8 else loaded.to(tl.float32)
-                if has_groups:
-                    weights = weights * scale
-                acc = _add_product(acc, x, weights, row, place, rows, inputs, is_one_row)
+                values = from_float8(loaded) if form.is_fp8 else loaded.to(tl.float32)
+                if form.has_groups:
+                    values = values * scale
+                acc = _add_product(acc, x, values, row, place, rows, sizes.inputs, is_one_row)
     if is_one_row:
         acc = tl.sum(acc, axis=1)[None, :]
-    if not is_plain and not has_groups:
-        acc = acc * tl.load(scales + output, mask=is_output, other=0.0)[None, :]
+    if not form.is_plain and not form.has_groups:
+        acc = acc * tl.load(weights.scales + output, mask=is_output, other=0.0)[None, :]
     return acc

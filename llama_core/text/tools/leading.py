@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 
-from llama_core.text.tools.json_scan import MORE, SPACES, Miss
-from llama_core.text.tools.parser import AnswerParser, CallHead, CallParser
+from llama_core.text.tools.json_scan import SPACES, CallHead, TooShort
+from llama_core.text.tools.parser import AnswerParser, CallParser
 from llama_core.text.tools.pieces import Content, Piece
 
 
@@ -15,13 +15,16 @@ class LeadingCalls(CallParser):
     def _find(self, text: str) -> int:
         return len(text) if self._is_decided else len(text) - len(text.lstrip(SPACES))
 
-    def _opening(self, text: str, at: int) -> CallHead | Miss:
-        head = self._leading(text, at)
-        self._is_decided = head is not MORE or self._ended
-        return head
+    def _opening(self, text: str, at: int) -> CallHead:
+        self._is_decided = True
+        try:
+            return self._leading(text, at)
+        except TooShort:
+            self._is_decided = self._ended
+            raise
 
     @abstractmethod
-    def _leading(self, text: str, at: int) -> CallHead | Miss:
+    def _leading(self, text: str, at: int) -> CallHead:
         """The head of the call with which the answer begins, at its first character that is no white space."""
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from llama_core.text.tools.envelope_parser import EnvelopeParser
-from llama_core.text.tools.json_scan import MORE, Miss, read_literal, skip_spaces
+from llama_core.text.tools.json_scan import CallHead, read_head, read_literal, skip_spaces
 from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, pattern, tool_bodies
 from llama_core.text.tools.leading import LeadingCalls
-from llama_core.text.tools.parser import AnswerParser, CallHead
+from llama_core.text.tools.parser import AnswerParser
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described
 from llama_core.text.tools.tool_format import ToolFormat, envelope
 
@@ -69,9 +69,7 @@ class Llama3JsonParser(LeadingCalls, EnvelopeParser):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names, "", separators=";")
 
-    def _leading(self, text: str, at: int) -> CallHead | Miss:
-        tag = read_literal(text, at, PYTHON_TAG)
-        if tag is MORE:
-            return MORE
-        begin = at if isinstance(tag, Miss) else skip_spaces(text, tag)
-        return begin if isinstance(begin, Miss) else self._head(text, begin)
+    def _leading(self, text: str, at: int) -> CallHead:
+        if PYTHON_TAG.startswith(text[at : at + len(PYTHON_TAG)]):
+            at = skip_spaces(text, read_literal(text, at, PYTHON_TAG)[1])
+        return read_head(text, at, self._names)

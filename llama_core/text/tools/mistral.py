@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from llama_core.text.tools.envelope_parser import EnvelopeParser
-from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, read_literal, skip_spaces
+from llama_core.text.tools.json_scan import SPACES, CallHead, behind, read_literal, skip_spaces
 from llama_core.text.tools.lark import CallRules, MarkIds, arguments, pattern, quoted, tool_bodies
-from llama_core.text.tools.parser import AnswerParser, CallHead
+from llama_core.text.tools.parser import AnswerParser
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described
 from llama_core.text.tools.tool_format import ToolFormat, envelope
 
@@ -101,32 +101,17 @@ class MistralParser(EnvelopeParser):
         super().__init__(names, OPEN)
         self._is_list = True
 
-    def _opening(self, text: str, at: int) -> CallHead | Miss:
-        opened = read_literal(text, at, OPEN)
-        if isinstance(opened, Miss):
-            return opened
-        begin = skip_spaces(text, opened)
-        if isinstance(begin, Miss):
-            return begin
+    def _opening(self, text: str, at: int) -> CallHead:
+        begin = skip_spaces(text, read_literal(text, at, OPEN)[1])
         self._is_list = text[begin] in "[{"
-        return super()._opening(text, at) if self._is_list else self._named(text, begin)
-
-    def _next(self, text: str) -> CallHead | int | Miss:
         if self._is_list:
-            return super()._next(text)
-        found = skip_spaces(text, 0)
-        return found if isinstance(found, Miss) else self._opening(text, found)
+            return super()._opening(text, at)
+        # NAME[ARGS]{ of a known tool
+        found, begin = read_literal(text, begin, *(name + ARGS for name in self._names))
+        return CallHead(behind(text, begin, "{") - 1, found.removesuffix(ARGS))
 
-    def _named(self, text: str, at: int) -> CallHead | Miss:
-        """NAME[ARGS]{ of a known tool."""
-        outcome: Miss = NO
-        for name in self._names:
-            behind = read_literal(text, at, name + ARGS)
-            begin = behind if isinstance(behind, Miss) else skip_spaces(text, behind)
-            if not isinstance(begin, Miss):
-                return CallHead(begin, name) if text[begin] == "{" else NO
-            outcome = MORE if begin is MORE else outcome
-        return outcome
+    def _next(self, text: str) -> CallHead | int:
+        return super()._next(text) if self._is_list else self._opening(text, skip_spaces(text, 0))
 
     def _is_formal(self, rest: str) -> bool:
         return not rest.strip(SPACES + "}]" if self._is_list else SPACES)

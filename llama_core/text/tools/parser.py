@@ -6,9 +6,9 @@ become a call stays text. White space around calls belongs to none.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, ObjectEnd
+from llama_core.text.tools.json_scan import SPACES, CallHead, Miss, ObjectEnd, TooShort
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece
 
 
@@ -22,18 +22,10 @@ class AnswerParser(Protocol):
         """The rest, at the end of the answer."""
 
 
-class CallHead(NamedTuple):
-    """A call begins in the text. end: where its arguments begin; `arguments`: instead of them, if the call has none."""
-
-    end: int
-    name: str
-    arguments: str | None = None
-
-
 class CallParser(ABC):
     """The parts that formats share: the text before a call, its arguments as a JSON object, the end. A format gives the rest.
 
-    `_opening` is tried at each possible place of the text, `_next` after a call.
+    `_opening` is tried at each possible place of the text, `_next` after a call; both raise Miss.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -68,12 +60,12 @@ class CallParser(ABC):
         """Where a call may begin in `text`, white space before it excluded; the length of `text` if nowhere."""
 
     @abstractmethod
-    def _opening(self, text: str, at: int) -> CallHead | Miss:
+    def _opening(self, text: str, at: int) -> CallHead:
         """The head of the first call, which may begin at `at`."""
 
     @abstractmethod
-    def _next(self, text: str) -> CallHead | int | Miss:
-        """Behind a call: the next call's head, the length of what ends the calls, MORE, or NO if `text` is neither."""
+    def _next(self, text: str) -> CallHead | int:
+        """Behind a call: the next call's head, or the length of what ends the calls."""
 
     def _is_formal(self, rest: str) -> bool:
         """Whether the answer's last characters belong to the calls' form: white space, or part of an ending."""
@@ -86,16 +78,17 @@ class CallParser(ABC):
         held = len(self._buffer[:at].rstrip(SPACES))  # white space before a call is not part of the text
         if at == len(self._buffer):
             return self._take_text(held)
-        head = self._opening(self._buffer, at)
-        if isinstance(head, CallHead):
+        try:
+            head = self._opening(self._buffer, at)
+        except Miss as miss:
+            if self._ended or not isinstance(miss, TooShort):
+                return self._take_text(at + 1)
             self._take_text(held)
-            self._buffer = self._buffer[at - held :]
-            self._begin(head._replace(end=head.end - at))
-            return True
-        if head is NO or self._ended:
-            return self._take_text(at + 1)
+            return False
         self._take_text(held)
-        return False
+        self._buffer = self._buffer[at - held :]
+        self._begin(head._replace(end=head.end - at))
+        return True
 
     def _arguments(self) -> bool:
         end = self._object.find(self._buffer)
@@ -107,15 +100,17 @@ class CallParser(ABC):
         return True
 
     def _behind(self) -> bool:
-        after = self._next(self._buffer)
+        try:
+            after = self._next(self._buffer)
+        except Miss as miss:
+            if isinstance(miss, TooShort) and (not self._ended or self._is_formal(self._buffer)):
+                return False
+            after = 0
         if isinstance(after, CallHead):
             self._begin(after)
-            return True
-        if after is MORE and (not self._ended or self._is_formal(self._buffer)):
-            return False
-        if isinstance(after, int):
+        else:
             self._buffer = self._buffer[after:]
-        self._state = self._text
+            self._state = self._text
         return True
 
     def _begin(self, head: CallHead) -> None:

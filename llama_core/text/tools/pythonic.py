@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, read_literal, skip_spaces
+from llama_core.text.tools.json_scan import SPACES, CallHead, Miss, TooShort, behind, read_literal, skip_spaces
 from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, arguments, pattern, schema_item
 from llama_core.text.tools.leading import LeadingCalls
-from llama_core.text.tools.parser import AnswerParser, CallHead
+from llama_core.text.tools.parser import AnswerParser
 from llama_core.text.tools.pieces import Arguments
 from llama_core.text.tools.python_values import ValueEnd, as_json
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described, parsed_arguments
@@ -122,30 +122,17 @@ class PythonicParser(LeadingCalls):
         self._num_arguments = 0
         self._value = ValueEnd()
 
-    def _leading(self, text: str, at: int) -> CallHead | Miss:
-        opened = read_literal(text, at, "[")
-        return opened if isinstance(opened, Miss) else self._named(text, opened)
+    def _leading(self, text: str, at: int) -> CallHead:
+        return self._named(text, behind(text, at, "["))
 
-    def _next(self, text: str) -> CallHead | int | Miss:
+    def _next(self, text: str) -> CallHead | int:
         at = skip_spaces(text, 0)
-        if isinstance(at, Miss):
-            return at
-        if text[at] == "]":
-            return at + 1
-        return self._named(text, at + 1) if text[at] == "," else NO
+        return at + 1 if text[at] == "]" else self._named(text, behind(text, at, ","))
 
-    def _named(self, text: str, at: int) -> CallHead | Miss:
+    def _named(self, text: str, at: int) -> CallHead:
         """NAME( of a known tool."""
-        begin = skip_spaces(text, at)
-        if isinstance(begin, Miss):
-            return begin
-        outcome: Miss = NO
-        for name in self._names:
-            end = read_literal(text, begin, f"{name}(")
-            if not isinstance(end, Miss):
-                return CallHead(end, name)
-            outcome = MORE if end is MORE else outcome
-        return outcome
+        found, end = read_literal(text, skip_spaces(text, at), *(f"{name}(" for name in self._names))
+        return CallHead(end, found[:-1])
 
     def _begin(self, head: CallHead) -> None:
         super()._begin(head)
@@ -153,55 +140,51 @@ class PythonicParser(LeadingCalls):
         self._pieces.append(Arguments("{"))
 
     def _arguments(self) -> bool:
-        taken = self._argument(self._buffer)
-        if isinstance(taken, int):
-            self._buffer = self._buffer[taken:]
-        elif taken is NO:  # no arguments of Python: what is there so far is the call
+        try:
+            taken = self._argument(self._buffer)
+        except TooShort:
+            return False
+        except Miss:  # no arguments of Python: what is there so far is the call
             self._close()
-        return taken is not MORE
+        else:
+            self._buffer = self._buffer[taken:]
+        return True
 
-    def _argument(self, text: str) -> int | Miss:
+    def _argument(self, text: str) -> int:
         """The end of the next argument, which has been taken, or of the parenthesis."""
         at = skip_spaces(text, 0)
-        if isinstance(at, Miss):
-            return at
         if text[at] == ")":
             self._close()
             return at + 1
         if self._num_arguments:
-            behind = skip_spaces(text, at + 1) if text[at] == "," else NO
-            if isinstance(behind, Miss):
-                return behind
-            at = behind
+            at = skip_spaces(text, behind(text, at, ","))
         return self._spread(text, at) if text[at] == "*" else self._keyword(text, at)
 
-    def _keyword(self, text: str, at: int) -> int | Miss:
+    def _keyword(self, text: str, at: int) -> int:
         """NAME=VALUE."""
         name = _NAME.match(text, at)
         if name is None:
-            return NO
+            raise Miss
         begin = name.end()
         if begin == len(text):
-            return MORE if begin - at < _MAX_NAME else NO
+            raise TooShort if begin - at < _MAX_NAME else Miss
         if text[begin] != "=":
-            return NO
+            raise Miss
         end = self._value.find(text, begin + 1)
         if end is None:
-            return MORE
+            raise TooShort
         self._add(f"{json.dumps(name[0])}: {as_json(text[begin + 1 : end])}")
         return end
 
-    def _spread(self, text: str, at: int) -> int | Miss:
+    def _spread(self, text: str, at: int) -> int:
         """**{...}, for names that are no identifiers."""
-        begin = read_literal(text, at, "**")
-        if isinstance(begin, Miss):
-            return begin
+        _, begin = read_literal(text, at, "**")
         end = self._value.find(text, begin)
         if end is None:
-            return MORE
+            raise TooShort
         value = as_json(text[begin:end])
         if not value.startswith("{") or self._num_arguments:
-            return NO
+            raise Miss
         self._add(value[1:-1].strip())
         return end
 

@@ -97,10 +97,9 @@ def check_edits(device: torch.device, examples: int) -> None:
         buffers.probs.fill_(math.nan)
         buffers.listed.fill_(7)
         logits = case.logits.to(device)
-        places = samples.slots, samples.positions, state.tokens, state.rules
         # Small tiles, so that uses of a token and bad words lie in several.
         with patch.multiple(logit_kernels, _TILE=16, _WORDS=2):
-            logit_kernels.edit(logits, state.sampling, *places, state.mask_indices, state.masks, buffers)
+            logit_kernels.edit(logits, state, samples, buffers, has_masks=True)
         assert torch.equal(buffers.probs.cpu(), case.edited())
 
     @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))

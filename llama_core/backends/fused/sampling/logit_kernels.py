@@ -16,14 +16,17 @@ import torch
 import triton
 import triton.language as tl
 
+from llama_core.backends.fused.sampling.sampler import SamplingState
 from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers, index_of_key, ordered_key, value_of_key
 from llama_core.backends.fused.step_memory import CHUNK, TOP_BLOCK, num_chunks
+from llama_core.backends.fused.step_plan import SampleTensors
 from llama_core.backends.logit_rules import FIRST_ALLOWED, FIRST_BAD_WORD, FIRST_ENTRY, WORD_WIDTH
-from llama_core.backends.sampling_tensors import SamplingTensors
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 _TILE: Final = 1024  # entries, or tokens of a sequence, that are edited at a time
 _WORDS: Final = 16  # bad words that are compared at a time
+_CHUNK = tl.constexpr(CHUNK)
+_TOP_BLOCK = tl.constexpr(TOP_BLOCK)
 _FIRST_ENTRY = tl.constexpr(FIRST_ENTRY)
 _FIRST_BAD_WORD = tl.constexpr(FIRST_BAD_WORD)
 _FIRST_ALLOWED = tl.constexpr(FIRST_ALLOWED)
@@ -41,33 +44,20 @@ def _is_set(bits, token, inside):
 
 
 @triton.jit
-def _copy_allowed(
-    logits,
-    edited,
-    uses,
-    tables,
-    mask_indices,
-    masks,
-    slots,
-    table_stride,
-    mask_words,
-    vocab,
-    has_masks: tl.constexpr,
-    block: tl.constexpr,
-):
+def _copy_allowed(logits, edited, uses, tables, mask_indices, masks, slots, table_stride, mask_words, vocab):
     row = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * block + tl.arange(0, block)
+    token = tl.program_id(1) * _CHUNK + tl.arange(0, _CHUNK)
     inside = token < vocab
     table = tables + tl.load(slots + row) * table_stride
     x = tl.load(logits + row * vocab + token, mask=inside, other=0.0)
-    if has_masks:
+    if mask_indices is not None:
         index = tl.load(mask_indices + row)
         if index >= 0:
             x = tl.where(_is_set(masks + index * mask_words, token, inside), x, float("-inf"))
     if (tl.load(table + 2) >> 32) > 0:
         x = tl.where(_is_set(table + _FIRST_ALLOWED, token, inside), x, float("-inf"))
     tl.store(edited + row * vocab + token, x, mask=inside)
-    tl.store(uses + row * vocab + token, tl.zeros([block], tl.int32), mask=inside)
+    tl.store(uses + row * vocab + token, tl.zeros([_CHUNK], tl.int32), mask=inside)
 
 
 @triton.jit
@@ -135,9 +125,7 @@ def _apply_rules(
     tokens,
     slots,
     positions,
-    presences,
-    frequencies,
-    repetitions,
+    penalties,
     table_stride,
     token_stride,
     stride,
@@ -145,7 +133,8 @@ def _apply_rules(
     tile: tl.constexpr,
     words: tl.constexpr,
 ):
-    """Bans come last, because no bias or penalty changes -inf."""
+    """penalties: presence, frequency and repetition of each slot. Bans come last, because no bias or penalty changes -inf."""
+    presences, frequencies, repetitions = penalties
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
@@ -163,35 +152,21 @@ def _apply_rules(
 
 
 def edit(
-    logits: torch.Tensor,
-    sampling: SamplingTensors,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    tokens: torch.Tensor,
-    tables: torch.Tensor,
-    mask_indices: torch.Tensor | None,
-    masks: torch.Tensor,
-    buffers: SamplingBuffers,
+    logits: torch.Tensor, state: SamplingState, samples: SampleTensors, buffers: SamplingBuffers, *, has_masks: bool
 ) -> None:
-    """Write logits float32 [B, vocab] with the rules of their slots to `buffers.probs`.
-
-    slots, positions: int64 [B]. tokens: int64 [slots, max_seq_len]. tables: int64 [slots, `logit_rules.table_words`].
-    mask_indices: int64 [B], of rows of `masks`, int64 [N, words], -1 for none; None where no row has a mask.
-    """
-    count, vocab = logits.shape
+    """Write logits float32 [B, vocab] with the rules of their slots to `buffers.probs`. has_masks: some have grammars."""
+    (count, vocab), tables, sampling = logits.shape, state.rules, state.sampling
     _copy_allowed[(count, buffers.chunks)](
         logits,
         buffers.probs,
         buffers.listed,
         tables,
-        slots if mask_indices is None else mask_indices,
-        masks,
-        slots,
+        state.mask_indices if has_masks else None,
+        state.masks,
+        samples.slots,
         tables.stride(0),
-        masks.stride(0),
+        state.masks.stride(0),
         vocab,
-        has_masks=mask_indices is not None,
-        block=CHUNK,
         num_warps=8,
     )
     # Products and sums are rounded apart, as the other backends round them.
@@ -199,14 +174,12 @@ def edit(
         buffers.probs,
         buffers.listed,
         tables,
-        tokens,
-        slots,
-        positions,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.repetition_penalty,
+        state.tokens,
+        samples.slots,
+        samples.positions,
+        (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty),
         tables.stride(0),
-        tokens.stride(0),
+        state.tokens.stride(0),
         sampling.temperature.stride(0),
         vocab,
         tile=_TILE,
@@ -217,10 +190,10 @@ def edit(
 
 
 @triton.jit
-def _top_keys(keys, top_block: tl.constexpr):
+def _top_keys(keys):
     """The greatest _NUM_TOP of `keys`, which differ, in descending order; then _NO_KEY."""
-    place = tl.arange(0, top_block)
-    found = tl.full([top_block], _NO_KEY, tl.int64)
+    place = tl.arange(0, _TOP_BLOCK)
+    found = tl.full([_TOP_BLOCK], _NO_KEY, tl.int64)
     latest = tl.max(keys, axis=0)
     for i in range(_NUM_TOP):
         found = tl.where(place == i, latest, found)
@@ -229,28 +202,26 @@ def _top_keys(keys, top_block: tl.constexpr):
 
 
 @triton.jit
-def _chunk_logprobs(logits, sums, tops, vocab, block: tl.constexpr, top_block: tl.constexpr):
+def _chunk_logprobs(logits, sums, tops, vocab):
     """Of one chunk: the sum of e^(x - its greatest logit), and its greatest keys."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = chunk * block + tl.arange(0, block)
+    token = chunk * _CHUNK + tl.arange(0, _CHUNK)
     inside = token < vocab
     x = tl.load(logits + row * vocab + token, mask=inside, other=float("-inf"))
     at = row * tl.num_programs(1) + chunk
-    keys = _top_keys(tl.where(inside, ordered_key(x, token), _NO_KEY), top_block)
-    tl.store(tops + at * top_block + tl.arange(0, top_block), keys)
+    keys = _top_keys(tl.where(inside, ordered_key(x, token), _NO_KEY))
+    tl.store(tops + at * _TOP_BLOCK + tl.arange(0, _TOP_BLOCK), keys)
     tl.store(sums + at, tl.sum(tl.exp(x - value_of_key(tl.max(keys, axis=0))), axis=0))
 
 
 @triton.jit
-def _combine_logprobs(
-    logits, sums, tops, tokens, out, vocab, chunks, columns, chunk_block: tl.constexpr, top_block: tl.constexpr
-):
+def _combine_logprobs(logits, sums, tops, tokens, out, vocab, chunks, columns, chunk_block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    chunk, place = tl.arange(0, chunk_block), tl.arange(0, top_block)
+    chunk, place = tl.arange(0, chunk_block), tl.arange(0, _TOP_BLOCK)
     inside = chunk < chunks
-    at = (row * chunks + chunk[:, None]) * top_block + place[None, :]
+    at = (row * chunks + chunk[:, None]) * _TOP_BLOCK + place[None, :]
     keys = tl.load(tops + at, mask=inside[:, None], other=_NO_KEY)
-    found = _top_keys(tl.reshape(keys, [chunk_block * top_block]), top_block)
+    found = _top_keys(tl.reshape(keys, [chunk_block * _TOP_BLOCK]))
     highest = value_of_key(tl.max(found, axis=0))
     of_chunk = value_of_key(tl.max(keys, axis=1))
     total = tl.load(sums + row * chunks + chunk, mask=inside, other=0.0)
@@ -288,9 +259,7 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, buffers: LogprobBuffers
     chunks = buffers.sums.shape[1]
     columns = 1 + min(MAX_TOP_LOGPROBS, vocab)
     out = torch.empty((count, columns), dtype=torch.int64, device=logits.device)
-    _chunk_logprobs[(count, chunks)](
-        logits, buffers.sums, buffers.tops, vocab, block=CHUNK, top_block=TOP_BLOCK, num_warps=8
-    )
+    _chunk_logprobs[(count, chunks)](logits, buffers.sums, buffers.tops, vocab, num_warps=8)
     _combine_logprobs[(count,)](
         logits,
         buffers.sums,
@@ -301,7 +270,6 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, buffers: LogprobBuffers
         chunks,
         columns,
         chunk_block=triton.next_power_of_2(chunks),
-        top_block=TOP_BLOCK,
         num_warps=4,
     )
     return out

@@ -10,6 +10,8 @@ takes one read of the row. The list is short, except for flat distributions.
 import triton
 import triton.language as tl
 
+from llama_core.backends.fused.step_memory import BINS
+
 UNIT = tl.constexpr(43)  # masses are multiples of 2^-43
 _BIN_BITS = tl.constexpr(18)  # low bits of a float32, in which the members of a bin differ
 _FIRST_BIT = tl.constexpr(1 << 17)
@@ -17,6 +19,8 @@ _BIN_OF_ONE = tl.constexpr(0x3F800000 >> 18)
 _COUNT = tl.constexpr(43)  # the lowest bit of the number of tokens in `packed`, above their mass
 _ONE_TOKEN = tl.constexpr(1 << 43)
 _IN_MASS = tl.constexpr((1 << 43) - 1)
+_BINS = tl.constexpr(BINS)
+_LIST_TILE = tl.constexpr(1024)  # listed tokens that are read at a time
 
 
 @triton.jit
@@ -67,27 +71,25 @@ def _list_bin(probs, listed, vocab, bin, tile: tl.constexpr):
 
 
 @triton.jit
-def _listed_bits(probs, listed, first, count, list_tile: tl.constexpr):
-    """Ids of the listed tokens first .. first + list_tile, and the bits of their probabilities; 0 after the list's end."""
-    index = first + tl.arange(0, list_tile)
+def _listed_bits(probs, listed, first, count):
+    """Ids of the listed tokens first .. first + _LIST_TILE, and the bits of their probabilities; 0 after the list's end."""
+    index = first + tl.arange(0, _LIST_TILE)
     token = tl.load(listed + index, mask=index < count, other=0)
     return token, tl.load(probs + token, mask=index < count, other=0.0).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _sum_from(probs, listed, count, bits, threshold, shift, list_tile: tl.constexpr):
-    """The packed sum over the listed tokens whose bits are at least `threshold`. bits: of the first `list_tile` tokens."""
+def _sum_from(probs, listed, count, bits, threshold, shift):
+    """The packed sum over the listed tokens whose bits are at least `threshold`. bits: of the first `_LIST_TILE` tokens."""
     total = tl.sum(tl.where(bits >= threshold, one_token(bits, shift), 0), axis=0)
-    for first in range(list_tile, count, list_tile):
-        _, further = _listed_bits(probs, listed, first, count, list_tile)
+    for first in range(_LIST_TILE, count, _LIST_TILE):
+        _, further = _listed_bits(probs, listed, first, count)
         total += tl.sum(tl.where(further >= threshold, one_token(further, shift), 0), axis=0)
     return total
 
 
 @triton.jit
-def _find(
-    probs, listed, vocab, counts, masses, target, by_count: tl.constexpr, tile: tl.constexpr, list_tile: tl.constexpr
-):
+def _find(probs, listed, vocab, counts, masses, target, by_count: tl.constexpr, tile: tl.constexpr):
     """Find the token at which the count or the mass of the most likely tokens first exceeds `target`.
 
     counts, masses: int64 [bins], of each bin and those before it. Returns the bits of the token's probability, its mass, the
@@ -101,15 +103,15 @@ def _find(
     length = _list_bin(probs, listed, vocab, bin, tile)
     threshold = _least_bits(bin)
     shift = shift_of(threshold)
-    _, bits = _listed_bits(probs, listed, 0, length, list_tile)
+    _, bits = _listed_bits(probs, listed, 0, length)
     bit = threshold * 0 + _FIRST_BIT
     for _ in range(_BIN_BITS):
         candidate = threshold | bit
-        packed = _sum_from(probs, listed, length, bits, candidate, shift, list_tile)
+        packed = _sum_from(probs, listed, length, bits, candidate, shift)
         further = count + (packed >> _COUNT) if by_count else mass + _mass_of(packed, shift)
         threshold = tl.where(further > target, candidate, threshold)
         bit = bit >> 1
-    packed = _sum_from(probs, listed, length, bits, threshold + 1, shift, list_tile)
+    packed = _sum_from(probs, listed, length, bits, threshold + 1, shift)
     count += packed >> _COUNT
     mass += _mass_of(packed, shift)
     return threshold, _mass_of(one_token(threshold, shift), shift), count, mass, length
@@ -125,53 +127,40 @@ def _mixed(z):
 
 
 @triton.jit
-def _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile: tl.constexpr, list_tile: tl.constexpr):
+def _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile: tl.constexpr):
     """The nucleus's mass. A token of the top_k most likely belongs to the nucleus if the tokens before it have at most top_p of
     the mass of these top_k."""
     total = tl.max(masses, axis=0)
     if (top_k > 0) & (top_k < tl.max(counts, axis=0)):
-        _, one, count, mass, _ = _find(probs, listed, vocab, counts, masses, top_k - 1, True, tile, list_tile)
+        _, one, count, mass, _ = _find(probs, listed, vocab, counts, masses, top_k - 1, True, tile)
         total = mass + (top_k - count) * one
     if top_p < 1.0:
         limit = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
-        _, one, _, mass, _ = _find(probs, listed, vocab, counts, masses, limit, False, tile, list_tile)
+        _, one, _, mass, _ = _find(probs, listed, vocab, counts, masses, limit, False, tile)
         total = mass + ((limit - mass) // one + 1) * one
     return total
 
 
 @triton.jit
-def sample_of_row(
-    probs,
-    listed,
-    bins,
-    vocab,
-    replicas,
-    top_k,
-    top_p,
-    seed,
-    position,
-    num_bins: tl.constexpr,
-    tile: tl.constexpr,
-    list_tile: tl.constexpr,
-):
-    """The token that a row samples. bins: int64 [replicas, num_bins], `packed` sums. listed: room for `vocab` tokens."""
-    bin = tl.arange(0, num_bins)
-    packed = tl.zeros([num_bins], tl.int64)
+def sample_of_row(probs, listed, bins, vocab, replicas, top_k, top_p, seed, position, tile: tl.constexpr):
+    """The token that a row samples. bins: int64 [replicas, BINS], `packed` sums. listed: room for `vocab` tokens."""
+    bin = tl.arange(0, _BINS)
+    packed = tl.zeros([_BINS], tl.int64)
     for replica in range(0, replicas):
-        packed += tl.load(bins + replica * num_bins + bin)
+        packed += tl.load(bins + replica * _BINS + bin)
     counts = tl.cumsum(packed >> _COUNT, axis=0)
     masses = tl.cumsum(_mass_of(packed, shift_of(_least_bits(bin))), axis=0)
-    nucleus = _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile, list_tile)
+    nucleus = _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile)
     number = _mixed(_mixed(seed.to(tl.uint64, bitcast=True)) + position.to(tl.uint64, bitcast=True))
     # The first 53 bits as a fraction, times the mass.
     fraction = (number >> 11) << 11
     target = tl.umulhi(fraction, nucleus.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-    threshold, one, _, mass, length = _find(probs, listed, vocab, counts, masses, target, False, tile, list_tile)
+    threshold, one, _, mass, length = _find(probs, listed, vocab, counts, masses, target, False, tile)
     wanted = ((target - mass) // one).to(tl.int32)
     found = length * 0
     seen = length * 0
-    for first in range(0, length, list_tile):
-        token, bits = _listed_bits(probs, listed, first, length, list_tile)
+    for first in range(0, length, _LIST_TILE):
+        token, bits = _listed_bits(probs, listed, first, length)
         is_equal = (bits == threshold).to(tl.int32)
         rank = seen + tl.cumsum(is_equal, axis=0) - 1
         found += tl.sum(tl.where((is_equal > 0) & (rank == wanted), token, 0), axis=0)

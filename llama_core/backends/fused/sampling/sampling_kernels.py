@@ -21,14 +21,16 @@ import triton.language as tl
 
 from llama_core.backends.backend import NOT_FINITE, NOTHING_ALLOWED
 from llama_core.backends.fused.sampling.nucleus_kernels import bin_of, one_token, sample_of_row, shift_of
+from llama_core.backends.fused.sampling.sampler import Mode
 from llama_core.backends.fused.step_memory import BINS, CHUNK, num_chunks, num_replicas
+from llama_core.backends.fused.step_plan import SampleTensors
 from llama_core.backends.sampling import GREEDY_BELOW
 from llama_core.backends.sampling_tensors import SamplingTensors
 
 MAX_VOCAB: Final = 2**19  # with more tokens of the greatest probability, the sums would overflow
 _TILE: Final = 8192  # logits that the third kernel reads at a time
-_LIST_TILE: Final = 1024
-
+_CHUNK = tl.constexpr(CHUNK)
+_BINS = tl.constexpr(BINS)
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
 _NOTHING_ALLOWED = tl.constexpr(NOTHING_ALLOWED)
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
@@ -89,39 +91,26 @@ def _is_sampled(highest, temperature):
 
 
 @triton.jit
-def _greatest(
-    logits, edited, parts, bins, vocab, replicas, is_edited: tl.constexpr, block: tl.constexpr, num_bins: tl.constexpr
-):
-    """Find the greatest logit of one chunk and its first token. Clears the bins for `_spread`."""
+def _greatest(logits, edited, parts, bins, vocab, replicas):
+    """Find the greatest logit of one chunk and its first token. edited: the logits after rules, None where there are none.
+    Clears the bins for `_spread`."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = chunk * block + tl.arange(0, block)
+    token = chunk * _CHUNK + tl.arange(0, _CHUNK)
     inside = token < vocab
     x = tl.load(logits + row * vocab + token, mask=inside, other=0.0)
     num_bad = tl.sum((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, axis=0)
-    if is_edited:
+    if edited is not None:
         x = tl.load(edited + row * vocab + token, mask=inside, other=0.0)
     key = tl.max(tl.where(inside, ordered_key(x, token), _NO_KEY), axis=0)
     tl.store(parts + row * tl.num_programs(1) + chunk, tl.where(num_bad > 0, _BAD, key))
     if chunk < replicas:
-        bin = tl.arange(0, num_bins)
-        tl.store(bins + (row * replicas + chunk) * num_bins + bin, tl.zeros([num_bins], tl.int64))
+        bin = tl.arange(0, _BINS)
+        tl.store(bins + (row * replicas + chunk) * _BINS + bin, tl.zeros([_BINS], tl.int64))
 
 
 @triton.jit
 def _spread(
-    logits,
-    probs,
-    parts,
-    bins,
-    slots,
-    temperatures,
-    min_ps,
-    stride,
-    vocab,
-    replicas,
-    block: tl.constexpr,
-    num_bins: tl.constexpr,
-    chunk_block: tl.constexpr,
+    logits, probs, parts, bins, slots, temperatures, min_ps, stride, vocab, replicas, chunk_block: tl.constexpr
 ):
     """Write probabilities relative to the greatest, 0 where a token cannot be sampled, and add up each bin's count and mass."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -129,7 +118,7 @@ def _spread(
     highest, slot = value_of_key(key), tl.load(slots + row)
     temperature = tl.load(temperatures + slot * stride)
     if (key != _BAD) & _is_sampled(highest, temperature):
-        token = chunk * block + tl.arange(0, block)
+        token = chunk * _CHUNK + tl.arange(0, _CHUNK)
         inside = token < vocab
         x = tl.load(logits + row * vocab + token, mask=inside, other=float("-inf"))
         p = _exp(tl.div_rn(x, temperature) - tl.div_rn(highest, temperature))
@@ -137,34 +126,29 @@ def _spread(
         p = tl.where(is_kept, p, 0.0)
         tl.store(probs + row * vocab + token, p, mask=inside)
         bits = p.to(tl.int32, bitcast=True)
-        place = (row * replicas + chunk % replicas) * num_bins + bin_of(bits)
+        place = (row * replicas + chunk % replicas) * _BINS + bin_of(bits)
         tl.atomic_add(bins + place, one_token(bits, shift_of(bits)), mask=is_kept, sem="relaxed")
 
 
 @triton.jit
 def _pick(
-    probs,
-    listed,
-    parts,
-    bins,
+    buffers,
     out,
     slots,
     positions,
-    temperatures,
-    top_ps,
-    top_ks,
-    seeds,
+    fields,
     float_stride,
     int_stride,
     vocab,
     chunks,
     replicas,
     is_greedy: tl.constexpr,
-    num_bins: tl.constexpr,
     chunk_block: tl.constexpr,
     tile: tl.constexpr,
-    list_tile: tl.constexpr,
 ):
+    """fields: temperature, top_p, top_k and seed of each slot."""
+    probs, listed, parts, bins = buffers
+    temperatures, top_ps, top_ks, seeds = fields
     row = tl.program_id(0).to(tl.int64)
     key = _highest(parts, row, chunks, chunk_block)
     highest = value_of_key(key)
@@ -175,16 +159,14 @@ def _pick(
             chosen = sample_of_row(
                 probs + row * vocab,
                 listed + row * vocab,
-                bins + row * replicas * num_bins,
+                bins + row * replicas * _BINS,
                 vocab,
                 replicas,
                 tl.load(top_ks + slot * int_stride),
                 tl.load(top_ps + slot * float_stride),
                 tl.load(seeds + slot * int_stride),
                 tl.load(positions + row),
-                num_bins,
                 tile,
-                list_tile,
             ).to(tl.int64)
     chosen = tl.where(highest == float("-inf"), _NOTHING_ALLOWED, chosen)
     tl.store(out + row, tl.where(key == _BAD, _NOT_FINITE, chosen))
@@ -211,75 +193,48 @@ class SamplingBuffers:
 
 
 def sample(
-    logits: torch.Tensor,
-    sampling: SamplingTensors,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    buffers: SamplingBuffers,
-    *,
-    is_greedy: bool,
-    is_edited: bool,
+    logits: torch.Tensor, sampling: SamplingTensors, samples: SampleTensors, buffers: SamplingBuffers, mode: Mode
 ) -> torch.Tensor:
     """Sample a token for each row of logits, float32 [B, vocab]: int64 [B], NOT_FINITE or NOTHING_ALLOWED where there is none.
 
-    sampling: of all slots. slots, positions: int64 [B]. is_greedy: all rows are greedy. is_edited: `buffers.probs` holds the
-    logits after the rules of their slots, which may be -inf.
+    sampling: of all slots. Where the mode has rules, `buffers.probs` holds the logits after them, which may be -inf.
     """
     count, vocab = logits.shape
     chunks, replicas, parts, bins = buffers.chunks, buffers.replicas, buffers.parts, buffers.bins
     out = torch.empty(count, dtype=torch.int64, device=logits.device)
-    sizes = {"num_bins": BINS, "chunk_block": triton.next_power_of_2(chunks)}
-    source = buffers.probs if is_edited else logits
+    is_greedy, chunk_block = mode == "greedy", triton.next_power_of_2(chunks)
+    edited = buffers.probs if mode in ("ruled", "masked") else None
     tile = min(_TILE, triton.next_power_of_2(vocab))
-    _greatest[(count, chunks)](
-        logits,
-        source,
-        parts,
-        bins,
-        vocab,
-        0 if is_greedy else replicas,
-        is_edited=is_edited,
-        block=CHUNK,
-        num_bins=BINS,
-        num_warps=8,
-    )
+    _greatest[(count, chunks)](logits, edited, parts, bins, vocab, 0 if is_greedy else replicas, num_warps=8)
     strides = sampling.temperature.stride(0), sampling.seed.stride(0)
     if not is_greedy:
         _spread[(count, chunks)](
-            source,
+            logits if edited is None else edited,
             buffers.probs,
             parts,
             bins,
-            slots,
+            samples.slots,
             sampling.temperature,
             sampling.min_p,
             strides[0],
             vocab,
             replicas,
-            block=CHUNK,
-            **sizes,
+            chunk_block=chunk_block,
             num_warps=8,
         )
     _pick[(count,)](
-        buffers.probs,
-        buffers.listed,
-        parts,
-        bins,
+        (buffers.probs, buffers.listed, parts, bins),
         out,
-        slots,
-        positions,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        sampling.seed,
+        samples.slots,
+        samples.positions,
+        (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed),
         *strides,
         vocab,
         chunks,
         replicas,
         is_greedy=is_greedy,
-        **sizes,
+        chunk_block=chunk_block,
         tile=tile,
-        list_tile=_LIST_TILE,
         num_warps=1 if is_greedy else max(4, tile // 512),
     )
     return out
