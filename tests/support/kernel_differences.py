@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -10,7 +11,6 @@ from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.weight_formats.matrices import QuantizedMatrix, find_weight_format
 from llama_core.model_config import RopeConfig
-from tests.support.examples import each_example, st
 
 # (query heads, key heads, head_dim, tokens of a block)
 SHAPES = ((4, 4, 16, 16), (6, 2, 24, 16), (8, 1, 64, 32), (2, 1, 128, 16), (2, 1, 256, 16))
@@ -94,60 +94,56 @@ def check_adapters(device: torch.device) -> None:
         assert torch.equal(mine, single), "a row's bits depend on the row alone"
 
 
-def check_beside_float64(device: torch.device, dtype: torch.dtype, examples: int) -> None:
-    """Norms, rotation, SwiGLU and quantized products of random shapes, beside what torch computes in float64."""
+def check_beside_float64(device: torch.device, dtype: torch.dtype, seed: int) -> None:
+    """Norms, rotation, SwiGLU and a quantized product of random shapes, beside what torch computes in float64."""
     from llama_core.backends.fused.kernels import TritonOps
     from llama_core.backends.weight_formats.kernels import multiply
 
     kernels, meaning = TritonOps(), TorchOps()
     share = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 0.03}[dtype]
-    heads = st.tuples(st.sampled_from(((4, 4), (6, 2), (5, 1))), st.sampled_from((8, 16, 20, 24, 66)))
-    shapes = st.tuples(st.integers(1, 5), heads, st.integers(1, 300), st.sampled_from(FORMATS), st.integers(0, 2**20))
+    draw, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    count, width = (int(draw.integers(1, most)) for most in (6, 301))
+    n_heads, n_kv_heads = draw.choice(((4, 4), (6, 2), (5, 1))).tolist()
+    head_dim, inputs = int(draw.choice((8, 16, 20, 24, 66))), int(draw.integers(32, 102))
+    name = FORMATS[seed % len(FORMATS)]
 
-    @each_example(examples, shapes)
-    def check(case: tuple[int, tuple[tuple[int, int], int], int, str, int]) -> None:
-        count, ((n_heads, n_kv_heads), head_dim), width, name, seed = case
-        generator = torch.Generator().manual_seed(seed)
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
 
-        def random(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator).to(device, dtype)
+    def agree(got: torch.Tensor, expected: torch.Tensor) -> None:
+        error = (got.double() - expected).abs().max().item()
+        assert error <= share * max(1.0, expected.abs().max().item()), (seed, error)
 
-        def agree(got: torch.Tensor, expected: torch.Tensor) -> None:
-            error = (got.double() - expected).abs().max().item()
-            assert error <= share * max(1.0, expected.abs().max().item()), (case, error)
-
-        states, delta, weight = random(count, width), random(count, width), 1 + 0.1 * random(width)
-        # The norm is of the sum as it is stored.
-        total = (states.double() + delta.double()).to(dtype).double()
-        mine = states.clone()
-        got = kernels.add_norm(mine, delta, weight, 1e-5)
-        agree(mine, total)
-        biased = states.clone()
-        kernels.add_norm(biased, delta, weight, 1e-5, weight)
-        agree(biased, states.double() + delta.double() + weight.double())
-        agree(got, meaning.add_norm(total.clone(), None, weight.double(), 1e-5))
-        gate_up, bias = random(count, 2 * width), random(2 * width)
-        agree(kernels.gated_silu(gate_up, bias), meaning.gated_silu(gate_up.double(), bias.double()))
-        table = rotary_table(RopeConfig(), head_dim, 400, device)
-        qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
-        positions, places = (torch.randperm(most, generator=generator)[:count].to(device) for most in (400, 64))
-        caches = [torch.zeros(4, 16, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)]
-        wide = [cache.double() for cache in caches]
-        norms = HeadNorms(random(head_dim), random(head_dim), 1e-5) if seed % 2 else None
-        wide_norms = norms and HeadNorms(norms.q.double(), norms.k.double(), 1e-5)
-        added = random(qkv[0].numel()) if seed % 3 else None
-        q = kernels.rotate_and_store(qkv.clone(), table, positions, places, caches[0], caches[1], added, norms)
-        wide_added = None if added is None else added.double()
-        given = qkv.double(), table.double(), positions, places, wide[0], wide[1]
-        agree(q, meaning.rotate_and_store(*given, wide_added, wide_norms))
-        for cache, expected in zip(caches, wide, strict=True):
-            agree(cache, expected)
-        matrix = matrix_of(name, torch.randn(width + 1, 32 + seed % 70, generator=generator).to(device), dtype)
-        matrix._product = multiply
-        x = random(count, 32 + seed % 70)
-        agree(matrix.multiply(x), F.linear(x.double(), matrix.dequantized().to(dtype).double()))
-
-    check()
+    states, delta, weight = random(count, width), random(count, width), 1 + 0.1 * random(width)
+    # The norm is of the sum as it is stored.
+    total = (states.double() + delta.double()).to(dtype).double()
+    mine = states.clone()
+    got = kernels.add_norm(mine, delta, weight, 1e-5)
+    agree(mine, total)
+    biased = states.clone()
+    kernels.add_norm(biased, delta, weight, 1e-5, weight)
+    agree(biased, states.double() + delta.double() + weight.double())
+    agree(got, meaning.add_norm(total.clone(), None, weight.double(), 1e-5))
+    gate_up, bias = random(count, 2 * width), random(2 * width)
+    agree(kernels.gated_silu(gate_up, bias), meaning.gated_silu(gate_up.double(), bias.double()))
+    table = rotary_table(RopeConfig(), head_dim, 400, device)
+    qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
+    positions, places = (torch.randperm(most, generator=generator)[:count].to(device) for most in (400, 64))
+    caches = [torch.zeros(4, 16, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)]
+    wide = [cache.double() for cache in caches]
+    norms = HeadNorms(random(head_dim), random(head_dim), 1e-5) if seed % 2 else None
+    wide_norms = norms and HeadNorms(norms.q.double(), norms.k.double(), 1e-5)
+    added = random(qkv[0].numel()) if seed % 3 else None
+    q = kernels.rotate_and_store(qkv.clone(), table, positions, places, caches[0], caches[1], added, norms)
+    wide_added = None if added is None else added.double()
+    given = qkv.double(), table.double(), positions, places, wide[0], wide[1]
+    agree(q, meaning.rotate_and_store(*given, wide_added, wide_norms))
+    for cache, expected in zip(caches, wide, strict=True):
+        agree(cache, expected)
+    matrix = matrix_of(name, torch.randn(width + 1, inputs, generator=generator).to(device), dtype)
+    matrix._product = multiply
+    x = random(count, inputs)
+    agree(matrix.multiply(x), F.linear(x.double(), matrix.dequantized().to(dtype).double()))
 
 
 def assert_small(differences: dict[str, float], dtype: torch.dtype) -> None:
@@ -161,21 +157,3 @@ def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float3
     matrix.set_rows(0, weight[:half])
     matrix.set_rows(half, weight[half:])
     return matrix  # type: ignore[no-any-return]
-
-
-def largest_product_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """The largest difference of Triton's products from products with the dequantized weights, relative to the largest value."""
-    from llama_core.backends.weight_formats.kernels import multiply
-
-    generator = torch.Generator().manual_seed(6)
-    worst: dict[str, float] = {}
-    for name in FORMATS:
-        for outputs, inputs, counts in ((70, 96, (1, 20)), (33, 75, (70,))):
-            matrix = matrix_of(name, torch.randn(outputs, inputs, generator=generator).to(device), dtype)
-            matrix._product = multiply
-            for rows in counts:
-                x = torch.randn(rows, inputs, generator=generator).to(device, dtype)
-                expected = F.linear(x.float(), matrix.dequantized().to(dtype).float())
-                error = (matrix.multiply(x).float() - expected).abs().max() / expected.abs().max()
-                worst[name] = max(worst.get(name, 0.0), error.item())
-    return worst

@@ -55,7 +55,8 @@ def golden_outputs(parallel: Parallel, ckpt_dir: str, backend: str, golden: dict
         texts.append(llama.text_completion(case["prompts"], 0, max_gen_len=case["max_gen_len"], **flags))
     for case in golden["chats"]:
         chats.append(llama.chat_completion(case["dialogs"], 0, max_gen_len=case["max_gen_len"], logprobs=True))
-    return {"completions": completions, "texts": texts, "chats": chats}
+    model = type(getattr(llama.runner.backend, "model", None)).__name__
+    return {"completions": completions, "texts": texts, "chats": chats, "model": model}
 
 
 def last_logits(

@@ -24,7 +24,7 @@ from llama_core.errors import ConfigError
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
 from llama_core.weight_formats import QUANTIZED
-from tests.support.attention_cases import LIMITS, SHAPES, WIDE_SHAPES, WINDOWS, Case
+from tests.support.attention_cases import SHAPES, WIDE_SHAPES, WINDOWS, Case, attended
 from tests.support.interpreter import interpret, prepare_interpreter
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -57,11 +57,7 @@ def check_attention(
     for seed in seeds:
         shape, window = shapes[seed % len(shapes)], WINDOWS[seed % len(WINDOWS)]
         case, generator = Case(seed, shape, dtype, device, is_float8=is_float8), np.random.default_rng(seed)
-        expected = case.expected(window)
-        if window:
-            case.forget_before_windows(window)
-        got = case.attend(ops, case.rows, case.q, window)
-        assert (got.double() - expected).abs().max().item() <= LIMITS[dtype], (seed, case.rows)
+        got = attended(ops, case, window)
         cut = [part for row in case.rows for part in parts_of(row, generator)]
         assert torch.equal(case.attend(ops, cut, case.q, window), got), ("in other parts", seed, case.rows, cut)
         begin = 0

@@ -37,8 +37,9 @@ def test_kernels_of_random_shapes_compute_what_float64_does_in_tritons_interpret
     interpret(f"""
 import torch
 from tests.support.kernel_differences import check_beside_float64
-for dtype in (torch.float32, torch.float16):
-    check_beside_float64(torch.device("cpu"), dtype, {examples})
+for seed in range({examples}):
+    for dtype in (torch.float32, torch.float16):
+        check_beside_float64(torch.device("cpu"), dtype, seed)
 """)
 
 

@@ -9,12 +9,12 @@ from llama_core.backends.fused.step_memory import combines_in_kernel
 from llama_core.scheduling.step import Row
 from tests.support.attention_cases import (
     COMPILED_WINDOWS,
-    LIMITS,
     MANY_POSITIONS,
     SHAPES,
     WIDE_SHAPES,
     WINDOWS,
     Case,
+    attended,
     check,
     check_step,
 )
@@ -29,12 +29,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 def test_torch_computes_what_float64_does(dtype: torch.dtype, is_float8: bool) -> None:
     for seed in range(40):
         shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
-        case = Case(seed, shape, dtype, torch.device("cpu"), is_float8=is_float8)
-        expected = case.expected(window)
-        if window:
-            case.forget_before_windows(window)
-        got = case.attend(TorchOps(), case.rows, case.q, window)
-        assert (got.double() - expected).abs().max().item() <= LIMITS[dtype], (seed, case.rows)
+        attended(TorchOps(), Case(seed, shape, dtype, torch.device("cpu"), is_float8=is_float8), window)
 
 
 INTERPRETED = """

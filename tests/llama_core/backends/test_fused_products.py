@@ -1,38 +1,190 @@
 """Products of few rows with SwiGLU and the residual in their epilogues, in Triton's interpreter, and when they are chosen.
 
-The same checks run on a GPU over the shapes of models.
+The same checks run on a GPU over the shapes of models. The interpreter truncates to bfloat16, so that type is for GPUs.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from benchmarks.gpu.every_kernel import always
 from llama_core.backends.fused.product_kernels import never
-from tests.support.examples import each_example, st
+from llama_core.backends.weight_formats.format import TorchMatrix
+from llama_core.backends.weight_formats.matrices import find_weight_format
+from llama_core.weight_formats import QUANTIZED
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
-from tests.support.product_checks import FORMATS, ProductCase, check_bits, check_neighbours, check_values, random_case
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 ROWS = (1, 2, 15, 16, 17, 32, 33, 63, 64)
 
 
+FORMATS = ("plain", *QUANTIZED)
+# Of a rounding to the type, of values near 1; results round up to five times.
+CPU = torch.device("cpu")
+STEPS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """hidden: outputs of gate and of up, and of the addition."""
+
+    format: str
+    dtype: torch.dtype
+    rows: int
+    hidden: int
+    inputs: int
+    has_bias: bool
+    seed: int
+    device: torch.device = CPU
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+    def values(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
+
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high + 1, shape, generator=self.generator).to(self.device)
+
+    def bias(self, outputs: int) -> torch.Tensor | None:
+        return self.values(outputs) if self.has_bias else None
+
+    def matrix(self, outputs: int) -> tuple[TorchMatrix, torch.Tensor]:
+        """Random weights, and their values as the kernel multiplies them, float64."""
+        name = str(self.dtype).removeprefix("torch.") if self.format == "plain" else self.format
+        make = find_weight_format(name).torch_matrix
+        matrix: Any = make(outputs, self.inputs, self.dtype, self.device)
+        matrix.set_rows(0, self.values(outputs, self.inputs) / self.inputs**0.5)
+        return matrix, self.dense(matrix)
+
+    def exact_matrix(self, outputs: int) -> tuple[TorchMatrix, torch.Tensor]:
+        """Small integers, with scales that are powers of two: sums are exact in any order."""
+        matrix, _ = self.matrix(outputs)
+        codes, scales, minima, is_packed = matrix.held
+        if self.format == "plain" or self.format == "int8" or self.format == "int8_groups":
+            codes.copy_(self.integers(-3, 3, *codes.shape))
+        elif self.format == "fp8":
+            small = self.integers(-3, 3, *codes.shape).float().to(torch.float8_e4m3fn)
+            codes.copy_(small.view(torch.uint8))
+        else:
+            codes.copy_(self.integers(0, 255, *codes.shape))
+        for each in (scales, minima):
+            if each is not None:
+                each.copy_(2.0 ** self.integers(-3, 0, *each.shape))
+        assert is_packed == (self.format in ("int4", "int4_min"))
+        return matrix, self.dense(matrix)
+
+    def dense(self, matrix: Any) -> torch.Tensor:
+        if self.format == "plain":
+            weight: torch.Tensor = matrix.weight
+            return weight.double()
+        dense: torch.Tensor = matrix.dequantized()
+        # Values of groups are rounded before the product; one scale of an output is a factor of the sum.
+        return (dense.to(self.dtype) if matrix.held.scales.ndim == 2 else dense).double()
+
+
+def check_values(case: ProductCase) -> None:
+    """Beside float64, within some roundings of each result."""
+    from llama_core.backends.fused.kernels import TritonOps
+
+    ops, x, norm = TritonOps(fuses=always), case.values(case.rows, case.inputs), case.values(case.hidden)
+    for outputs in (2 * case.hidden, case.hidden):
+        matrix, dense = case.matrix(outputs)
+        bias = case.bias(outputs)
+        plain = F.linear(x.double(), dense)
+        name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
+        with patch(f"llama_core.backends.fused.product_kernels.{name}", 1):
+            assert_near(ops.product(x, matrix), plain, plain.abs() + 1, case)
+        total = plain if bias is None else plain + bias.double()
+        if outputs > case.hidden:
+            gate, up = total.chunk(2, dim=-1)
+            assert_near(ops.gated_product(x, matrix, bias), F.silu(gate) * up, gate.abs() + up.abs() + 1, case)
+        else:
+            states = case.values(case.rows, case.hidden)
+            total += states.double()
+            scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5)
+            # The norm multiplies the rounding of the sum.
+            normed = ops.add_product_norm(states, x, matrix, norm, 1e-5, bias)
+            assert_near(states, total, total.abs() + 3, case)
+            size = (total.abs() + 3) * scale * (norm.double().abs() + 1)
+            assert_near(normed, total * scale * norm.double(), size * (1 + scale), case)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, case: ProductCase) -> None:
+    assert got.shape == expected.shape and got.dtype == case.dtype
+    wrong = (got.double() - expected).abs() / size
+    assert wrong.max().item() <= 5 * STEPS[case.dtype], case
+
+
+def check_bits(case: ProductCase) -> None:
+    """Equal to a product, rounded once, before the kernels that the epilogues replace, and the norm within its roundings;
+    nothing beyond the rows is written."""
+    from llama_core.backends.fused.kernels import TritonOps
+
+    ops, separate, norm = TritonOps(fuses=always), TritonOps(), case.values(case.hidden)
+    x = case.integers(-3, 3, case.rows, case.inputs).to(case.dtype)
+    matrix, dense = case.exact_matrix(2 * case.hidden)
+    bias = case.bias(2 * case.hidden)
+    product = F.linear(x.double(), dense).to(case.dtype)
+    assert torch.equal(ops.gated_product(x, matrix, bias), separate.gated_silu(product, bias)), case
+    matrix, dense = case.exact_matrix(case.hidden)
+    bias = case.bias(case.hidden)
+    states = case.values(case.rows + 2, case.hidden)
+    before, expected = states.clone(), states[: case.rows].clone()
+    product = F.linear(x.double(), dense).to(case.dtype)
+    normed = ops.add_product_norm(states[: case.rows], x, matrix, norm, 1e-5, bias)
+    # The norm's kernel is another one where it adds splits, and may sum the squares in another order.
+    expected_norm = separate.add_norm(expected, product, norm, 1e-5, bias)
+    assert ((normed - expected_norm).abs() <= 2 * STEPS[case.dtype] * expected_norm.abs()).all(), case
+    assert torch.equal(states[: case.rows], expected) and torch.equal(states[case.rows :], before[case.rows :]), case
+
+
+def check_neighbours(case: ProductCase) -> None:
+    """A row has the same bits beside other rows, which may hold anything."""
+    from llama_core.backends.fused.kernels import TritonOps
+
+    ops, norm = TritonOps(fuses=always), case.values(case.hidden)
+    kept = case.seed % case.rows
+    x, states = case.values(case.rows, case.inputs), case.values(case.rows, case.hidden)
+    others, other_states = case.values(*x.shape) * 100, case.values(*states.shape)
+    others[:kept] = float("nan")
+    others[kept], other_states[kept] = x[kept], states[kept]
+    up, down = case.matrix(2 * case.hidden)[0], case.matrix(case.hidden)[0]
+    found = []
+    for given, into in ((x, states), (others, other_states)):
+        gated = ops.gated_product(given, up)
+        found.append((gated[kept], ops.add_product_norm(into, given, down, norm, 1e-5)[kept], into[kept]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other), case
+
+
+def random_case(seed: int, dtype: torch.dtype, device: torch.device) -> ProductCase:
+    """Shapes of models and their neighbours, for GPUs."""
+    draw = np.random.default_rng(seed)
+    hidden = int(draw.choice([576, 1376, 2048, 4096, 4100, 11008]))
+    inputs = int(draw.choice([512, 576, 1376, 4096, 11008])) + int(draw.choice([0, 0, 3]))
+    rows = int(draw.choice([1, 2, 15, 16, 17, 32, 33, 64]))
+    return ProductCase(FORMATS[seed % len(FORMATS)], dtype, rows, hidden, inputs, bool(seed % 2), seed, device)
+
+
 def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) -> None:
     """Over random shapes of each format: any rows, odd sizes, inputs in one split and in several, with and without biases."""
-    inputs = st.one_of(st.integers(1, 200), st.integers(1024, 1700))
-    sizes = st.tuples(st.sampled_from(ROWS), st.integers(1, 70), inputs)
-
-    @each_example(examples, st.tuples(st.sampled_from(formats), st.booleans(), st.integers(0, 10**6), sizes))
-    def check(example: tuple[str, bool, int, tuple[int, int, int]]) -> None:
-        name, has_bias, seed, size = example
-        case = ProductCase(name, dtype, *size, has_bias, seed)
+    for seed in range(examples):
+        draw = np.random.default_rng(seed)
+        inputs = int(draw.integers(*(((1, 201), (1024, 1701))[seed % 2])))
+        size = int(draw.choice(ROWS)), int(draw.integers(1, 71)), inputs
+        case = ProductCase(str(draw.choice(formats)), dtype, *size, bool(draw.integers(2)), seed)
         check_values(case)
         check_bits(case)
         check_neighbours(case)
-
-    check()
 
 
 def check_chosen() -> None:

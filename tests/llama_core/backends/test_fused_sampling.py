@@ -16,10 +16,9 @@ from llama_core.backends.fused.sampling.sampler import unpacked
 from llama_core.backends.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
-from tests.support.examples import each_example
 from tests.support.full_runs import examples
 from tests.support.interpreter import interpret
-from tests.support.sampling_cases import Case, acceptable, cases
+from tests.support.sampling_cases import Case, acceptable, random_case
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 CPU = torch.device("cpu")
@@ -33,10 +32,7 @@ def tokens_of(ops: TorchOps, case: Case, mode: str, device: torch.device) -> lis
 def check_samples(ops: TorchOps, device: torch.device, examples: int) -> None:
     """Tokens are those of float64, and those of the reference where rounding cannot matter; the same in any batch."""
     sharp = total = 0
-
-    @each_example(examples, cases())
-    def check(case: Case) -> None:
-        nonlocal sharp, total
+    for case in map(random_case, range(examples)):
         got = tokens_of(ops, case, "sampled", device)
         assert tokens_of(ops, case.reversed(), "sampled", device) == got[::-1]
         reference = sample(
@@ -52,16 +48,16 @@ def check_samples(ops: TorchOps, device: torch.device, examples: int) -> None:
                 sharp += 1
             total += 1
         assert tokens_of(ops, case, "greedy", device) == case.logits.argmax(-1).tolist()
-
-    check()
     assert sharp > total * 0.6
+
+
+def ruled_cases(examples: int) -> list[Case]:
+    return [random_case(seed, has_rules=True, vocabularies=(33, 300, 4097)) for seed in range(examples)]
 
 
 def check_rules(ops: TorchOps, device: torch.device, examples: int) -> None:
     """Rules and masks as the reference applies them; rows without any beside them."""
-
-    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
-    def check(case: Case) -> None:
+    for case in ruled_cases(examples):
         mode = "masked" if any(mask is not None for mask in case.masks) else "ruled"
         got, edited = tokens_of(ops, case, mode, device), case.edited()
         for row, params, position, token in zip(edited, case.params, case.positions, got, strict=True):
@@ -70,8 +66,6 @@ def check_rules(ops: TorchOps, device: torch.device, examples: int) -> None:
             else:
                 assert token in acceptable(row, params, position), (token, params)
                 assert row[token] > -math.inf
-
-    check()
 
 
 def case_of_bad_words() -> Case:
@@ -88,12 +82,9 @@ def check_edits(device: torch.device, examples: int) -> None:
     from llama_core.backends.fused.sampling import logit_kernels
     from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
 
-    def compare(case: Case) -> None:
-        state, samples, buffers = (
-            case.state(device),
-            case.samples(device),
-            SamplingBuffers(len(case.logits), case.logits.shape[1], device),
-        )
+    for case in (case_of_bad_words(), *ruled_cases(examples)):
+        state, samples = case.state(device), case.samples(device)
+        buffers = SamplingBuffers(len(case.logits), case.logits.shape[1], device)
         buffers.probs.fill_(math.nan)
         buffers.listed.fill_(7)
         logits = case.logits.to(device)
@@ -102,13 +93,6 @@ def check_edits(device: torch.device, examples: int) -> None:
         with patch.multiple(logit_kernels, _TILE=16, _WORDS=2):
             logit_kernels.edit(logits, state.sampling, *places, state.mask_indices, state.masks, buffers)
         assert torch.equal(buffers.probs.cpu(), case.edited())
-
-    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
-    def check(case: Case) -> None:
-        compare(case)
-
-    compare(case_of_bad_words())
-    check()
 
 
 def check_logprobs(ops: TorchOps, device: torch.device) -> None:

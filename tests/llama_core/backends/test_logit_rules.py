@@ -21,9 +21,8 @@ SHAPE = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of":
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    weights = checkpoints.random_weights(SHAPE)
-    quieter = {name: weight if "norm" in name else weight * 0.7 for name, weight in weights.items()}
-    return str(checkpoints.write(tmp_path_factory.mktemp("rules"), [quieter], SHAPE))
+    weights = checkpoints.random_weights(SHAPE, scale=0.175)
+    return str(checkpoints.write(tmp_path_factory.mktemp("rules"), [weights], SHAPE))
 
 
 def logits(seed: int = 3) -> torch.Tensor:

@@ -8,7 +8,7 @@ from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from tests.support.fake_ranks import EOS, FakeRanks
+from tests.support.fake_ranks import EOS, FakeRanks, expected_output, run_to_end
 
 
 def sequence(prompt_len: int, max_new: int, **params: object) -> Sequence:
@@ -58,3 +58,18 @@ def test_prompts_take_little_of_a_step_beside_decodes_unless_they_come_in_a_burs
     batch = scheduler.schedule()
     assert batch is not None
     assert batch.num_tokens == num_decodes + room
+
+
+@pytest.mark.parametrize("budget", [64, 150, 512, 5000])
+def test_requests_that_arrive_together_compute_their_common_prefix_once(budget: int) -> None:
+    scheduler, ranks = Scheduler(SchedulerConfig(32, budget, frozenset({EOS})), BlockPool(2048, 16)), FakeRanks(16)
+    prefix = [3 + i * 31 % 997 for i in range(400)]
+    prompts = [[*prefix, 1000 + i, 7, 8] for i in range(32)]
+    sequences = [Sequence(prompt, SamplingParams(ignore_eos=True), len(prompt) + 8) for prompt in prompts]
+    run_to_end(scheduler, ranks, sequences, depth=2)
+    assert [seq.output for seq in sequences] == [expected_output(seq) for seq in sequences]
+    assert ranks.num_computed == 400 + 32 * (3 + 7), (
+        "the prefix once; of each request its own tokens and all generated tokens but one"
+    )
+    assert scheduler.num_prefix_hits == 31 * 400
+    assert [seq.num_cached for seq in sequences] == [0] + [400] * 31

@@ -1,23 +1,13 @@
 """Drafts change the number of steps of a text and no token."""
 
-import random
-
 import pytest
 
-from llama_core import Llama
-from llama_core.backends.native.build import Unavailable
-from llama_core.backends.parallel import alone
 from llama_core.config import MAX_DRAFTS
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.drafting import Drafting
-from llama_core.scheduling.prompt_lookup import PromptLookup
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.scheduling.step import StepInput
-from tests.conftest import GOLDEN
-from tests.support import on_ranks
 from tests.support.fake_ranks import EOS, FakeRanks, Oracle, expected_output, run_to_end
 
 BLOCK_SIZE = 4
@@ -72,49 +62,3 @@ def test_blocks_for_drafts_are_taken_from_no_other_sequence() -> None:
     run_to_end(scheduler, ranks, [first, second], 2)
     assert scheduler.num_preemptions == 0, "both fit unless drafts take blocks of the other"
     assert first.output == expected_output(first, looping) and second.output == expected_output(second, looping)
-
-
-@pytest.mark.parametrize("backend", ["torch", "native"])
-def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = random.Random(5)
-    built = {"max_seq_len": 160, "max_batch_size": 4, "max_step_tokens": 64, "backend": backend}
-    ckpt_dir = str(GOLDEN / "mp1")
-    try:
-        drafting, plain = (on_ranks.build(alone("cpu"), ckpt_dir, speculation=on, **built) for on in (True, False))  # type: ignore[arg-type]
-    except Unavailable as error:
-        pytest.skip(f"no native engine here: {error}")
-    prompts = [[1, *(draw.randrange(3, 600) for _ in range(length))] for length in (4, 40, 17)]
-    texts: list[list[int]] = []
-
-    def propose(lookup: PromptLookup, tokens: list[int], count: int) -> list[int]:
-        """Right drafts, then wrong ones."""
-        (text,) = (text for text in texts if text[: len(tokens)] == tokens)
-        num_right = draw.randrange(count + 2)
-        return [
-            token if i < num_right else token ^ 1 for i, token in enumerate(text[len(tokens) : len(tokens) + count])
-        ]
-
-    monkeypatch.setattr(PromptLookup, "propose", propose)
-    monkeypatch.setattr(Drafting, "num_worthwhile", lambda lookup, limit, price: max(0, limit))
-    steps = counted_steps(drafting, monkeypatch)
-    for temperature in (0.0, 0.8):
-        options = {"max_gen_len": 90, "temperature": temperature, "logprobs": True, "echo": True, "seed": 4}
-        texts, logprobs = plain.generate(prompts, **options)  # type: ignore[arg-type]
-        for batch in ([0], [1, 2], [0, 1, 2]):
-            steps.clear()
-            mine = drafting.generate([prompts[i] for i in batch], **options)  # type: ignore[arg-type]
-            assert mine[0] == [texts[i] for i in batch]
-            assert mine[1] is not None and logprobs is not None
-            for i, values in zip(batch, mine[1], strict=True):
-                assert values == pytest.approx(logprobs[i], abs=1e-4)
-            assert len(steps) < 70, "some drafts were right"
-
-
-def counted_steps(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> list[StepInput]:
-    """The list of the steps that `llama` runs."""
-    steps: list[StepInput] = []
-    step = llama.runner.step
-    monkeypatch.setattr(llama.runner, "step", lambda batch: steps.append(batch) or step(batch))  # type: ignore[func-returns-value]
-    return steps
