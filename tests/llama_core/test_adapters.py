@@ -14,8 +14,8 @@ from llama_core.files.adapter import open_adapter
 from llama_core.memory_estimate import estimate_memory
 from tests.conftest import GOLDEN
 from tests.support import adapters, families
+from tests.support.forking import interpret
 from tests.support.full_runs import with_full_ones
-from tests.support.interpreter import interpret
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
 # Biases on every matrix; and norms of heads, with widths that neither tiles nor 2 or 3 ranks divide.

@@ -53,7 +53,8 @@ def plain_params(generator: np.random.Generator, vocab: int) -> dict[str, Any]:
 
 def ruled_params(generator: np.random.Generator, vocab: int) -> dict[str, Any]:
     def tokens(most: int, least: int = 0, kinds: int = 40) -> list[int]:
-        return generator.integers(0, min(vocab, kinds), int(generator.integers(least, most + 1))).tolist()
+        count = int(generator.integers(least, most + 1))
+        return [int(token) for token in generator.integers(0, min(vocab, kinds), count)]
 
     return plain_params(generator, vocab) | {
         "max_tokens": 60,

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.gpu import every_kernel
 from benchmarks.gpu.sections import checks
 from tests.benchmarks.gpu.tiny_sections import run_without_libraries
-from tests.support.interpreter import interpret
+from tests.support.forking import interpret
 
 
 def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:

@@ -25,7 +25,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
 from llama_core.weight_formats import QUANTIZED
 from tests.support.attention_cases import SHAPES, WIDE_SHAPES, WINDOWS, Case, attended
-from tests.support.interpreter import interpret, prepare_interpreter
+from tests.support.forking import interpret, prepare_interpreter
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 MODEL = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}

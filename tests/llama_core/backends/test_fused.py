@@ -15,7 +15,7 @@ import torch
 
 from llama_core.backends.fused.device import choose_ops
 from llama_core.errors import ConfigError
-from tests.support.interpreter import interpret
+from tests.support.forking import interpret
 from tests.support.kernel_differences import assert_small
 
 KERNELS = """

@@ -18,8 +18,8 @@ from tests.support.attention_cases import (
     check,
     check_step,
 )
+from tests.support.forking import interpret
 from tests.support.full_runs import with_full_ones
-from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

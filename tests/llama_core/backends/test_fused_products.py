@@ -18,8 +18,8 @@ from llama_core.backends.fused.product_kernels import never
 from llama_core.backends.weight_formats.format import TorchMatrix
 from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.weight_formats import QUANTIZED
+from tests.support.forking import interpret
 from tests.support.full_runs import with_full_ones
-from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 ROWS = (1, 2, 15, 16, 17, 32, 33, 63, 64)

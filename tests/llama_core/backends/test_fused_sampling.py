@@ -16,8 +16,8 @@ from llama_core.backends.fused.sampling.sampler import unpacked
 from llama_core.backends.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
+from tests.support.forking import interpret
 from tests.support.full_runs import examples
-from tests.support.interpreter import interpret
 from tests.support.sampling_cases import Case, acceptable, random_case
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

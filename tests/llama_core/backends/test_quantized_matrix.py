@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.interpreter import interpret
+from tests.support.forking import interpret
 from tests.support.kernel_differences import FORMATS, GROUPED, matrix_of
 
 GGUF_TYPES = {

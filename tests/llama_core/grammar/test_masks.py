@@ -1,7 +1,6 @@
 """Rows with a grammar sample only what it allows, on every backend; other rows sample what they would without it."""
 
 import json
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from llama_core.backends.parallel import alone
 from llama_core.grammar.answers import answer_grammar
-from llama_core.grammar.build import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llama_core.grammar.build import json_schema_grammar, lark_grammar, regex_grammar
 from llama_core.grammar.masks import SlotGrammars
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -86,40 +85,12 @@ def test_all_backends_sample_the_same_tokens_whether_few_or_many_are_allowed() -
     assert sum(map(len, found[0])) > 100
 
 
-def test_tokens_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
-    requests = mixed()
-    expected = [serve([one])["outputs"][0] for one in requests]
-    assert serve(requests)["outputs"] == expected
-    assert serve(requests, max_step_tokens=9, arrivals=[0, 4, 2, 9, 1, 3])["outputs"] == expected
-    crowded = serve(requests, num_blocks=14)
-    assert crowded["preemptions"] > 0 and crowded["outputs"] == expected
-    drafted = serve(requests, max_drafts=24)
-    assert drafted["outputs"] == expected
-
-
 def test_tokens_that_the_grammar_forces_are_drafted() -> None:
     letters = wanted(regex_grammar("(a|b)the quick brown fox jumps over the lazy dog"))
     expected = serve([request("x", 3, letters)])
     drafted = serve([request("x", 3, letters)], max_drafts=8)
     assert drafted["outputs"] == expected["outputs"]
     assert drafted["drafts_accepted"] > len(expected["outputs"][0]) // 2
-
-
-@pytest.mark.parametrize(
-    ("grammar", "pattern"),
-    [
-        (regex_grammar(r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"), r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"),
-        (choice_grammar(["yes", "no", 'per"haps']), 'yes|no|per"haps'),
-        (lark_grammar('start: "x" num ("," num)~2\nnum: /[0-9]+/'), "x[0-9]+,[0-9]+,[0-9]+"),
-        (lark_grammar('root ::= "x" num{1,3}\nnum ::= [0-9] ";"'), "x([0-9];){1,3}"),
-        (regex_grammar("ü?ber[äöü]{3,4}日本"), "ü?ber[äöü]{3,4}日本"),
-    ],
-)
-def test_answers_follow_other_grammars(grammar: str, pattern: str) -> None:
-    requests = [request("Say", seed, wanted(grammar)) for seed in range(8)]
-    for output in serve(requests)["outputs"]:
-        text = TOKENIZER.decode(output)
-        assert re.fullmatch(pattern, text) or len(output) == 90, text
 
 
 def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> None:

@@ -1,7 +1,6 @@
 """What rank 0 keeps of grammars for later answers is bounded, and is made once."""
 
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,22 @@ TOKENIZER = load_tokenizer(Path(__file__).parents[3] / "demo" / "tokenizer.model
 VOCABULARY = partial(grammar_vocabulary, TOKENIZER, TOKENIZER.stop_ids)
 
 
-def test_the_grammars_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matchers, "_KEPT_GRAMMARS", 3)
-    compiled: list[str] = []
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The grammars that are compiled, in order."""
+    seen: list[str] = []
     make = Matchers._compiled
 
     def noted(self: Matchers, grammar: str) -> LLMatcher:
-        compiled.append(grammar)
+        seen.append(grammar)
         return make(self, grammar)
 
     monkeypatch.setattr(Matchers, "_compiled", noted)
+    return seen
+
+
+def test_the_grammars_used_last_are_kept(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matchers, "_KEPT_GRAMMARS", 3)
     kept = Matchers(VOCABULARY)
     for name in "abcacdacdb":
         kept.begin("", regex_grammar(name * 3), []).result()
@@ -41,46 +46,24 @@ def test_the_grammars_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     kept.close()
 
 
-def test_only_sequences_of_one_scope_share_a_compiled_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_compiled, make = count(), Matchers._compiled
-
-    def counted(self: Matchers, grammar: str) -> LLMatcher:
-        next(num_compiled)
-        return make(self, grammar)
-
-    monkeypatch.setattr(Matchers, "_compiled", counted)
+@pytest.mark.parametrize(
+    ("pattern", "scopes", "num_refused", "times"),
+    [
+        ("[ab]{9}", ("", "key a", "key b", "key a"), 0, 3),
+        ("".join(f"[a-{chr(98 + i % 20)}]?" for i in range(1600)), ("",) * 4, 4, 1),
+        ("(a{1000}){1000}", ("",) * 4, 4, 2),
+    ],
+    ids=["scopes share none", "refused", "refused in two parts"],
+)
+def test_a_grammar_is_compiled_once_for_the_rows_of_a_scope_also_if_it_cannot_be_followed(
+    pattern: str, scopes: tuple[str, ...], num_refused: int, times: int, compiled: list[str]
+) -> None:
     slots = SlotGrammars(VOCABULARY, TOKENIZER.n_words, 4)
-    params = SamplingParams(max_tokens=9, grammar=regex_grammar("[ab]{9}"))
-    for slot, scope in enumerate(("", "key a", "key b", "key a")):
+    params = SamplingParams(max_tokens=9, grammar=regex_grammar(pattern))
+    for slot, scope in enumerate(scopes):
         slots.admit(SlotInit(slot, [1, 5], [0], params, cache_scope=scope))
     step = slots.begin([Row(slot, 0, 2, True) for slot in range(4)])
     assert step is not None
     step.wait()
-    assert not step.reasons
     slots.close()
-    assert next(num_compiled) == 3
-
-
-@pytest.mark.parametrize(
-    ("pattern", "times"), [("".join(f"[a-{chr(98 + i % 20)}]?" for i in range(1600)), 1), ("(a{1000}){1000}", 2)]
-)
-def test_a_grammar_that_cannot_be_followed_is_not_tried_for_each_row(
-    pattern: str, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_compiled, make = count(), Matchers._compiled
-
-    def counted(self: Matchers, grammar: str) -> LLMatcher:
-        next(num_compiled)
-        return make(self, grammar)
-
-    monkeypatch.setattr(Matchers, "_compiled", counted)
-    slots = SlotGrammars(VOCABULARY, TOKENIZER.n_words, 4)
-    params = SamplingParams(max_tokens=9, grammar=regex_grammar(pattern))
-    for slot in range(4):
-        slots.admit(SlotInit(slot, [1, 5], [0], params))
-    step = slots.begin([Row(slot, 0, 2, True) for slot in range(4)])
-    assert step is not None
-    step.wait()
-    assert len(step.reasons) == 4
-    slots.close()
-    assert next(num_compiled) == times
+    assert (len(step.reasons), len(compiled)) == (num_refused, times)
