@@ -104,28 +104,6 @@ check_adapters(torch.device("cpu"))
 """)
 
 
-@pytest.mark.full
-def test_tokens_in_tritons_interpreter_are_those_of_transformers() -> None:
-    interpret(f"from {__name__} import check_interpreter\ncheck_interpreter()", timeout_s=900)
-
-
-def check_interpreter() -> None:
-    import tempfile
-
-    from llama_core.backends.fused.device import StepDevice
-    from llama_core.backends.fused.kernels import TritonOps
-
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        patch(
-            "llama_core.backends.rank_loading.choose_ops",
-            lambda kind, device, **options: (TritonOps(**options), StepDevice(device)),
-        ),
-    ):
-        case = Case(Path(directory), "llama-biases")
-        case.check(case.run("fused"))
-
-
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_an_adapter_whose_files_have_changed_costs_its_own_requests_an_error(
     cases: dict[str, Case], tmp_path: Path, backend: str

@@ -48,28 +48,22 @@ WIDE = (
 )
 
 
-@pytest.mark.parametrize(
-    "call",
-    with_full_ones(
-        [
-            "check(*to, torch.float32, range(5))",
-            "check(*to, torch.float16, [13], is_float8=True)",
-            "check_random(*to, torch.float16, 3)",
-            WIDE.format("[0, 1, 3]"),
-            WIDE.format("range(9)"),
-            "check(*to, torch.float32, range(6), shapes=WIDE_SHAPES)",
-            "check(*to, torch.float16, range(4, 12))",
-            "check_random(*to, torch.float32, 40)",
-            "check_random(*to, torch.float16, 40)",
-        ],
-        in_each_run=[
-            "check(*to, torch.float32, range(5))",
-            "check(*to, torch.float16, [13], is_float8=True)",
-            "check_random(*to, torch.float16, 3)",
-            WIDE.format("[0, 1, 3]"),
-        ],
-    ),
-)
+IN_EACH_RUN = [
+    "check(*to, torch.float32, range(5))",
+    "check(*to, torch.float16, [13], is_float8=True)",
+    "check_random(*to, torch.float16, 3)",
+    WIDE.format("[0, 1, 3]"),
+]
+FURTHER = [
+    WIDE.format("range(9)"),
+    "check(*to, torch.float32, range(6), shapes=WIDE_SHAPES)",
+    "check(*to, torch.float16, range(4, 12))",
+    "check_random(*to, torch.float32, 40)",
+    "check_random(*to, torch.float16, 40)",
+]
+
+
+@pytest.mark.parametrize("call", with_full_ones([*IN_EACH_RUN, *FURTHER], IN_EACH_RUN))
 def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(call: str) -> None:
     interpret(INTERPRETED.format(f"to = TritonOps(), torch.device('cpu')\n{call}"))
 
