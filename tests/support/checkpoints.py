@@ -73,19 +73,13 @@ def open_weights(directory: Path, config: ModelConfig) -> WeightReader:
 
 
 def load(
-    directory: Path,
-    config: ModelConfig,
-    rank: int = 0,
-    world_size: int = 1,
-    dtype: torch.dtype = torch.float32,
-    on_progress: Progress = lambda done, total: None,
+    directory: Path, config: ModelConfig, on_progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
-    """The weights of one rank, with their checksums verified."""
+    """All weights in float32, with their checksums verified."""
     reader = open_weights(directory, config)
-    reader.verify_checksums(rank, world_size)
-    return dict(
-        rank_weights(reader, config, RankShare.of(config, rank, world_size), dtype, torch.device("cpu"), on_progress)
-    )
+    reader.verify_checksums(0, 1)
+    share, cpu = RankShare.of(config, 0, 1), torch.device("cpu")
+    return dict(rank_weights(reader, config, share, torch.float32, cpu, on_progress))
 
 
 _PEAK = """

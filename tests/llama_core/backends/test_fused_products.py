@@ -91,39 +91,6 @@ class ProductCase:
         return (dense.to(self.dtype) if matrix.held.scales.ndim == 2 else dense).double()
 
 
-def check_values(case: ProductCase) -> None:
-    """Beside float64, within some roundings of each result."""
-    from llama_core.backends.fused.kernels import TritonOps
-
-    ops, x, norm = TritonOps(fuses=always), case.values(case.rows, case.inputs), case.values(case.hidden)
-    for outputs in (2 * case.hidden, case.hidden):
-        matrix, dense = case.matrix(outputs)
-        bias = case.bias(outputs)
-        plain = F.linear(x.double(), dense)
-        name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
-        with patch(f"llama_core.backends.fused.product_kernels.{name}", 1):
-            assert_near(ops.product(x, matrix), plain, plain.abs() + 1, case)
-        total = plain if bias is None else plain + bias.double()
-        if outputs > case.hidden:
-            gate, up = total.chunk(2, dim=-1)
-            assert_near(ops.gated_product(x, matrix, bias), F.silu(gate) * up, gate.abs() + up.abs() + 1, case)
-        else:
-            states = case.values(case.rows, case.hidden)
-            total += states.double()
-            scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5)
-            # The norm multiplies the rounding of the sum.
-            normed = ops.add_product_norm(states, x, matrix, norm, 1e-5, bias)
-            assert_near(states, total, total.abs() + 3, case)
-            size = (total.abs() + 3) * scale * (norm.double().abs() + 1)
-            assert_near(normed, total * scale * norm.double(), size * (1 + scale), case)
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, case: ProductCase) -> None:
-    assert got.shape == expected.shape and got.dtype == case.dtype
-    wrong = (got.double() - expected).abs() / size
-    assert wrong.max().item() <= 5 * STEPS[case.dtype], case
-
-
 def check_bits(case: ProductCase) -> None:
     """Equal to a product, rounded once, before the kernels that the epilogues replace, and the norm within its roundings;
     nothing beyond the rows is written."""
@@ -135,6 +102,9 @@ def check_bits(case: ProductCase) -> None:
     bias = case.bias(2 * case.hidden)
     product = F.linear(x.double(), dense).to(case.dtype)
     assert torch.equal(ops.gated_product(x, matrix, bias), separate.gated_silu(product, bias)), case
+    name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
+    with patch(f"llama_core.backends.fused.product_kernels.{name}", 1):
+        assert torch.equal(ops.product(x, matrix), product), case
     matrix, dense = case.exact_matrix(case.hidden)
     bias = case.bias(case.hidden)
     states = case.values(case.rows + 2, case.hidden)
@@ -182,7 +152,6 @@ def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) ->
         inputs = int(draw.integers(*(((1, 201), (1024, 1701))[seed % 2])))
         size = int(draw.choice(ROWS)), int(draw.integers(1, 71)), inputs
         case = ProductCase(str(draw.choice(formats)), dtype, *size, bool(draw.integers(2)), seed)
-        check_values(case)
         check_bits(case)
         check_neighbours(case)
 
@@ -214,7 +183,7 @@ def run_interpreted(statement: str) -> None:
         ["float16, FORMATS, 2", "float16, FORMATS, 12", "float32, FORMATS[:3], 4"], in_each_run=["float16, FORMATS, 2"]
     ),
 )
-def test_random_products_in_the_interpreter_are_those_of_float64(case: str) -> None:
+def test_random_products_in_the_interpreter_are_those_of_separate_kernels(case: str) -> None:
     run_interpreted(f"check_random(torch.{case})")
 
 
@@ -227,11 +196,8 @@ def test_each_tile_and_split_in_the_interpreter_gives_the_bits_of_separate_kerne
 @needs_cuda
 @pytest.mark.parametrize("seeds", [range(first, first + 5) for first in range(0, 60, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_products_on_a_gpu_are_those_of_float64_and_of_the_kernels_that_they_replace(
-    dtype: torch.dtype, seeds: range
-) -> None:
+def test_products_on_a_gpu_are_those_of_the_kernels_that_they_replace(dtype: torch.dtype, seeds: range) -> None:
     for seed in seeds:
         case = random_case(seed, dtype, torch.device("cuda"))
-        check_values(case)
         check_bits(case)
         check_neighbours(case)

@@ -83,18 +83,6 @@ def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
         build.library_path()
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [({"dtype": "float16"}, "float16"), ({"block_size": 24}, "block_size 24")],
-    ids=["float16", "odd blocks"],
-)
-def test_torch_computes_what_the_native_backend_does_not_support(settings: dict[str, Any], reason: str) -> None:
-    mp1 = str(GOLDEN / "mp1")
-    assert on_ranks.build(alone("cpu"), mp1, **settings).runner.backend.name == "torch"
-    with pytest.raises(ConfigError, match=reason):
-        on_ranks.build(alone("cpu"), mp1, **settings, backend="native")
-
-
 @pytest.mark.parametrize("quantization", ["none", *(name for name in QUANTIZED if name != "fp8")])
 def test_a_value_that_is_not_finite_is_reported_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
     weights = checkpoints.random_weights(SHAPE)
