@@ -6,7 +6,6 @@ from pathlib import Path
 
 # Test files that may read a clock, and what for.
 CLOCKS = {
-    "chaos/test_cluster.py": "gives what it tests times of its own",
     "cluster/driver/test_group_start.py": "brings a deadline forward",
     "deployments/http/test_bounded_fields.py": "processor time, of which it needs a tenth",
     "deployments/observe/test_request_spans.py": "compares the order of times, not their differences",

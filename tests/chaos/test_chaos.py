@@ -1,29 +1,19 @@
 """The short forms of `python -m tests.chaos`, where two Ctrl-C end the server after a few faults, and of its part `cluster`."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.programs import REPOSITORY, environment
+from tests.support.programs import output_of
 
 pytestmark = pytest.mark.timeout(1200)
 
 
 def report_of(program: str, folder: Path, *flags: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", program, *flags, "--json", str(folder / "report.json")],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    output_of([sys.executable, "-m", program, *flags, "--json", str(folder / "report.json")], timeout_s=540)
     seen: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert seen["lost"] == seen["differing"] == 0
     return seen

@@ -78,7 +78,10 @@ def collecting() -> Iterator[Collector]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             if self.path == "/v1/traces":
-                _take(collector, body)
+                collector.bodies.append(body)
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    collector.resources.append(_values(resource.resource.attributes))
+                    collector.spans += [_seen(span) for scope in resource.scope_spans for span in scope.spans]
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -86,23 +89,13 @@ def collecting() -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    collector = Collector(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield collector
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _take(collector: Collector, body: bytes) -> None:
-    collector.bodies.append(body)
-    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-        collector.resources.append(_values(resource.resource.attributes))
-        for scope in resource.scope_spans:
-            collector.spans += [_seen(span) for span in scope.spans]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        collector = Collector(f"http://127.0.0.1:{server.server_address[1]}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield collector
+        finally:
+            server.shutdown()
 
 
 def _seen(span: Span) -> SeenSpan:

@@ -1,27 +1,25 @@
 """Starts a server as a user does, by `llama-ray up CONFIG` or by `serve run`, on a free port, and ends it."""
 
 import contextlib
-import http.client
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import yaml
 
 from benchmarks.harness.programs import free_port
 from deployments.local.console import LOG_DIR_VARIABLE
 from tests.conftest import GOLDEN
+from tests.support import http
 from tests.support.metric_samples import samples
 from tests.support.programs import REPOSITORY, environment
 
@@ -86,16 +84,11 @@ class Server:
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON body; status 0 while nothing answers, or not with a whole answer. Sends the first API key."""
-        request = urllib.request.Request(self.url + path, headers=self.headers)
         try:
-            try:
-                with urllib.request.urlopen(request, timeout=60) as response:
-                    return response.status, json.loads(response.read())
-            except urllib.error.HTTPError as error:
-                body = error.read()
-                return error.code, json.loads(body) if body.startswith(b"{") else {}
-        except (OSError, http.client.HTTPException):
+            response = http.get(self.url + path, headers=self.headers, timeout=60)
+        except httpx.HTTPError:
             return 0, {}
+        return response.status_code, response.json() if response.content.startswith(b"{") else {}
 
     def wait_ready(self, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -184,8 +177,7 @@ def is_idle(server: Server) -> bool:
 
 def num_generated(server: Server) -> float:
     """Tokens that the server has generated in all."""
-    with urllib.request.urlopen(server.url + "/metrics", timeout=60) as answer:
-        return samples(answer.read())["llama_generation_tokens_total"]
+    return samples(http.get(server.url + "/metrics", timeout=60).content)["llama_generation_tokens_total"]
 
 
 @contextlib.contextmanager

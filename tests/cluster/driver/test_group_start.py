@@ -16,8 +16,7 @@ from cluster.driver.rank_group import RankGroup
 from cluster.wire.process_end import is_running
 from cluster.wire.rank_status import Phase, RankStatus
 from llama_core.errors import CheckpointError, RankFailure
-from tests.cluster.conftest import LIMITS, Start
-from tests.cluster.driver.group_processes import socket_directories
+from tests.cluster.conftest import LIMITS, Start, socket_directories
 from tests.support.fake_runner import CONFIG, FakeFactory, Fault, SilentRankOne
 from tests.support.waiting import until
 
