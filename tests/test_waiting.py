@@ -16,7 +16,7 @@ CLOCK = re.compile(r"(time|monotonic|perf_counter|process_time|thread_time)(_ns)
 
 
 def test_no_test_compares_a_time_with_a_number() -> None:
-    """A slow or busy machine would fail it. `tests/support/processor_time.py` has times to compare with each other."""
+    """A slow or busy machine would fail it. `tests/support/waiting.py` has times to compare with each other."""
     tests = Path(__file__).parent
     reading = set()
     for file in tests.rglob("test_*.py"):

@@ -99,7 +99,7 @@ def test_graphs_with_adapters_compute_what_transformers_does(cases: dict[str, Ca
 def test_tritons_kernels_add_what_torch_does_in_the_interpreter() -> None:
     interpret("""
 import torch
-from tests.support.kernel_differences import check_adapters
+from tests.llama_core.backends.fused.kernel_differences import check_adapters
 check_adapters(torch.device("cpu"))
 """)
 

@@ -10,8 +10,8 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from llama_core.backends.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
+from tests.llama_core.backends.fused.sampling_cases import Case
 from tests.support import checkpoints, on_ranks
-from tests.support.sampling_cases import Case
 
 VOCAB = 300
 PROMPT = [5, 9, 9, 40, 299]

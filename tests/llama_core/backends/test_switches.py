@@ -214,7 +214,9 @@ def test_a_float16_checkpoint_is_bfloat16_natively_and_float16_in_torch() -> Non
         assert (runner.backend.name, runner.report.dtype) == ("torch", "float16")
     for name, value in (("dtype", "float16"), ("block_size", 24)):
         with pytest.raises(ConfigError, match=str(value)):
-            plain_model.load_runner(alone("cpu"), model, stored=stored, backend="native", **{name: value})
+            plain_model.load_runner(
+                alone("cpu"), model, stored=stored, backend="native", **dict[str, Any]({name: value})
+            )
 
 
 def test_torch_names_the_machine_on_which_its_bits_depend_and_the_native_backend_does_not(

@@ -16,9 +16,9 @@ from llama_core.errors import ConfigError
 from llama_core.files.meta_params import config_from_params
 from llama_core.files.source import DENSE
 from tests.conftest import GOLDEN
+from tests.llama_core.backends.fused.kernel_differences import FORMATS, GROUPED, matrix_of
 from tests.support import checkpoints, on_ranks
 from tests.support.forking import interpret
-from tests.support.kernel_differences import FORMATS, GROUPED, matrix_of
 
 SHAPE = {"dim": 64, "n_layers": 2, "n_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
 

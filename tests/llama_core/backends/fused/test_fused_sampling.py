@@ -16,9 +16,9 @@ from llama_core.backends.fused.sampling.sampler import unpacked
 from llama_core.backends.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
+from tests.llama_core.backends.fused.sampling_cases import Case, acceptable, random_case
 from tests.support.forking import interpret
 from tests.support.full_runs import examples
-from tests.support.sampling_cases import Case, acceptable, random_case
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[TorchOps, torch.
 INTERPRETED = """
 import sys, torch
 from llama_core.backends.fused.kernels import TritonOps
-from tests.llama_core.backends import test_fused_sampling as checks
+from tests.llama_core.backends.fused import test_fused_sampling as checks
 ops, cpu = TritonOps(), torch.device("cpu")
 {}
 """

@@ -7,7 +7,7 @@ import torch
 from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.fused.step_memory import combines_in_kernel
 from llama_core.scheduling.step import Row
-from tests.support.attention_cases import (
+from tests.llama_core.backends.fused.attention_cases import (
     COMPILED_WINDOWS,
     MANY_POSITIONS,
     SHAPES,
@@ -35,7 +35,7 @@ def test_torch_computes_what_float64_does(dtype: torch.dtype, is_float8: bool) -
 INTERPRETED = """
 import torch
 from llama_core.backends.fused.kernels import TritonOps
-from tests.support.attention_cases import WIDE_SHAPES, check, check_random
+from tests.llama_core.backends.fused.attention_cases import WIDE_SHAPES, check, check_random
 from llama_core.scheduling.step import Row
 {}
 """
@@ -102,7 +102,7 @@ splits.SPLIT_UNIT = 32
 from llama_core.backends.fused import attention_launches as launches
 from llama_core.backends.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
-from tests.support.attention_cases import Case, check_step
+from tests.llama_core.backends.fused.attention_cases import Case, check_step
 
 torch.use_deterministic_algorithms(True)  # fills the results of splits with NaN first
 rows = [Row(0, 63, 9, True, 8), Row(1, 63, 9, False), Row(2, 48, 20, False), Row(3, 255, 1, True), Row(4, 0, 1, True)]
@@ -127,7 +127,7 @@ splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
 from llama_core.backends.fused import attention_launches as launches
 from llama_core.backends.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
-from tests.support.attention_cases import Case, check_step
+from tests.llama_core.backends.fused.attention_cases import Case, check_step
 
 torch.use_deterministic_algorithms(True)  # fills memory with NaN first
 rows = [Row(0, 63, 9, True, 8), Row(1, 300, 1, True), Row(2, 0, 1, True), Row(3, 31, 2, True, 1), Row(4, 20, 5, False)]

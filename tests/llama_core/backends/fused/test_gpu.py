@@ -22,10 +22,10 @@ from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from tests.support.kernel_differences import check_adapters, check_beside_float64, check_copies
+from tests.llama_core.backends.fused.kernel_differences import check_adapters, check_beside_float64, check_copies
 from tests.support.plain_model import forward, load_runner, random_weights
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "data" / "golden"
 GOLDEN_VOCABULARY, GOLDEN_END = 640, 2
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -21,7 +21,7 @@ from tests.support.forking import interpret
 def test_kernels_compute_what_torch_and_float64_do_in_tritons_interpreter(examples: int) -> None:
     interpret(f"""
 import torch
-from tests.support.kernel_differences import check_beside_float64, check_copies
+from tests.llama_core.backends.fused.kernel_differences import check_beside_float64, check_copies
 for dtype in (torch.float32, torch.float16):
     check_copies(torch.device("cpu"), dtype)
 for seed in range({examples}):

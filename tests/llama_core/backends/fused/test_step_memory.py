@@ -21,7 +21,13 @@ from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from tests.support.counted_memory import META, CountingDevice, LiveBytes, meta_backend, without_kernels
+from tests.llama_core.backends.fused.counted_memory import (
+    META,
+    CountingDevice,
+    LiveBytes,
+    meta_backend,
+    without_kernels,
+)
 
 pytest.importorskip("triton")
 TOLERANCE = 0.03

@@ -23,7 +23,7 @@ from llama_core.errors import ConfigError
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
 from llama_core.weight_formats import QUANTIZED
-from tests.support.attention_cases import SHAPES, WIDE_SHAPES, WINDOWS, Case, attended
+from tests.llama_core.backends.fused.attention_cases import SHAPES, WIDE_SHAPES, WINDOWS, Case, attended
 from tests.support.forking import interpret, prepare_interpreter
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -17,7 +17,7 @@ from llama_core.text.registry import load_tokenizer
 from tests.support import on_ranks
 from tests.support.simulated_steps import Requests, simulated
 
-DEMO = str(Path(__file__).parents[3] / "demo")
+DEMO = str(Path(__file__).parents[4] / "demo")
 TOKENIZER = load_tokenizer(Path(DEMO) / "tokenizer.model")
 SMALL = {"max_seq_len": 96, "max_batch_size": 5, "max_step_tokens": 32}
 FORCED = regex_grammar("(a|b)the quick brown fox jumps over the lazy dog( and [a-z]{9})?")
