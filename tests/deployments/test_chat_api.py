@@ -14,9 +14,9 @@ from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool
+from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS
-from tests.support.handles import ingress_over
 from tests.support.tool_calls import TOOLS, random_answer
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -17,9 +17,9 @@ from llama_core.scheduling.request import Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.spellings import spellings
+from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import FakeRanks, continuation
-from tests.support.handles import ingress_over
 from tests.support.waiting import until_true
 
 

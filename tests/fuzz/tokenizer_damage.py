@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fuzz.damage import Damage
 from tests.fuzz.json_damage import damage_json, damaged
-from tests.support.gguf_vocabularies import byte_level_fields, sentencepiece_fields, write_vocabulary
+from tests.support.gguf_models import byte_level_fields, sentencepiece_fields, write_vocabulary
 from tests.support.vocabularies import FAMILIES, make_family, write_tiktoken
 
 KINDS = ("tokenizer_json", "gguf_vocabulary")

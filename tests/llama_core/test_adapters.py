@@ -14,8 +14,8 @@ from llama_core.files.adapter import open_adapter
 from llama_core.memory_estimate import estimate_memory
 from tests.conftest import GOLDEN
 from tests.support import adapters, families
+from tests.support.forking import interpret
 from tests.support.full_runs import with_full_ones
-from tests.support.interpreter import interpret
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
 # Biases on every matrix; and norms of heads, with widths that neither tiles nor 2 or 3 ranks divide.
@@ -99,31 +99,9 @@ def test_graphs_with_adapters_compute_what_transformers_does(cases: dict[str, Ca
 def test_tritons_kernels_add_what_torch_does_in_the_interpreter() -> None:
     interpret("""
 import torch
-from tests.support.kernel_differences import check_adapters
+from tests.llama_core.backends.fused.kernel_differences import check_adapters
 check_adapters(torch.device("cpu"))
 """)
-
-
-@pytest.mark.full
-def test_tokens_in_tritons_interpreter_are_those_of_transformers() -> None:
-    interpret(f"from {__name__} import check_interpreter\ncheck_interpreter()", timeout_s=900)
-
-
-def check_interpreter() -> None:
-    import tempfile
-
-    from llama_core.backends.fused.device import StepDevice
-    from llama_core.backends.fused.kernels import TritonOps
-
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        patch(
-            "llama_core.backends.rank_loading.choose_ops",
-            lambda kind, device, **options: (TritonOps(**options), StepDevice(device)),
-        ),
-    ):
-        case = Case(Path(directory), "llama-biases")
-        case.check(case.run("fused"))
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])

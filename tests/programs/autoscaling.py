@@ -29,10 +29,9 @@ from ray.util import placement_group_table
 from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, is_running
 from tests.conftest import GOLDEN
-from tests.support.counting_client import PROMPT, CountingClient
-from tests.support.main_thread import MainThread
+from tests.programs.counting_client import PROMPT, CountingClient
 from tests.support.programs import REPOSITORY
-from tests.support.ray_nodes import few_processes
+from tests.support.ray_nodes import MainThread, few_processes
 from tests.support.waiting import until
 
 LOOK_EACH_S = 0.25  # each look is a request or several, which take processor time from the processes that start

@@ -14,8 +14,8 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.conftest import GOLDEN
 from tests.support import adapters
+from tests.support.otlp_collector import Traced, traced_server
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
-from tests.support.traced_server import Traced, traced_server
 
 ENDING = ("test_end_to_end.py", "test_upgrade.py")  # their last tests end `plain` and `demo`, and `traced`
 ADMIN_KEY = "kq7-admin"  # of `plain` and of the fronts

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from tests.support.joined_events import id_of, joined
-from tests.support.raw_http import CHAT, COMPLETIONS
-from tests.support.server import Server, is_idle
+from tests.support.server import CHAT, COMPLETIONS, Server, is_idle
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)

@@ -24,17 +24,19 @@ from deployments.http.request_body import BodyLimits
 from deployments.openai.plan import MAX_PROMPT_LOGPROBS
 from tests.servers.conftest import THROUGH_HAPROXY
 from tests.support.full_runs import examples
-from tests.support.raw_http import (
+from tests.support.server import (
     CHAT,
     COMPLETIONS,
     Answer,
+    Server,
     ask,
     connect,
+    is_idle,
     message,
     num_descriptors,
+    num_generated,
     resident_bytes,
 )
-from tests.support.server import Server, is_idle, num_generated
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, connect, message
-from tests.support.server import Server, is_idle
+from tests.support.server import CHAT, COMPLETIONS, Answer, Server, ask, connect, is_idle, message
 from tests.support.waiting import wait_until
 
 USER = {"role": "user", "content": "hi"}

@@ -17,9 +17,8 @@ import openai
 import pytest
 
 from tests.support import http
-from tests.support.metric_samples import samples
-from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import Server, is_idle, num_generated, option_of
+from tests.support.http import samples
+from tests.support.server import COMPLETIONS, Server, connect, is_idle, message, num_generated, option_of
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,9 +14,8 @@ import pytest
 from tests.servers.test_broken_connections import TALE, client_of
 from tests.support import http
 from tests.support.joined_events import id_of, joined
-from tests.support.raw_http import COMPLETIONS
-from tests.support.server import Server
-from tests.support.traced_server import Traced
+from tests.support.otlp_collector import Traced
+from tests.support.server import COMPLETIONS, Server
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)

@@ -9,12 +9,11 @@ import pytest
 from tests.servers.conftest import API_KEYS, RESUME_WINDOW_S
 from tests.servers.test_broken_connections import TALE, client_of
 from tests.support import http
+from tests.support.http import samples
 from tests.support.joined_events import data_of, id_of, joined
-from tests.support.metric_samples import samples
+from tests.support.otlp_collector import Traced
 from tests.support.programs import REPOSITORY, environment
-from tests.support.raw_http import COMPLETIONS
-from tests.support.server import UP, Server
-from tests.support.traced_server import Traced
+from tests.support.server import COMPLETIONS, UP, Server
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)

@@ -13,8 +13,8 @@ from tests.chaos.asks import Ask
 from tests.chaos.load import Heard, hear
 from tests.servers.test_broken_connections import REQUESTS, Client, client_of, comparable
 from tests.support.joined_events import id_of
+from tests.support.otlp_collector import Traced
 from tests.support.server import Server
-from tests.support.traced_server import Traced
 from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.timeout(600)

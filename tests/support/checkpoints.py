@@ -22,15 +22,20 @@ WIDE = {"dim": 64, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 
 
 
 def random_weights(
-    params: dict[str, Any], *, vocab_size: int = 640, seed: int = 0, dtype: torch.dtype = torch.float32
+    params: dict[str, Any],
+    *,
+    vocab_size: int = 640,
+    scale: float = 0.25,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
+    """scale: of matrices. By default the next token depends on the previous ones."""
     generator = torch.Generator().manual_seed(seed)
     config = config_from_params(params, vocab_size=vocab_size)
     weights = {}
     for name, spec in weight_specs(config).items():
         values = torch.randn(spec.shape, generator=generator)
-        # Large enough that the next token depends on the previous ones.
-        weights[name] = (1 + 0.1 * values if len(spec.shape) == 1 else 0.25 * values).to(dtype)
+        weights[name] = (1 + 0.1 * values if len(spec.shape) == 1 else scale * values).to(dtype)
     return weights
 
 
@@ -68,19 +73,13 @@ def open_weights(directory: Path, config: ModelConfig) -> WeightReader:
 
 
 def load(
-    directory: Path,
-    config: ModelConfig,
-    rank: int = 0,
-    world_size: int = 1,
-    dtype: torch.dtype = torch.float32,
-    on_progress: Progress = lambda done, total: None,
+    directory: Path, config: ModelConfig, on_progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
-    """The weights of one rank, with their checksums verified."""
+    """All weights in float32, with their checksums verified."""
     reader = open_weights(directory, config)
-    reader.verify_checksums(rank, world_size)
-    return dict(
-        rank_weights(reader, config, RankShare.of(config, rank, world_size), dtype, torch.device("cpu"), on_progress)
-    )
+    reader.verify_checksums(0, 1)
+    share, cpu = RankShare.of(config, 0, 1), torch.device("cpu")
+    return dict(rank_weights(reader, config, share, torch.float32, cpu, on_progress))
 
 
 _PEAK = """

@@ -17,7 +17,7 @@ from deployments.http.app import build_http_app
 from deployments.http.routing import Access
 from deployments.observe.metrics import Metrics
 from llama_core.errors import ConfigError
-from tests.support.metric_samples import samples
+from tests.support.http import samples
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, in_process
 
 COMPLETION = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 3}

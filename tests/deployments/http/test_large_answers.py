@@ -15,7 +15,7 @@ from deployments.observe.metrics import Metrics
 from deployments.openai import plan
 from deployments.openai.answers.logprobs import SLICE_ENTRIES, CompletionLogprobs
 from deployments.openai.answers.whole_answer import PIECE_BYTES
-from tests.support.metric_samples import samples
+from tests.support.http import samples
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask, in_process
 
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states

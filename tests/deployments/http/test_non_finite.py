@@ -12,7 +12,7 @@ from deployments.fleet.own_engine import OwnEngine
 from deployments.observe.metrics import Metrics
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
-from tests.support.metric_samples import samples
+from tests.support.http import samples
 from tests.support.scripted_engine import in_process
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from deployments.engine.interface import Readiness, SamplingDefaults
 from llama_core.errors import NonFiniteLogits
+from tests.deployments.http.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support import http
-from tests.support.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
 
 

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from deployments.http.request_body import INLINE_BYTES, parse_json
 from deployments.openai.errors import InvalidJson
 from deployments.openai.parse_cost import CHUNK_BYTES, MOST_IN_WORDS, begin_body, takes_too_long
-from tests.support.processor_time import processor_s
+from tests.support.waiting import processor_s
 
 BODY_BYTES = 16 * 2**20
 

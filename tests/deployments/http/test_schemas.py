@@ -20,8 +20,8 @@ from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter, InvalidRequest
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.spellings import spellings
-from tests.support.processor_time import processor_s
 from tests.support.scripted_engine import FakeEngine
+from tests.support.waiting import processor_s
 
 USER = {"role": "user", "content": "hi"}
 

@@ -30,7 +30,7 @@ from deployments.local import haproxy, up
 from deployments.local.serve_run import set_cluster_variables
 from deployments.openai.errors import error_object
 from llama_core.errors import NotReady
-from tests.support.haproxy import check, running, started, stub
+from tests.deployments.local.haproxy import check, running, started, stub
 from tests.support.programs import REPOSITORY
 from tests.support.scripted_engine import assert_error, eventually
 

@@ -22,35 +22,22 @@ from tests.support.checkpoints import WIDE, open_weights, peak_ratio, random_wei
 CONFIG = config_from_params(WIDE, vocab_size=640)
 
 
-def load(
-    directory: Path, rank: int = 0, world_size: int = 1, dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
-    return checkpoints.load(directory, CONFIG, rank, world_size, dtype)
+def load(directory: Path) -> dict[str, torch.Tensor]:
+    return checkpoints.load(directory, CONFIG)
 
 
 @pytest.mark.parametrize("embedding_dim", [1, 0], ids=["Llama 2's cuts", "Llama 3's embedding"])
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_any_number_of_shards_loads_on_any_number_of_ranks(
-    tmp_path: Path, num_shards: int, world_size: int, embedding_dim: int
+def test_weights_are_joined_and_converted_and_progress_counts_every_byte_once(
+    tmp_path: Path, num_shards: int, embedding_dim: int
 ) -> None:
-    weights = random_weights(WIDE)
-    write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim))
-    expected = split(weights, world_size)
-    for rank in range(world_size):
-        got = load(tmp_path, rank, world_size)
-        assert got.keys() == expected[rank].keys()
-        for name, weight in got.items():
-            assert torch.equal(weight, expected[rank][name]), name
-
-
-def test_weights_are_converted_and_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    """test_files_onto_ranks.py has the parts of ranks."""
     weights = random_weights(WIDE, dtype=torch.bfloat16)
-    write(tmp_path, split(weights, 2))
+    write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim))
     seen: list[tuple[int, int]] = []
     got = checkpoints.load(tmp_path, CONFIG, on_progress=lambda done, total: seen.append((done, total)))
     assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
-    assert all(torch.equal(got[name], weights[name].float()) for name in weights)
+    assert got.keys() == weights.keys() and all(torch.equal(got[name], weights[name].float()) for name in weights)
     total = sum(weight.nbytes for weight in got.values())
     assert [total_bytes for _, total_bytes in seen] == [total] * len(seen)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1][0] == total

@@ -140,27 +140,9 @@ def test_the_last_request_of_the_largest_owner_gives_way_to_a_newcomer(limits: d
     assert full.scheduler.num_waiting == 4
     with pytest.raises(QueueFull):
         full.add("flood")
-    assert [one.terms.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, (
-        "then each has one"
-    )
+    assert [one.terms.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, "then each has one"
     with pytest.raises(QueueFull):
         full.add("last")
-
-
-def test_a_request_gives_way_as_a_whole_and_not_when_it_has_begun() -> None:
-    full = Full()
-    full.fill("flood", n=2)  # the first choice runs
-    assert full.scheduler.num_waiting == 3
-    assert [one.terms.owner for one in full.add("new", n=2)] == ["flood"] * 2
-    with pytest.raises(QueueFull):
-        full.add("newer", n=2)
-    assert full.scheduler.num_waiting == 3
-
-
-def test_short_requests_give_way_to_a_long_one() -> None:
-    full = Full(max_waiting_tokens=40)
-    assert len(full.fill("flood")) == 10
-    assert len(full.add("new", length=30)) == 8
 
 
 def test_requests_that_give_way_to_a_very_long_one_are_found_in_little_time() -> None:
@@ -170,18 +152,3 @@ def test_requests_that_give_way_to_a_very_long_one_are_found_in_little_time() ->
     begin_s = time.thread_time()
     assert len(full.scheduler.admission.victims([4000], "new")) == 999
     assert time.thread_time() - begin_s < 2.5
-
-
-def test_requests_without_an_owner_give_way_to_none() -> None:
-    full = Full()
-    full.fill("")
-    with pytest.raises(QueueFull):
-        full.add("new")
-
-
-def test_a_refused_request_leaves_the_queue_as_it_was() -> None:
-    full = Full()
-    waiting = full.fill("flood")
-    with pytest.raises(QueueFull):
-        full.add("new", n=4)
-    assert list(full.scheduler.admission.waiting) == waiting and not any(one.finished for one in waiting)

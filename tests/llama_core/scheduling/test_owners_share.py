@@ -89,17 +89,6 @@ def test_waiting_owners_come_to_equal_shares_with_fewer_preemptions_than_slots(
     assert served.scheduler.num_preemptions == before, "shares that are reached stay"
 
 
-def test_each_newcomer_costs_at_most_one_preemption() -> None:
-    served = Served(slots=4)
-    served.add("many", count=50, max_new=40)
-    served.steps(10)
-    for _ in range(200):
-        served.add("few", max_new=1)
-        served.steps(2)
-    newcomers = [seq for seq in served.sequences if seq.terms.owner == "few"]
-    assert 0 < served.scheduler.num_preemptions <= len(newcomers)
-
-
 def test_one_owner_alone_loses_nothing_whatever_its_priorities() -> None:
     served = Served(slots=4)
     for priority in (3, 0, 1):
@@ -135,17 +124,3 @@ def test_preempted_sequences_end_with_their_own_tokens_beside_an_endless_stream_
     served.steps(2000)
     assert is_done(served.sequences) and served.scheduler.pool.num_used == 0
     assert all(seq.output == expected_output(seq) for seq in served.sequences)
-
-
-def test_a_preempted_sequence_waits_after_other_owners_and_before_its_owner_s() -> None:
-    served = Served(slots=2)
-    first, second, third = served.add("many", count=3)
-    served.steps(5)
-    assert second.slot is not None
-    (one,), (two,) = served.add("few", max_new=5), served.add("fewer", max_new=5)
-    served.steps(2)
-    assert one.slot is not None and second.slot is None, "many keeps one slot"
-    served.steps(6)
-    assert one.finished and two.slot is not None and second.slot is None
-    served.steps(9)
-    assert two.finished and second.slot is not None and first.slot is not None and third.slot is None

@@ -31,14 +31,6 @@ def quarantined(quarantine: Quarantine, *others: Sequence) -> Sequence:
     return seq
 
 
-def test_a_request_is_quarantined_by_the_second_failure_at_the_same_position() -> None:
-    quarantine, seq = Quarantine(), a_request()
-    quarantine.ranks_failed([seq])
-    assert seq not in quarantine._quarantined and quarantine.num_failures(seq) == 1
-    quarantine.ranks_failed([seq])
-    assert quarantine._quarantined == {seq}
-
-
 def test_a_token_past_the_position_of_the_failure_clears_the_record() -> None:
     quarantine, seq = Quarantine(), a_request()
     seq.scheduled, seq.inflight = 3, 1

@@ -12,7 +12,7 @@ from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.template.files import find_template, given_template
 from tests.conftest import GOLDEN
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_models import write_gguf
 
 TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 HELLO: Any = [{"role": "user", "content": "Hello"}]

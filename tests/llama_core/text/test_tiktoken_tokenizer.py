@@ -14,8 +14,8 @@ from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tiktoken_tokenizer import TiktokenTokenizer, special_names, split_long
 from llama_core.text.tokenizers.tokenizer import TextPart
-from tests.support.processor_time import processor_s
 from tests.support.vocabularies import CORPUS, LLAMA3_SPLIT, byte_ranks, write_tiktoken
+from tests.support.waiting import processor_s
 
 RANKS = byte_ranks()
 NAMES = {name: len(RANKS) + offset for offset, name in enumerate(special_names())}

@@ -26,9 +26,9 @@ from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
 from tests.support.asgi_client import AsgiCall
+from tests.support.http import samples
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
-from tests.support.metric_samples import samples
 from tests.support.scripted_engine import FakeEngine
 from tests.support.waiting import until_true
 

@@ -7,19 +7,19 @@ import torch
 from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.fused.step_memory import combines_in_kernel
 from llama_core.scheduling.step import Row
-from tests.support.attention_cases import (
+from tests.llama_core.backends.fused.attention_cases import (
     COMPILED_WINDOWS,
-    LIMITS,
     MANY_POSITIONS,
     SHAPES,
     WIDE_SHAPES,
     WINDOWS,
     Case,
+    attended,
     check,
     check_step,
 )
+from tests.support.forking import interpret
 from tests.support.full_runs import with_full_ones
-from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -29,18 +29,13 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 def test_torch_computes_what_float64_does(dtype: torch.dtype, is_float8: bool) -> None:
     for seed in range(40):
         shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
-        case = Case(seed, shape, dtype, torch.device("cpu"), is_float8=is_float8)
-        expected = case.expected(window)
-        if window:
-            case.forget_before_windows(window)
-        got = case.attend(TorchOps(), case.rows, case.q, window)
-        assert (got.double() - expected).abs().max().item() <= LIMITS[dtype], (seed, case.rows)
+        attended(TorchOps(), Case(seed, shape, dtype, torch.device("cpu"), is_float8=is_float8), window)
 
 
 INTERPRETED = """
 import torch
 from llama_core.backends.fused.kernels import TritonOps
-from tests.support.attention_cases import WIDE_SHAPES, check, check_random
+from tests.llama_core.backends.fused.attention_cases import WIDE_SHAPES, check, check_random
 from llama_core.scheduling.step import Row
 {}
 """
@@ -53,28 +48,22 @@ WIDE = (
 )
 
 
-@pytest.mark.parametrize(
-    "call",
-    with_full_ones(
-        [
-            "check(*to, torch.float32, range(5))",
-            "check(*to, torch.float16, [13], is_float8=True)",
-            "check_random(*to, torch.float16, 3)",
-            WIDE.format("[0, 1, 3]"),
-            WIDE.format("range(9)"),
-            "check(*to, torch.float32, range(6), shapes=WIDE_SHAPES)",
-            "check(*to, torch.float16, range(4, 12))",
-            "check_random(*to, torch.float32, 40)",
-            "check_random(*to, torch.float16, 40)",
-        ],
-        in_each_run=[
-            "check(*to, torch.float32, range(5))",
-            "check(*to, torch.float16, [13], is_float8=True)",
-            "check_random(*to, torch.float16, 3)",
-            WIDE.format("[0, 1, 3]"),
-        ],
-    ),
-)
+IN_EACH_RUN = [
+    "check(*to, torch.float32, range(5))",
+    "check(*to, torch.float16, [13], is_float8=True)",
+    "check_random(*to, torch.float16, 3)",
+    WIDE.format("[0, 1, 3]"),
+]
+FURTHER = [
+    WIDE.format("range(9)"),
+    "check(*to, torch.float32, range(6), shapes=WIDE_SHAPES)",
+    "check(*to, torch.float16, range(4, 12))",
+    "check_random(*to, torch.float32, 40)",
+    "check_random(*to, torch.float16, 40)",
+]
+
+
+@pytest.mark.parametrize("call", with_full_ones([*IN_EACH_RUN, *FURTHER], IN_EACH_RUN))
 def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(call: str) -> None:
     interpret(INTERPRETED.format(f"to = TritonOps(), torch.device('cpu')\n{call}"))
 
@@ -113,7 +102,7 @@ splits.SPLIT_UNIT = 32
 from llama_core.backends.fused import attention_launches as launches
 from llama_core.backends.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
-from tests.support.attention_cases import Case, check_step
+from tests.llama_core.backends.fused.attention_cases import Case, check_step
 
 torch.use_deterministic_algorithms(True)  # fills the results of splits with NaN first
 rows = [Row(0, 63, 9, True, 8), Row(1, 63, 9, False), Row(2, 48, 20, False), Row(3, 255, 1, True), Row(4, 0, 1, True)]
@@ -138,7 +127,7 @@ splits.SPLIT_UNIT, splits.SPLIT_BITS = 32, 1
 from llama_core.backends.fused import attention_launches as launches
 from llama_core.backends.fused.kernels import TritonOps
 from llama_core.scheduling.step import Row
-from tests.support.attention_cases import Case, check_step
+from tests.llama_core.backends.fused.attention_cases import Case, check_step
 
 torch.use_deterministic_algorithms(True)  # fills memory with NaN first
 rows = [Row(0, 63, 9, True, 8), Row(1, 300, 1, True), Row(2, 0, 1, True), Row(3, 31, 2, True, 1), Row(4, 20, 5, False)]

@@ -16,22 +16,11 @@ from llama_core.backends.sampling import GREEDY_BELOW, uniform
 from llama_core.backends.sampling_tensors import SlotSamplingArray
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit
-from tests.support.examples import st
 
 VOCABULARIES = (1, 2, 33, 300, 4096, 4097, 9000)
 MAX_SEQ_LEN = 80
 TOLERANCE = 2e-6  # of sums in float32
 KINDS = ("normal", "bfloat16", "few values", "flat", "steep", "small", "large")
-
-
-def sampling_rows(params: SamplingParams, count: int, **tensors: torch.Tensor) -> SlotSamplingArray:
-    """`count` rows of the same values, but for the fields that `tensors` names."""
-    rows = SlotSamplingArray(count, torch.device("cpu"))
-    for row in range(count):
-        rows.set(row, params)
-    for name, values in tensors.items():
-        getattr(rows, name).copy_(values)
-    return rows
 
 
 def random_logits(generator: np.random.Generator, kind: str, vocab: int) -> torch.Tensor:
@@ -47,30 +36,35 @@ def random_logits(generator: np.random.Generator, kind: str, vocab: int) -> torc
     }[kind]
 
 
-@st.composite
-def plain_params(draw: Any, vocab: int) -> dict[str, Any]:
+def pick(generator: np.random.Generator, values: Seq[Any]) -> Any:
+    return values[int(generator.integers(len(values)))]
+
+
+def plain_params(generator: np.random.Generator, vocab: int) -> dict[str, Any]:
+    seeds = generator.integers(-(2**63), 2**63 - 1, 9).tolist()
     return {
-        "temperature": draw(st.sampled_from((0.0, 1e-6, 0.05, 0.3, 0.7, 1.0, 2.0, 1e4))),
-        "top_p": draw(st.sampled_from((1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6))),
-        "top_k": draw(st.sampled_from((0, 0, 1, 2, 7, 40, vocab - 1, vocab, vocab + 5))) if vocab > 1 else 0,
-        "min_p": draw(st.sampled_from((0.0, 0.0, 1e-4, 0.1, 0.5, 1.0))),
-        "seed": draw(st.integers(-(2**63), 2**63 - 1)),
+        "temperature": pick(generator, (0.0, 1e-6, 0.05, 0.3, 0.7, 1.0, 2.0, 1e4)),
+        "top_p": pick(generator, (1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6)),
+        "top_k": pick(generator, (0, 0, 1, 2, 7, 40, vocab - 1, vocab, vocab + 5)) if vocab > 1 else 0,
+        "min_p": pick(generator, (0.0, 0.0, 1e-4, 0.1, 0.5, 1.0)),
+        "seed": pick(generator, (-(2**63), 0, 2**63 - 1, *seeds)),
     }
 
 
-@st.composite
-def ruled_params(draw: Any, vocab: int) -> dict[str, Any]:
-    token, common = st.integers(0, min(vocab, 40) - 1), st.integers(0, min(vocab, 3) - 1)
-    plain: dict[str, Any] = draw(plain_params(vocab))
-    return plain | {
+def ruled_params(generator: np.random.Generator, vocab: int) -> dict[str, Any]:
+    def tokens(most: int, least: int = 0, kinds: int = 40) -> list[int]:
+        count = int(generator.integers(least, most + 1))
+        return [int(token) for token in generator.integers(0, min(vocab, kinds), count)]
+
+    return plain_params(generator, vocab) | {
         "max_tokens": 60,
-        "presence_penalty": draw(st.sampled_from((0.0, 0.0, 1.1, -2.0))),
-        "frequency_penalty": draw(st.sampled_from((0.0, 0.0, 0.7, -0.3))),
-        "repetition_penalty": draw(st.sampled_from((1.0, 1.0, 1.4, 0.7))),
-        "logit_bias": tuple(draw(st.lists(st.tuples(token, st.floats(-9, 9, width=32)), max_size=6))),
-        "bad_words": tuple(draw(st.lists(st.lists(common, min_size=1, max_size=4).map(tuple), max_size=5))),
-        "allowed_token_ids": tuple(draw(st.one_of(st.just([]), st.lists(token, min_size=1, max_size=30)))),
-        "min_tokens": draw(st.sampled_from((0, 0, 5, 30))),
+        "presence_penalty": pick(generator, (0.0, 0.0, 1.1, -2.0)),
+        "frequency_penalty": pick(generator, (0.0, 0.0, 0.7, -0.3)),
+        "repetition_penalty": pick(generator, (1.0, 1.0, 1.4, 0.7)),
+        "logit_bias": tuple((token, float(np.float32(generator.uniform(-9, 9)))) for token in tokens(6)),
+        "bad_words": tuple(tuple(tokens(4, 1, kinds=3)) for _ in range(int(generator.integers(6)))),
+        "allowed_token_ids": tuple(tokens(30, 1)) if generator.integers(2) else (),
+        "min_tokens": pick(generator, (0, 0, 5, 30)),
     }
 
 
@@ -127,22 +121,22 @@ class Case:
         return Case(self.logits.flip(0), self.params[::-1], self.inits[::-1], self.masks[::-1])
 
 
-@st.composite
-def cases(draw: Any, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABULARIES) -> Case:
-    vocab = draw(st.sampled_from(vocabularies))
-    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
-    count = draw(st.integers(1, 4))
-    logits = torch.stack([random_logits(generator, draw(st.sampled_from(KINDS)), vocab) for _ in range(count)])
+def random_case(seed: int, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABULARIES) -> Case:
+    generator = np.random.default_rng(seed)
+    vocab, count = pick(generator, vocabularies), int(generator.integers(1, 5))
+    logits = torch.stack([random_logits(generator, pick(generator, KINDS), vocab) for _ in range(count)])
     inits, masks = [], []
     for i in range(count):
-        params = SamplingParams(**draw(ruled_params(vocab) if has_rules and i % 3 < 2 else plain_params(vocab)))
+        fields = ruled_params(generator, vocab) if has_rules and i % 3 < 2 else plain_params(generator, vocab)
         # Few different tokens, so that bad words begin in many places.
-        tokens = generator.integers(0, min(vocab, draw(st.sampled_from((3, 40)))), draw(st.integers(1, 60))).tolist()
-        delayed = tuple(draw(st.lists(st.integers(0, vocab + 1), max_size=3, unique=True)))
-        prompt_length = max(0, len(tokens) - draw(st.sampled_from((0, 1, 2, 20, 60))))
+        kinds, length = min(vocab, pick(generator, (3, 40))), int(generator.integers(1, 61))
+        tokens = generator.integers(0, kinds, length).tolist()
+        delayed = tuple(set(generator.integers(0, vocab + 2, int(generator.integers(4))).tolist()))
+        prompt_length = max(0, length - pick(generator, (0, 1, 2, 20, 60)))
+        params = SamplingParams(**fields)
         inits.append(SlotInit(i, tokens, [], params, prompt_length=prompt_length, delayed=delayed))
         mask = generator.integers(0, 2**32, -(-vocab // 32), dtype=np.uint32)
-        masks.append(mask if has_rules and draw(st.booleans()) else None)
+        masks.append(mask if has_rules and generator.integers(2) else None)
     return Case(logits, [init.params for init in inits], inits, masks)
 
 

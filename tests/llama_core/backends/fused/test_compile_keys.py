@@ -22,8 +22,7 @@ from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from tests.support.compile_keys import recorded_keys
-from tests.support.counted_memory import META, meta_backend
+from tests.llama_core.backends.fused.counted_memory import META, meta_backend, recorded_keys
 
 pytest.importorskip("triton")
 STEPS = 60

@@ -8,9 +8,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,15 +33,16 @@ class Prometheus:
     url: str
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an instant query. Raises urllib.error.HTTPError if the expression has an error."""
-        query = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=60) as answer:
-            found: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
-            return found
+        """The series of an instant query. Raises httpx.HTTPStatusError if the expression has an error."""
+        found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
+        return found
 
     def rules(self) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=60) as answer:
-            return [rule for group in json.loads(answer.read())["data"]["groups"] for rule in group["rules"]]
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def _get(self, what: str, **params: str) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{what}", params=params, timeout=60, trust_env=False)
+        return answer.raise_for_status().json()["data"]
 
 
 @contextlib.contextmanager
@@ -86,7 +84,7 @@ def dashboard_queries() -> Iterator[tuple[str, str]]:
 def _scrapes(prometheus: Prometheus) -> bool:
     try:
         return any(series["value"][1] == "1" for series in prometheus.query("up"))
-    except OSError:
+    except httpx.TransportError:
         return False
 
 
@@ -107,8 +105,8 @@ def faults(prometheus: Prometheus) -> list[str]:
     for panel, expression in dashboard_queries():
         try:
             series = prometheus.query(expression)
-        except urllib.error.HTTPError as error:
-            found.append(f"{panel}: {error.read().decode()[:300]}: {expression}")
+        except httpx.HTTPStatusError as error:
+            found.append(f"{panel}: {error.response.text[:300]}: {expression}")
             continue
         values = [float(each["value"][1]) for each in series]
         if not any(math.isfinite(value) for value in values):

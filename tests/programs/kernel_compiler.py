@@ -6,6 +6,7 @@ kernels are specialized as on a GPU.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
+import ast
 import contextlib
 import io
 import math
@@ -13,6 +14,8 @@ import os
 import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -100,6 +103,31 @@ def waits_first(ptx: str, may_read: Set[int] = frozenset()) -> bool:
             # Without the guard's condition, the register keeps its value.
             sources[register] = origin | sources.get(register, frozenset()) if guard else origin
     return True
+
+
+PRODUCT: Final = Path(__file__).parents[2] / "llama_core"
+WAIT: Final = "wait_for_previous(is_early)"
+# Parameters whose memory no kernel of the layers writes.
+CONSTANT: Final = frozenset(("weight", "q_norm", "k_norm", "table", "positions", "slot_mapping", "tiles"))
+
+
+@cache
+def functions() -> list[ast.FunctionDef]:
+    """All functions of llama_core, from their source."""
+    trees = [ast.parse(path.read_text()) for path in sorted(PRODUCT.rglob("*.py"))]
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def early_kernels() -> dict[str, ast.FunctionDef]:
+    """The kernels that wait for the kernel before, by name."""
+    return {function.name: function for function in functions() if WAIT in map(ast.unparse, function.body)}
+
+
+def may_read(name: str) -> frozenset[int]:
+    """The numbers of the parameters that a compiled kernel may read before it waits. Pointers come before numbers, which the
+    compiler may leave out."""
+    arguments = [argument.arg for argument in early_kernels()[name].args.args]
+    return frozenset(index for index, argument in enumerate(arguments) if argument in CONSTANT)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
 """The fused backend on torch's meta device, with Triton's kernels left out, and the bytes of all its tensors counted.
 
 Tensors have sizes and no values, so that models of any size fit. All allocations are those of a GPU, because they do not depend
-on values; the allocator's rounding, libraries' workspaces and the device's context are not seen.
+on values; the rounding of the allocator, workspaces of libraries and the context of the device are not seen. Addresses begin
+at 0 in each storage, so tensors have the alignment of a GPU, whose allocations begin at multiples of 512 bytes.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet, finalize
@@ -27,6 +29,7 @@ from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
 
 META = torch.device("meta")
+Key = tuple[str, str, str]  # the kernel, what Triton knows of its arguments, and its options
 
 
 class LiveBytes(TorchDispatchMode):
@@ -113,6 +116,30 @@ def without_kernels() -> Iterator[None]:
         for name in ("all_reduce", "all_gather_into_tensor", "broadcast"):
             stack.enter_context(patch.object(dist, name, lambda *args, **options: None))
         yield
+
+
+@contextmanager
+def recorded_keys(sm: int = 90) -> Iterator[set[Key]]:
+    """The keys by which Triton compiles variants for a GPU, of all kernels that are launched inside. None is compiled."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    backend, keys = make_backend(GPUTarget("cuda", sm, 32)), set[Key]()
+
+    @cache
+    def binder(kernel: Any) -> Any:
+        return create_function_from_signature(kernel.signature, kernel.params, backend)
+
+    def launch(kernel: Any, grid: object) -> Callable[..., None]:
+        def note(*args: object, **options: object) -> None:
+            _, specialization, others = binder(kernel)(*args, **options)
+            keys.add((kernel.fn.__name__, str(specialization), str(sorted(others.items()))))
+
+        return note
+
+    with without_kernels(), patch.object(JITFunction, "__getitem__", launch):
+        yield keys
 
 
 def meta_backend(

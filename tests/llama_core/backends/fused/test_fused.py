@@ -3,7 +3,6 @@
 That its tokens and logits are the reference's, on several ranks and in any batch, is in test_equivalence.py.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -15,30 +14,19 @@ import torch
 
 from llama_core.backends.fused.device import choose_ops
 from llama_core.errors import ConfigError
-from tests.support.interpreter import interpret
-from tests.support.kernel_differences import assert_small
-
-KERNELS = """
-import json
-import torch
-from tests.support.kernel_differences import largest_differences
-print(json.dumps([largest_differences(torch.device("cpu"), dtype) for dtype in (torch.float32, torch.float16)]))
-"""
-
-
-def test_the_kernels_compute_what_torch_does_in_tritons_interpreter() -> None:
-    printed = interpret(KERNELS)
-    for differences, dtype in zip(json.loads(printed), (torch.float32, torch.float16), strict=True):
-        assert_small(differences, dtype)
+from tests.support.forking import interpret
 
 
 @pytest.mark.parametrize("examples", [6, pytest.param(300, marks=pytest.mark.full)])
-def test_kernels_of_random_shapes_compute_what_float64_does_in_tritons_interpreter(examples: int) -> None:
+def test_kernels_compute_what_torch_and_float64_do_in_tritons_interpreter(examples: int) -> None:
     interpret(f"""
 import torch
-from tests.support.kernel_differences import check_beside_float64
+from tests.llama_core.backends.fused.kernel_differences import check_beside_float64, check_copies
 for dtype in (torch.float32, torch.float16):
-    check_beside_float64(torch.device("cpu"), dtype, {examples})
+    check_copies(torch.device("cpu"), dtype)
+for seed in range({examples}):
+    for dtype in (torch.float32, torch.float16):
+        check_beside_float64(torch.device("cpu"), dtype, seed)
 """)
 
 

@@ -16,10 +16,9 @@ from llama_core.backends.fused.sampling.sampler import unpacked
 from llama_core.backends.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
-from tests.support.examples import each_example
+from tests.llama_core.backends.fused.sampling_cases import Case, acceptable, random_case
+from tests.support.forking import interpret
 from tests.support.full_runs import examples
-from tests.support.interpreter import interpret
-from tests.support.sampling_cases import Case, acceptable, cases
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 CPU = torch.device("cpu")
@@ -33,10 +32,7 @@ def tokens_of(ops: TorchOps, case: Case, mode: str, device: torch.device) -> lis
 def check_samples(ops: TorchOps, device: torch.device, examples: int) -> None:
     """Tokens are those of float64, and those of the reference where rounding cannot matter; the same in any batch."""
     sharp = total = 0
-
-    @each_example(examples, cases())
-    def check(case: Case) -> None:
-        nonlocal sharp, total
+    for case in map(random_case, range(examples)):
         got = tokens_of(ops, case, "sampled", device)
         assert tokens_of(ops, case.reversed(), "sampled", device) == got[::-1]
         reference = sample(
@@ -52,16 +48,16 @@ def check_samples(ops: TorchOps, device: torch.device, examples: int) -> None:
                 sharp += 1
             total += 1
         assert tokens_of(ops, case, "greedy", device) == case.logits.argmax(-1).tolist()
-
-    check()
     assert sharp > total * 0.6
+
+
+def ruled_cases(examples: int) -> list[Case]:
+    return [random_case(seed, has_rules=True, vocabularies=(33, 300, 4097)) for seed in range(examples)]
 
 
 def check_rules(ops: TorchOps, device: torch.device, examples: int) -> None:
     """Rules and masks as the reference applies them; rows without any beside them."""
-
-    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
-    def check(case: Case) -> None:
+    for case in ruled_cases(examples):
         mode = "masked" if any(mask is not None for mask in case.masks) else "ruled"
         got, edited = tokens_of(ops, case, mode, device), case.edited()
         for row, params, position, token in zip(edited, case.params, case.positions, got, strict=True):
@@ -70,8 +66,6 @@ def check_rules(ops: TorchOps, device: torch.device, examples: int) -> None:
             else:
                 assert token in acceptable(row, params, position), (token, params)
                 assert row[token] > -math.inf
-
-    check()
 
 
 def case_of_bad_words() -> Case:
@@ -88,12 +82,9 @@ def check_edits(device: torch.device, examples: int) -> None:
     from llama_core.backends.fused.sampling import logit_kernels
     from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
 
-    def compare(case: Case) -> None:
-        state, samples, buffers = (
-            case.state(device),
-            case.samples(device),
-            SamplingBuffers(len(case.logits), case.logits.shape[1], device),
-        )
+    for case in (case_of_bad_words(), *ruled_cases(examples)):
+        state, samples = case.state(device), case.samples(device)
+        buffers = SamplingBuffers(len(case.logits), case.logits.shape[1], device)
         buffers.probs.fill_(math.nan)
         buffers.listed.fill_(7)
         logits = case.logits.to(device)
@@ -101,13 +92,6 @@ def check_edits(device: torch.device, examples: int) -> None:
         with patch.multiple(logit_kernels, _TILE=16, _WORDS=2):
             logit_kernels.edit(logits, state, samples, buffers, has_masks=True)
         assert torch.equal(buffers.probs.cpu(), case.edited())
-
-    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
-    def check(case: Case) -> None:
-        compare(case)
-
-    compare(case_of_bad_words())
-    check()
 
 
 def check_logprobs(ops: TorchOps, device: torch.device) -> None:
@@ -147,8 +131,12 @@ def check_odd_rows(ops: TorchOps, device: torch.device) -> None:
         assert found == [expected[0], NOT_FINITE, NOT_FINITE, NOT_FINITE, expected[4]], mode
 
 
-def check_limits(ops: TorchOps, device: torch.device, *, is_short: bool = False) -> None:
-    """Limits that end exactly at a token, over many random numbers."""
+def check_limits(ops: TorchOps, device: torch.device) -> None:
+    """Limits that end exactly at a token, over many random numbers. Zeros of both signs are equal: the first comes first."""
+    logits = torch.full((1, 5000), -0.0)
+    logits[0, 4990] = 0.0
+    assert tokens_of(ops, plain_case(logits), "greedy", device) == [0]
+    assert tokens_of(ops, plain_case(logits, top_k=1), "sampled", device) == [0]
     equal, two_bins = [0.0] * 8, [0.0] * 2 + [-0.7] * 4 + [-9.0] * 3
     # Five of eight equal tokens: before the fifth, there is exactly the half.
     known: list[tuple[list[float], dict[str, Any], set[int]]] = [
@@ -159,20 +147,12 @@ def check_limits(ops: TorchOps, device: torch.device, *, is_short: bool = False)
         (two_bins, {"top_k": 5, "top_p": 0.8}, {0, 1, 2, 3}),
         (two_bins, {"min_p": 0.4, "top_k": 6}, {0, 1, 2, 3, 4, 5}),
     ]
-    for row, fields, support in known[1::2] if is_short else known:
+    for row, fields, support in known:
         case = plain_case(torch.tensor([row] * 16), **({"temperature": 1.0, "top_p": 1.0} | fields))
         samples = case.samples(CPU)
         expected = sample(case.logits, case.state(CPU).sampling.at(samples.slots), samples.positions).tolist()
         assert set(expected) == support
         assert tokens_of(ops, case, "sampled", device) == expected
-
-
-def check_zeros(ops: TorchOps, device: torch.device) -> None:
-    """Zeros of both signs are equal: the first is the most likely."""
-    logits = torch.full((1, 5000), -0.0)
-    logits[0, 4990] = 0.0
-    assert tokens_of(ops, plain_case(logits), "greedy", device) == [0]
-    assert tokens_of(ops, plain_case(logits, top_k=1), "sampled", device) == [0]
 
 
 def check_contradictions(ops: TorchOps, device: torch.device) -> None:
@@ -205,7 +185,7 @@ def test_torch_samples_what_float64_does_and_what_the_reference_does(
     check(TorchOps(), CPU, examples(60, 150))
 
 
-@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions, check_limits, check_zeros])
+@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions, check_limits])
 def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[TorchOps, torch.device], None]) -> None:
     check(TorchOps(), CPU)
 
@@ -213,7 +193,7 @@ def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[TorchOps, torch.
 INTERPRETED = """
 import sys, torch
 from llama_core.backends.fused.kernels import TritonOps
-from tests.llama_core.backends import test_fused_sampling as checks
+from tests.llama_core.backends.fused import test_fused_sampling as checks
 ops, cpu = TritonOps(), torch.device("cpu")
 {}
 """
@@ -226,12 +206,8 @@ ops, cpu = TritonOps(), torch.device("cpu")
         pytest.param("checks.check_rules(ops, cpu, 6)", id="rules"),
         pytest.param("checks.check_edits(cpu, 40)", id="edits"),
         pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
-        pytest.param("checks.check_limits(ops, cpu, is_short=True)", id="some limits"),
-        pytest.param("checks.check_limits(ops, cpu)", id="limits", marks=pytest.mark.full),
-        pytest.param(
-            "for check in (checks.check_zeros, checks.check_odd_rows, checks.check_contradictions): check(ops, cpu)",
-            id="zeros",
-        ),
+        pytest.param("checks.check_limits(ops, cpu)", id="limits"),
+        pytest.param("checks.check_odd_rows(ops, cpu), checks.check_contradictions(ops, cpu)", id="refused"),
         pytest.param("checks.check_large(ops, cpu)", id="large", marks=pytest.mark.full),
     ],
 )
@@ -252,5 +228,4 @@ def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
     check_odd_rows(ops, device)
     check_contradictions(ops, device)
     check_limits(ops, device)
-    check_zeros(ops, device)
     check_large(ops, device)

@@ -1,6 +1,6 @@
 """The memory plan of the fused backend beside the bytes of all tensors that it makes, of real sizes on torch's meta device."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +21,13 @@ from llama_core.config import EngineConfig
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from tests.support.counted_memory import META, CountingDevice, LiveBytes, meta_backend, without_kernels
+from tests.llama_core.backends.fused.counted_memory import (
+    META,
+    CountingDevice,
+    LiveBytes,
+    meta_backend,
+    without_kernels,
+)
 
 pytest.importorskip("triton")
 TOLERANCE = 0.03
@@ -53,46 +59,6 @@ CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Bytes of one rank. kept: of all that stays but the weights, with the cache; weights: as the model states them."""
-
-    weights: int
-    kept: int
-    pool: int
-    eager: int
-    planned_weights: int
-    cache: int
-    backend: FusedBackend
-    config: EngineConfig
-    model: ModelConfig
-    parallel: Parallel
-
-
-def counted(name: str) -> Counted:
-    """Load, capture every graph, and run the largest steps that have none."""
-    model, num_ranks, fields = CASES[name]
-    live, parallel = LiveBytes(), Parallel(0, num_ranks, META)
-    with (
-        without_kernels(),
-        patch.object(fused, "smallest", lambda parallel, value: value),
-        torch.inference_mode(),
-        live,
-    ):
-        device = CountingDevice(live)
-        backend, slots, config = meta_backend(model, num_ranks, device, **fields)
-        backend.allocate_cache(NUM_BLOCKS)
-        kept = live.now - backend.weight_bytes
-        run_without_graphs(backend, slots, config)
-        device.eager = max(device.eager, device.peak_of(lambda: prompt_logprobs(backend)))
-    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
-    planned_weights = planned_weight_bytes(model, plan, parallel)
-    cache = NUM_BLOCKS * backend.cache_block_bytes
-    return Counted(
-        backend.weight_bytes, kept, device.pool, device.eager, planned_weights, cache, backend, config, model, parallel
-    )
-
-
 def run_without_graphs(backend: FusedBackend, slots: DeviceSlots, config: EngineConfig) -> None:
     """Decodes, checked drafts and the chunk of a prompt, as many tokens as a step without a graph can have. The most
     decodes whose splits' results are stored."""
@@ -116,16 +82,30 @@ def prompt_logprobs(backend: FusedBackend) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_what_is_taken_within_three_percent(name: str) -> None:
-    """Weights, and what a step takes beside weights and cache, each for itself."""
-    seen = counted(name)
-    taken = seen.kept - seen.cache + seen.pool + seen.eager
-    backend = seen.backend
-    assert backend.working_bytes == pytest.approx(taken, rel=TOLERANCE), (seen.pool, seen.eager)
-    assert seen.planned_weights == pytest.approx(seen.weights, rel=TOLERANCE)
-    unallocated = seen.pool + seen.eager + backend.cache_block_bytes
-    assert backend.unallocated_bytes(seen.config.max_seq_len) == pytest.approx(unallocated, rel=TOLERANCE)
+    """Of one rank that loads, captures every graph, and runs the largest steps that have none. Weights, and what a step takes
+    beside weights and cache, each for itself."""
+    model, num_ranks, fields = CASES[name]
+    live, parallel = LiveBytes(), Parallel(0, num_ranks, META)
+    with (
+        without_kernels(),
+        patch.object(fused, "smallest", lambda parallel, value: value),
+        torch.inference_mode(),
+        live,
+    ):
+        device = CountingDevice(live)
+        backend, slots, config = meta_backend(model, num_ranks, device, **fields)
+        backend.allocate_cache(NUM_BLOCKS)
+        kept = live.now - backend.weight_bytes
+        run_without_graphs(backend, slots, config)
+        eager = max(device.eager, device.peak_of(lambda: prompt_logprobs(backend)))
+    taken = kept - NUM_BLOCKS * backend.cache_block_bytes + device.pool + eager
+    assert backend.working_bytes == pytest.approx(taken, rel=TOLERANCE), (device.pool, eager)
+    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
+    assert planned_weight_bytes(model, plan, parallel) == pytest.approx(backend.weight_bytes, rel=TOLERANCE)
+    unallocated = device.pool + eager + backend.cache_block_bytes
+    assert backend.unallocated_bytes(config.max_seq_len) == pytest.approx(unallocated, rel=TOLERANCE)
     # Before loading, without the arrays that grow with the context, which `memory_budget` counts.
-    planned = step_bytes(seen.config, seen.model, seen.parallel, torch.bfloat16)
-    slots = (seen.config.max_batch_size + 1) * 8 * (seen.config.max_seq_len + seen.config.blocks_per_sequence)
-    arrays = slots + 4 * seen.model.head_dim * seen.config.max_seq_len
-    assert planned + arrays == pytest.approx(seen.backend.working_bytes, rel=0.01)
+    planned = step_bytes(config, model, parallel, torch.bfloat16)
+    slot_bytes = (config.max_batch_size + 1) * 8 * (config.max_seq_len + config.blocks_per_sequence)
+    arrays = slot_bytes + 4 * model.head_dim * config.max_seq_len
+    assert planned + arrays == pytest.approx(backend.working_bytes, rel=0.01)

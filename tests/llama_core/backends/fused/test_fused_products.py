@@ -1,6 +1,6 @@
-"""Checks of products with epilogues, on a GPU or in Triton's interpreter. Needs torch and Triton alone.
+"""Products of few rows with SwiGLU and the residual in their epilogues, in Triton's interpreter, and when they are chosen.
 
-The interpreter truncates to bfloat16, so that type is for GPUs.
+The same checks run on a GPU over the shapes of models. The interpreter truncates to bfloat16, so that type is for GPUs.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,21 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.every_kernel import always
+from llama_core.backends.fused.product_kernels import never
 from llama_core.backends.weight_formats.format import TorchMatrix
 from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.weight_formats import QUANTIZED
+from tests.support.forking import interpret
+from tests.support.full_runs import with_full_ones
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+ROWS = (1, 2, 15, 16, 17, 32, 33, 63, 64)
+
 
 FORMATS = ("plain", *QUANTIZED)
 # Of a rounding to the type, of values near 1; results round up to five times.
@@ -83,39 +91,6 @@ class ProductCase:
         return (dense.to(self.dtype) if matrix.held.scales.ndim == 2 else dense).double()
 
 
-def check_values(case: ProductCase) -> None:
-    """Beside float64, within some roundings of each result."""
-    from llama_core.backends.fused.kernels import TritonOps
-
-    ops, x, norm = TritonOps(fuses=always), case.values(case.rows, case.inputs), case.values(case.hidden)
-    for outputs in (2 * case.hidden, case.hidden):
-        matrix, dense = case.matrix(outputs)
-        bias = case.bias(outputs)
-        plain = F.linear(x.double(), dense)
-        name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
-        with patch(f"llama_core.backends.fused.product_kernels.{name}", 1):
-            assert_near(ops.product(x, matrix), plain, plain.abs() + 1, case)
-        total = plain if bias is None else plain + bias.double()
-        if outputs > case.hidden:
-            gate, up = total.chunk(2, dim=-1)
-            assert_near(ops.gated_product(x, matrix, bias), F.silu(gate) * up, gate.abs() + up.abs() + 1, case)
-        else:
-            states = case.values(case.rows, case.hidden)
-            total += states.double()
-            scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5)
-            # The norm multiplies the rounding of the sum.
-            normed = ops.add_product_norm(states, x, matrix, norm, 1e-5, bias)
-            assert_near(states, total, total.abs() + 3, case)
-            size = (total.abs() + 3) * scale * (norm.double().abs() + 1)
-            assert_near(normed, total * scale * norm.double(), size * (1 + scale), case)
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, case: ProductCase) -> None:
-    assert got.shape == expected.shape and got.dtype == case.dtype
-    wrong = (got.double() - expected).abs() / size
-    assert wrong.max().item() <= 5 * STEPS[case.dtype], case
-
-
 def check_bits(case: ProductCase) -> None:
     """Equal to a product, rounded once, before the kernels that the epilogues replace, and the norm within its roundings;
     nothing beyond the rows is written."""
@@ -127,6 +102,9 @@ def check_bits(case: ProductCase) -> None:
     bias = case.bias(2 * case.hidden)
     product = F.linear(x.double(), dense).to(case.dtype)
     assert torch.equal(ops.gated_product(x, matrix, bias), separate.gated_silu(product, bias)), case
+    name = "_MANY_OUTPUTS_WITH_NARROW_TILES" if matrix.held.scales is None else "_MANY_OUTPUTS"
+    with patch(f"llama_core.backends.fused.product_kernels.{name}", 1):
+        assert torch.equal(ops.product(x, matrix), product), case
     matrix, dense = case.exact_matrix(case.hidden)
     bias = case.bias(case.hidden)
     states = case.values(case.rows + 2, case.hidden)
@@ -165,3 +143,61 @@ def random_case(seed: int, dtype: torch.dtype, device: torch.device) -> ProductC
     inputs = int(draw.choice([512, 576, 1376, 4096, 11008])) + int(draw.choice([0, 0, 3]))
     rows = int(draw.choice([1, 2, 15, 16, 17, 32, 33, 64]))
     return ProductCase(FORMATS[seed % len(FORMATS)], dtype, rows, hidden, inputs, bool(seed % 2), seed, device)
+
+
+def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) -> None:
+    """Over random shapes of each format: any rows, odd sizes, inputs in one split and in several, with and without biases."""
+    for seed in range(examples):
+        draw = np.random.default_rng(seed)
+        inputs = int(draw.integers(*(((1, 201), (1024, 1701))[seed % 2])))
+        size = int(draw.choice(ROWS)), int(draw.integers(1, 71)), inputs
+        case = ProductCase(str(draw.choice(formats)), dtype, *size, bool(draw.integers(2)), seed)
+        check_bits(case)
+        check_neighbours(case)
+
+
+def check_chosen() -> None:
+    """Each format, and each number of rows of a tile, with splits and biases."""
+    from llama_core.backends.fused.kernels import TritonOps
+
+    assert TritonOps(batch_invariant=True, fuses=always)._fuses is never, "fused products are not batch-invariant"
+    for number, name in enumerate((*FORMATS, "plain", "plain")):
+        check_bits(ProductCase(name, torch.float16, (1, 40, 20)[number % 3], 17 + number, 1030, number != 1, number))
+    check_neighbours(ProductCase("plain", torch.float16, 17, 33, 1100, False, 3))
+
+
+def check_chosen_elsewhere() -> None:
+    """On GPUs with less shared memory."""
+    with patch("llama_core.backends.fused.product_kernels.has_much_shared_memory", lambda: False):
+        check_chosen()
+
+
+def run_interpreted(statement: str) -> None:
+    """Run a statement with this module's names where Triton interprets kernels."""
+    interpret(f"import torch\nfrom {__name__} import *\n{statement}")
+
+
+@pytest.mark.parametrize(
+    "case",
+    with_full_ones(
+        ["float16, FORMATS, 2", "float16, FORMATS, 12", "float32, FORMATS[:3], 4"], in_each_run=["float16, FORMATS, 2"]
+    ),
+)
+def test_random_products_in_the_interpreter_are_those_of_separate_kernels(case: str) -> None:
+    run_interpreted(f"check_random(torch.{case})")
+
+
+@pytest.mark.parametrize("check", ["check_chosen()", "check_chosen_elsewhere()"])
+def test_each_tile_and_split_in_the_interpreter_gives_the_bits_of_separate_kernels(check: str) -> None:
+    run_interpreted(check)
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("seeds", [range(first, first + 5) for first in range(0, 60, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_on_a_gpu_are_those_of_the_kernels_that_they_replace(dtype: torch.dtype, seeds: range) -> None:
+    for seed in seeds:
+        case = random_case(seed, dtype, torch.device("cuda"))
+        check_bits(case)
+        check_neighbours(case)
