@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from deployments.args import EngineArgs, ServerArgs
-from deployments.engine.adapter_model import AdapterModel, AdapterModels
+from deployments.engine.adapter_model import AdapterModel
 from deployments.engine.interface import Engine, TokenStream
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
@@ -61,14 +61,3 @@ def test_an_adapter_cannot_have_the_name_of_its_base(tmp_path: Path) -> None:
     args = EngineArgs(model_id="poet", lora_adapters={"poet": str(tmp_path)})
     with pytest.raises(ConfigError, match="'poet' is the base's model_id"):
         args.open_adapters(read(CONFIGS["llama2"]))
-
-
-def test_of_many_adapters_only_the_one_that_is_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(AdapterModel, "__init__", lambda self, engine, name, digest: made.append(name))
-    engine = cast(Engine, FakeEngine())
-    models = AdapterModels(engine, {engine.model_id: "0", "poet": "1", "cook": "2"})
-    assert models[engine.model_id] is engine and "nobody" not in models
-    assert list(models) == [engine.model_id, "poet", "cook"] and len(models) == 3
-    assert not made
-    assert isinstance(models["cook"], AdapterModel) and made == ["cook"]

@@ -114,13 +114,14 @@ async def cached_tokens(engine: LlamaService, owner: str, last: int) -> int:
 
 
 KEYS = {"api_key_digests": ("0" * 64, "1" * 64)}
-
-
-@pytest.mark.parametrize(
+SCOPES = pytest.mark.parametrize(
     ("settings", "is_shared"),
     [(KEYS, False), (KEYS | {"prefix_cache_scope": "all"}, True), ({}, True)],
     ids=["with keys", "with keys, scope all", "without keys"],
 )
+
+
+@SCOPES
 async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_says_all(
     settings: dict[str, Any], is_shared: bool
 ) -> None:
@@ -133,11 +134,7 @@ async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_s
     await engine.stop()
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_shared"),
-    [(KEYS, False), (KEYS | {"prefix_cache_scope": "all"}, True), ({}, True)],
-    ids=["with keys", "with keys, scope all", "without keys"],
-)
+@SCOPES
 async def test_the_ranks_share_compiled_grammars_within_one_scope(settings: dict[str, Any], is_shared: bool) -> None:
     group = FakeGroup()
     engine = service(group, **settings)
