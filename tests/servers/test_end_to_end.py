@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from deployments.local.small_cluster import OBJECT_STORE_BYTES
 from tests.support import http
 from tests.support.raw_http import COMPLETIONS, connect, message
 from tests.support.server import Server, is_idle, num_generated, option_of
@@ -80,6 +81,13 @@ def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     # 127.0.0.1 as an IPv4 and as an IPv6 address, as the kernel writes them.
     loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
     assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
+
+
+def test_the_cluster_has_no_dashboard_no_autoscaler_and_little_memory_for_objects(demo: Server) -> None:
+    commands = demo.processes().values()
+    programs = ("gcs_server", "raylet/raylet", "/log_monitor.py", "/monitor.py", "dashboard/dashboard.py")
+    assert [sum(program in command for command in commands) for program in programs] == [1, 1, 1, 0, 0]
+    assert option_of(demo, "--object_store_memory=") == str(OBJECT_STORE_BYTES)
 
 
 AS_NOBODY = """
