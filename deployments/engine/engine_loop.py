@@ -69,18 +69,22 @@ class EngineLoop:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def check_capacity(self, owner: str = "", lengths: Seq[int] = (1,)) -> None:
-        """Check whether a request whose sequences have so many tokens each may be queued. Raises QueueFull with a time to
-        retry, or InvalidParameter if no idle server could take the request."""
+    def check_capacity(self, owner: str = "") -> None:
+        """Raises QueueFull, with a time to retry, if not even one sequence of a token may be queued."""
         try:
-            self.scheduler.check_capacity(lengths, owner)
+            self.scheduler.check_capacity((1,), owner)
         except QueueFull as error:
             raise self._with_retry(error) from None
 
     def make_room(self, owner: str, lengths: Seq[int]) -> None:
-        """`check_capacity`, and end the streams that have to give way with QueueFull. None of their requests has begun."""
-        self.check_capacity(owner, lengths)
-        for seq in self.scheduler.make_room(lengths, owner):
+        """Have a request whose sequences have so many tokens each find room, and end the streams that give way with QueueFull.
+        None of their requests has begun. Raises QueueFull, with a time to retry, or InvalidParameter if no idle server could
+        take the request."""
+        try:
+            victims = self.scheduler.make_room(lengths, owner)
+        except QueueFull as error:
+            raise self._with_retry(error) from None
+        for seq in victims:
             stream = self._streams.drop(seq)
             assert stream is not None and isinstance(seq.error, QueueFull)
             stream.fail(self._with_retry(seq.error))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from tests.servers.test_broken_connections import TALE, client_of
+from tests.servers.cut_streams import TALE, client_of
 from tests.support import http
 from tests.support.joined_events import id_of, joined
 from tests.support.otlp_collector import Traced

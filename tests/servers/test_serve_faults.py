@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.asks import Ask
 from tests.chaos.load import Heard, hear
-from tests.servers.test_broken_connections import REQUESTS, Client, client_of, comparable
+from tests.servers.cut_streams import REQUESTS, Client, client_of, comparable
 from tests.support.joined_events import id_of
 from tests.support.otlp_collector import Traced
 from tests.support.server import Server

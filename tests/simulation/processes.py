@@ -14,6 +14,7 @@ from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.fleet import Fleet
 from deployments.fleet.own_engine import OwnEngine
+from deployments.fleet.served_model import ServedModel
 from deployments.http.app import HttpApp
 from deployments.replicas.front_process import FrontProcess, http_app_of, keys_of
 from llama_core.files.digest import CheckpointDigest
@@ -158,6 +159,10 @@ class SimulatedFront:
     def fleet(self) -> Fleet | None:
         return None
 
+    @property
+    def models(self) -> list[ServedModel]:
+        return [] if self.fleet is None else [*self.fleet._models.values()]
+
     def vanish(self) -> None:
         self.ended.set()
 
@@ -213,6 +218,10 @@ class OwnRanks(SimulatedFront):
         self.service = self.own = self.process.call(lambda: self._own(args))
         self.engine = self.own.service
         self.http_app = http_app_of(args, self.service, METRICS, keys_of(args), None, Member(cluster, "llama"), FRONT)
+
+    @property
+    def models(self) -> list[ServedModel]:
+        return [self.own]
 
     def _own(self, args: ServerArgs) -> OwnEngine:
         service = LlamaService(args, lambda: self.groups, on_step=METRICS.on_step)

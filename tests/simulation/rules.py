@@ -71,8 +71,8 @@ class Rules:
 
     def models(self) -> Iterator[tuple[SimulatedFront, ServedModel]]:
         for front in self._world.fronts:
-            if not front.is_gone and front.fleet is not None:
-                for model in front.fleet._models.values():
+            if not front.is_gone:
+                for model in front.models:
                     yield front, model
 
     # What the simulation knows.
@@ -266,9 +266,11 @@ class Rules:
         """An engine refuses a new request because too many wait."""
         waiting: dict[str, int] = {}
         owners = set()
-        for engine in self._world.engines:
-            if engine.server is not None and engine.service.loop.scheduler is scheduler:
-                streams = [stream for each in engine.server.sessions for stream in each.streams.values()]
+        servers = [engine.server for engine in self._world.engines]
+        servers += [front.own.fronts for front in self._world.fronts_with_ranks()]
+        for server in servers:
+            if server is not None and server.engine_loop.scheduler is scheduler:
+                streams = [stream for each in server.sessions for stream in each.streams.values()]
                 for seq in (stream.sequence for stream in streams):
                     owners.add(seq.terms.owner)
                     # One that has begun does not give way.

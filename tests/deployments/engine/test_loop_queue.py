@@ -12,6 +12,9 @@ from llama_core.scheduling.request import Request
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.loop_engine import LoopEngine, greedy, read, running, submitted
 from tests.support.requests import submit
+from tests.support.virtual_loop import VirtualLoop
+
+LOOPS = {"virtual time": VirtualLoop}
 
 
 async def test_min_tokens_that_the_context_has_no_room_for_are_refused() -> None:
@@ -30,17 +33,6 @@ async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
             submitted(loop, Request([[1] * 10, [1] * 95], [greedy(20, min_tokens=6)] * 2))
         assert refused.value.param == "min_tokens"
         assert (loop.num_live, loop.scheduler.num_waiting) == (0, 0)
-
-
-async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:
-    group = FakeGroup(token=lambda tokens: 5)
-    async with running(group, slots=2, max_waiting=3) as loop:
-        streams = [submit(loop, [1, 3], greedy(4)) for _ in range(5)]
-        with pytest.raises(QueueFull):
-            submit(loop, [1, 3], greedy(4))
-        for stream in streams:
-            assert len((await read(stream))[1]) == 4
-        assert len((await read(submit(loop, [1, 3], greedy(4))))[1]) == 4
 
 
 async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> None:
@@ -77,16 +69,6 @@ async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_serve
         submit(loop, [1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=1e-6)
     submit(loop, [1, 3, 4], greedy(20))
-
-
-async def test_an_owner_with_many_requests_does_not_keep_another_waiting() -> None:
-    async with running(FakeGroup(step_s=0.0005), slots=2) as loop:
-        greedy_ones = [submit(loop, [1, 3 + n], greedy(10), owner="a") for n in range(20)]
-        modest = submit(loop, [1, 99], greedy(10), owner="b")
-        await read(modest)
-        assert sum(stream.finish_reason is None for stream in greedy_ones) >= 14
-        for stream in greedy_ones:
-            await read(stream)
 
 
 async def test_a_newcomer_gets_the_place_of_a_flood_s_last_request_which_is_told_when_to_try_again() -> None:

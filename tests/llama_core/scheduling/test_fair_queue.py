@@ -140,7 +140,9 @@ def test_the_last_request_of_the_largest_owner_gives_way_to_a_newcomer(limits: d
     assert full.scheduler.num_waiting == 4
     with pytest.raises(QueueFull):
         full.add("flood")
-    assert [one.terms.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, "then each has one"
+    assert [one.terms.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, (
+        "then each has one"
+    )
     with pytest.raises(QueueFull):
         full.add("last")
 

@@ -7,9 +7,8 @@ import httpx
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from llama_core.errors import NonFiniteLogits
 from llama_core.text.template.chat_template import TemplateChatFormat
-from tests.support.scripted_engine import MODEL_ID, FakeEngine, calling_engine, in_process
+from tests.support.scripted_engine import FakeEngine, calling_engine, in_process
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -215,14 +214,6 @@ async def test_other_errors_have_the_types_of_their_status() -> None:
     found["rate_limit_error"] = await post(engine)
     assert {kind: answer.json()["error"]["type"] for kind, answer in found.items()} == {kind: kind for kind in found}
     assert found["rate_limit_error"].headers["retry-after"] == "2"
-
-
-async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
-    engine = calling_engine("one two three")
-    engine.fail_at = (3, NonFiniteLogits("the model computed NaN"))
-    last = events_of((await post(engine, stream=True, model=MODEL_ID)).text)[-1]
-    assert last["type"] == "error"
-    assert last["error"] == {"type": "api_error", "message": "the model computed NaN"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,18 +1,13 @@
-"""Connections to real servers break: each stream goes on where it was cut."""
+"""Streams of a server whose connections a client breaks, and goes on with."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.support.joined_events import id_of, joined
-from tests.support.server import CHAT, COMPLETIONS, Server, is_idle
-from tests.support.waiting import wait_until
-
-pytestmark = pytest.mark.timeout(600)
+from tests.support.joined_events import joined
+from tests.support.server import CHAT, COMPLETIONS, Server
 
 TOKENS = 48
 HELLO = {"messages": [{"role": "user", "content": "Tell me a story about a dog."}]}
@@ -61,11 +56,6 @@ class Client:
                         break
         return _events(received)[:most]
 
-    async def status(self, path: str, body: dict[str, Any], key: str, last: str, **headers: str) -> tuple[int, str]:
-        headers |= {"Idempotency-Key": key, "Last-Event-ID": last}
-        answer = await self._http.post(path, json=body | {"stream": True}, headers=headers)
-        return answer.status_code, answer.json()["error"]["code"] if answer.status_code >= 400 else ""
-
 
 def _events(received: bytes) -> list[bytes]:
     return [event for event in received.split(b"\n\n")[:-1] if not event.startswith(b":")]
@@ -75,37 +65,6 @@ def _events(received: bytes) -> list[bytes]:
 async def client_of(server: Server, **headers: str) -> AsyncIterator[Client]:
     async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False, headers=headers) as http:
         yield Client(http)
-
-
-def cases() -> Iterator[Any]:
-    """Each kind through each proxy. A chat has two choices and log-probabilities, too."""
-    for server, name, in_each_run in (
-        ("demo", "HAProxy", REQUESTS.keys() - {"two choices", "logprobs"}),
-        ("plain", "Serve's proxy", {"chat"}),
-    ):
-        for kind in REQUESTS:
-            marks = [] if kind in in_each_run else [pytest.mark.full]
-            yield pytest.param(server, kind, id=f"through {name}-{kind}", marks=marks)
-
-
-@pytest.mark.parametrize(("server", "kind"), cases(), indirect=["server"])
-async def test_a_stream_cut_between_events_equals_the_uncut_one(server: Server, kind: str) -> None:
-    path, body = REQUESTS[kind]
-    async with client_of(server) as client:
-        uncut = await client.events(path, body)
-        expected = comparable(uncut)
-
-        async def resumed(num_events: int) -> list[bytes]:
-            key = f"{kind} {num_events} {server.port}"
-            first = await client.events(path, body, key, most=num_events)
-            return first + await client.events(path, body, key, id_of(first[-1]) if first else "")
-
-        # The first and the last events differ from those between them, of which every eighth is enough.
-        numbers = sorted({0, 1, 2, len(uncut) - 2, len(uncut) - 1, len(uncut), *range(3, len(uncut) - 2, 8)})
-        for begin in range(0, len(numbers), 8):
-            for events in await asyncio.gather(*map(resumed, numbers[begin : begin + 8])):
-                assert comparable(events) == expected
-    wait_until("no block is in use", lambda: is_idle(server))
 
 
 def comparable(events: list[bytes]) -> list[Any]:
