@@ -24,13 +24,13 @@ from deployments.engine.interface import (
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import Replacement
-from deployments.fleet.affinity import PrefixIndex
-from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.invitation import Invitation
-from deployments.fleet.link import Link
-from deployments.fleet.messages import works_with
-from deployments.fleet.model_files import unpack
 from deployments.fleet.served_model import ServedModel
+from deployments.links.affinity import PrefixIndex
+from deployments.links.engine_link import EngineLink
+from deployments.links.invitation import Invitation
+from deployments.links.link import Link
+from deployments.links.messages import works_with
+from deployments.links.model_files import unpack
 from llama_core.text.model_text import ModelText
 
 log = logging.getLogger(__name__)

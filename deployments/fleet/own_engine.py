@@ -14,13 +14,13 @@ from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Read
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.service import LlamaService
 from deployments.engine.supervisor import Replacement
-from deployments.fleet import messages
-from deployments.fleet.affinity import PrefixIndex
-from deployments.fleet.front_server import FrontServer
-from deployments.fleet.front_session import FrontSession
-from deployments.fleet.link import Link, RoutedStream
 from deployments.fleet.model_view import EngineText, ModelViews
 from deployments.fleet.served_model import ServedModel
+from deployments.links import messages
+from deployments.links.affinity import PrefixIndex
+from deployments.links.front_server import FrontServer
+from deployments.links.front_session import FrontSession
+from deployments.links.link import Link, RoutedStream
 
 
 class LocalLink(Link):

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from deployments.engine.interface import EngineState, Readiness
-from deployments.fleet import messages, routing
-from deployments.fleet.link import MAX_GAP_S, Link, RoutedStream
-from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
+from deployments.fleet import routing
 from deployments.fleet.model_view import EngineText
+from deployments.links import messages
+from deployments.links.link import MAX_GAP_S, Link, RoutedStream
+from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
 from llama_core.errors import EngineError, InvalidParameter, LlamaError, NotReady, PoisonRequest, QueueFull
 from llama_core.log_lines import where
 from llama_core.text.model_text import ModelText
@@ -279,8 +280,15 @@ class Placement(ABC):
         sizes = {link.state.block_size for link in links if link.state is not None}
         known = {engine: n for size in sizes for engine, n in links[0].prefixes.num_known(keys(size)).items()}
         by_id = {link.engine_id: link for link in links}
-        facts = [link.facts(known.get(link, 0)) for link in links]
+        facts = [_facts(link, known.get(link, 0)) for link in links]
         return [by_id[each.engine] for each in self._policy(facts, live.prefixes.name(min(sizes)))]
+
+
+def _facts(link: Link, num_known: int) -> routing.Facts:
+    """num_known: blocks of the prompt that the engine knows."""
+    assert link.state is not None
+    load, max_step_tokens = link.num_sequences / link.state.max_batch_size, link.state.max_step_tokens
+    return routing.Facts(link.engine_id, link.is_ready, load, max_step_tokens, num_known * link.state.block_size)
 
 
 def _turn(live: RoutedStream) -> tuple[bool, int, float]:

@@ -13,11 +13,11 @@ from deployments.engine.interface import Engine, EngineState, EngineSummary, Str
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
-from deployments.fleet import messages
-from deployments.fleet.affinity import PromptPrefixes
-from deployments.fleet.link import Link, RoutedStream
 from deployments.fleet.model_view import EngineText, ModelViews
 from deployments.fleet.placement import Placement
+from deployments.links import messages
+from deployments.links.affinity import PromptPrefixes
+from deployments.links.link import Link, RoutedStream
 from llama_core.errors import EngineError, LlamaError, NotReady, QueueFull, RequestAborted
 from llama_core.log_lines import current_request_id, of_request, where
 from llama_core.scheduling.fair_queue import TIMES_FREE_CAPACITY

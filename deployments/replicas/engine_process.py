@@ -7,13 +7,13 @@ from typing import Any
 from deployments.args import EngineArgs
 from deployments.engine.service import LlamaService
 from deployments.engine.supervisor import GroupPool
-from deployments.fleet import model_files
 from deployments.fleet.cluster import FRONT, Cluster
-from deployments.fleet.front_server import FrontServer
-from deployments.fleet.invitation import Invitation
 from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
 from deployments.fleet.scaling import SEQUENCES
 from deployments.fleet.successor import Successor
+from deployments.links import model_files
+from deployments.links.front_server import FrontServer
+from deployments.links.invitation import Invitation
 from deployments.observe.metrics import Metrics
 from llama_core.errors import ConfigError, LlamaError
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from deployments.fleet.directory import CALL_TIMEOUT_S
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.front_session import FrontSession
-from deployments.fleet.link import Link, RoutedStream
-from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.fleet.served_model import ServedModel
+from deployments.links.front_session import FrontSession
+from deployments.links.link import Link, RoutedStream
+from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.scheduling.scheduler import Scheduler
 from tests.simulation.expected_answers import Wrong

@@ -15,11 +15,12 @@ from unittest import mock
 
 from cluster.wire import tls
 from deployments.engine import service
-from deployments.fleet import fleet, front_server, model_files
+from deployments.fleet import fleet
 from deployments.fleet.cluster import ENGINE
-from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.front_server import FrontConnection
 from deployments.fleet.loaded_adapters import AdapterLoader
+from deployments.links import front_server, model_files
+from deployments.links.engine_link import EngineLink
+from deployments.links.front_server import FrontConnection
 from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.errors import ConfigError, LlamaError, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import where

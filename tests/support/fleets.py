@@ -12,10 +12,10 @@ from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.cluster import ENGINE
-from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.front_server import FrontServer
-from deployments.fleet.invitation import Invitation
+from deployments.links.engine_link import EngineLink
+from deployments.links.front_server import FrontServer
+from deployments.links.invitation import Invitation
 from deployments.observe.metrics import Metrics
 from deployments.openai.plan import engine_of
 from deployments.replicas.engine_process import EngineProcess

@@ -9,9 +9,9 @@ import pytest
 
 from deployments.args import IngressArgs
 from deployments.engine.callers import Callers
-from deployments.fleet import affinity
-from deployments.fleet.affinity import PrefixIndex, PromptPrefixes, shortened
-from deployments.fleet.engine_link import EngineLink
+from deployments.links import affinity
+from deployments.links.affinity import PrefixIndex, PromptPrefixes, shortened
+from deployments.links.engine_link import EngineLink
 from deployments.openai.plan import engine_of
 from llama_core.scheduling.prefix_cache import prefix_hash, root_hash
 from llama_core.scheduling.request import Terms

@@ -12,7 +12,7 @@ import pytest
 from cluster.driver.group_info import GroupInfo
 from deployments import args
 from deployments.args import EngineArgs
-from deployments.fleet.model_files import ModelFiles, PackedFile
+from deployments.links.model_files import ModelFiles, PackedFile
 from llama_core.errors import NotReady
 from llama_core.files import code
 from llama_core.files.code import code_version

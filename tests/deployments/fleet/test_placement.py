@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet import messages
+from deployments.links import messages
 from llama_core.errors import QueueFull
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until

@@ -7,9 +7,9 @@ import pytest
 
 from cluster.wire.messages import WireError, frame
 from cluster.wire.tls import make_group_key
-from deployments.fleet import messages
-from deployments.fleet.affinity import PrefixIndex
-from deployments.fleet.engine_link import EngineLink
+from deployments.links import messages
+from deployments.links.affinity import PrefixIndex
+from deployments.links.engine_link import EngineLink
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_cluster import NODE
@@ -65,7 +65,7 @@ async def test_a_bad_frame_of_a_front_costs_the_engine_at_most_that_connection(n
 
 
 async def test_a_front_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.fleet.front_server.MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr("deployments.links.front_server.MAX_UNREAD_BYTES", 1000)
     async with FleetOfEngines(quick) as fleet:
         engine = await fleet.start()
         assert engine.server is not None
@@ -85,7 +85,7 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
         first = await fleet.start()
         (stream,) = await fleet.submit([1, 5], PARAMS)
         await until(lambda: stream.sequence.length > 3)
-        monkeypatch.setattr("deployments.fleet.front_server.PROTOCOL", protocol)
+        monkeypatch.setattr("deployments.links.front_server.PROTOCOL", protocol)
         await fleet.start()
         first.die()
         if protocol == messages.PROTOCOL + 1:

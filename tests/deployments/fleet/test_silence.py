@@ -9,9 +9,9 @@ import pytest
 
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
+from deployments.links.engine_link import EngineLink
+from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.model_text import ModelText
 from tests.support.fake_rank_group import FakeGroup, until

@@ -10,10 +10,10 @@ import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import placement
-from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.front_session import FrontStream
-from deployments.fleet.link import Link
-from deployments.fleet.messages import Accepted, FromEngine, Step
+from deployments.links.engine_link import EngineLink
+from deployments.links.front_session import FrontStream
+from deployments.links.link import Link
+from deployments.links.messages import Accepted, FromEngine, Step
 from deployments.openai.plan import engine_of
 from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.request import Request, Sequence

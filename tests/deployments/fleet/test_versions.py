@@ -3,7 +3,7 @@
 import msgspec
 
 from cluster.wire.messages import HEADER_BYTES
-from deployments.fleet import messages
+from deployments.links import messages
 from llama_core.errors import NotReady
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams

@@ -8,11 +8,11 @@ from typing import Final, cast
 
 from cluster.wire.messages import HEADER_BYTES, MAX_FRAME_BYTES, Deframer, WireError, frame
 from cluster.wire.tls import tls_context
-from deployments.fleet import messages
-from deployments.fleet.affinity import PrefixIndex
-from deployments.fleet.invitation import Invitation
-from deployments.fleet.link import MAX_GAP_S, Link
-from deployments.fleet.messages import MAX_UNREAD_BYTES, PROTOCOL
+from deployments.links import messages
+from deployments.links.affinity import PrefixIndex
+from deployments.links.invitation import Invitation
+from deployments.links.link import MAX_GAP_S, Link
+from deployments.links.messages import MAX_UNREAD_BYTES, PROTOCOL
 from llama_core.errors import InvalidParameter
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import msgspec
 
 from cluster.wire.messages import decoder
 from deployments.engine.interface import EngineState, SamplingDefaults
-from deployments.fleet.model_files import ModelFiles
+from deployments.links.model_files import ModelFiles
 from llama_core.errors import LlamaError, QueueFull, error_classes
 from llama_core.scheduling.request import FinishReason, Request, Terms, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams

@@ -12,10 +12,9 @@ from typing import Final, Protocol
 
 from deployments.engine.interface import EngineState, SamplingDefaults
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet import messages
-from deployments.fleet.affinity import PrefixIndex, PromptPrefixes
-from deployments.fleet.messages import BEAT_S, error_of, max_streams
-from deployments.fleet.routing import Facts
+from deployments.links import messages
+from deployments.links.affinity import PrefixIndex, PromptPrefixes
+from deployments.links.messages import BEAT_S, error_of, max_streams
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import Request
 from llama_core.text.model_text import ModelText
@@ -154,13 +153,6 @@ class Link(ABC):
         """Slots."""
         assert self.state is not None
         return self.state.max_batch_size - self.num_sequences
-
-    def facts(self, num_known: int) -> Facts:
-        """For routing a prompt of which the engine knows so many blocks."""
-        assert self.state is not None
-        num_known_tokens = num_known * self.state.block_size
-        load = self.num_sequences / self.state.max_batch_size
-        return Facts(self.engine_id, self.is_ready, load, self.state.max_step_tokens, num_known_tokens)
 
     def expect(self, prefixes: PromptPrefixes) -> None:
         """The engine is sent this prompt."""

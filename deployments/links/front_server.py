@@ -14,12 +14,12 @@ from cluster.wire.tls import make_group_key, tls_context
 from cluster.wire.tls_server import TlsListener
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.service import LlamaService
-from deployments.fleet import messages
-from deployments.fleet.affinity import shortened
-from deployments.fleet.front_session import FrontSession
-from deployments.fleet.invitation import Invitation
-from deployments.fleet.messages import BEAT_S, MAX_UNREAD_BYTES, PROTOCOL
-from deployments.fleet.model_files import ModelFiles
+from deployments.links import messages
+from deployments.links.affinity import shortened
+from deployments.links.front_session import FrontSession
+from deployments.links.invitation import Invitation
+from deployments.links.messages import BEAT_S, MAX_UNREAD_BYTES, PROTOCOL
+from deployments.links.model_files import ModelFiles
 from llama_core.log_lines import where
 from llama_core.scheduling.prefix_cache import PrefixHash
 

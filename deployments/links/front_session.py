@@ -15,8 +15,8 @@ import msgspec
 from cluster.wire.messages import WireError
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.timeline import Timeline
-from deployments.fleet import messages
-from deployments.fleet.messages import CLOSE_AFTER_S, Detail, fault_of
+from deployments.links import messages
+from deployments.links.messages import CLOSE_AFTER_S, Detail, fault_of
 from llama_core.errors import InvalidParameter, InvalidRequest, LlamaError, NotReady, QueueFull
 from llama_core.scheduling.request import Sequence, TokenLogprob, check_prompt
 
