@@ -19,10 +19,10 @@ from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.template.files import find_template
-from llama_core.weights.loader import rank_weights
 from tests.support import hugging_face
 from tests.support.checkpoints import peak_ratio
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, in_hugging_faces_layout, random_weights, read, write
+from tests.support.rank_weights import rank_weights
 from tests.support.vocabularies import make_family
 
 
@@ -32,7 +32,7 @@ def load(directory: Path, rank: int = 0, world_size: int = 1) -> dict[str, torch
     checkpoint.num_shards()
     config = checkpoint.model_config(VOCAB_SIZE)
     share = RankShare.of(config, rank, world_size)
-    return dict(rank_weights(checkpoint.open_weights(config), config, share, torch.float32, torch.device("cpu")))
+    return dict(rank_weights(checkpoint.open_weights(config), config, share, torch.float32))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -117,7 +117,7 @@ def test_values_are_converted_and_progress_counts_every_byte_once(tmp_path: Path
     assert reader.dtype is torch.bfloat16
     seen: list[tuple[int, int]] = []
     share = RankShare.of(config, 0, 1)
-    parts = rank_weights(reader, config, share, torch.float32, torch.device("cpu"), lambda *at: seen.append(at))
+    parts = rank_weights(reader, config, share, torch.float32, lambda *at: seen.append(at))
     total = sum(weight.nbytes for _, weight in parts)
     assert {all_bytes for _, all_bytes in seen} == {total}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1][0] == total
