@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,20 +19,6 @@ Ctrl-C          stop the answer; at the prompt, clear the line
 \"\"\"             begin and end a message of several lines"""
 HISTORY_LINES: Final = 1000
 INTERRUPTED: Final = 130  # the exit status of a command that a shell's Ctrl-C ended
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Fields of the request that are sent where they are set."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
-
-    def fields(self) -> dict[str, Any]:
-        each = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "seed")}
-        return {name: value for name, value in each.items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -92,7 +78,8 @@ class Answer:
 class Conversation:
     """The messages so far, and the server that answers them."""
 
-    def __init__(self, client: OpenAIHttp, model: str, system: str | None, sampling: Sampling) -> None:
+    def __init__(self, client: OpenAIHttp, model: str, system: str | None, sampling: Mapping[str, Any]) -> None:
+        """sampling: fields of the request."""
         self._client = client
         self._model = model
         self._sampling = sampling
@@ -112,7 +99,7 @@ class Conversation:
         """Stream the answer into `answer` and yield what to show. Messages are kept when the whole answer, or a part of it, has
         arrived; a question without any answer is dropped. Raises ApiError."""
         question = {"role": "user", "content": text}
-        body = {"model": self._model, "messages": [*self.messages, question], **self._sampling.fields()}
+        body = {"model": self._model, "messages": [*self.messages, question], **self._sampling}
         try:
             with closing(self._client.stream("/chat/completions", body)) as chunks:  # type: ignore[type-var]
                 for chunk in chunks:
@@ -153,12 +140,16 @@ class Screen:
 
 
 def run(
-    url: str, api_key: str | None, model: str | None, question: str | None, system: str | None, sampling: Sampling
+    url: str, api_key: str | None, model: str | None, question: str | None, system: str | None, **sampling: Any
 ) -> int:
-    """One question, or a conversation on the terminal. Returns the exit status: 0, 1 for a failed request, 130 for Ctrl-C."""
+    """One question, or a conversation on the terminal. Returns the exit status: 0, 1 for a failed request, 130 for Ctrl-C.
+
+    sampling: fields of the request that are sent where they are not None.
+    """
+    given = {name: value for name, value in sampling.items() if value is not None}
     try:
         client = OpenAIHttp(url, api_key)
-        conversation = Conversation(client, model or client.first_model(), system, sampling)
+        conversation = Conversation(client, model or client.first_model(), system, given)
         if question is not None:
             return _one_shot(conversation, sys.stdin.read() if question == "-" else question)
         return _converse(conversation, client)

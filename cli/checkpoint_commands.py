@@ -20,6 +20,7 @@ def _checked_gpu(name: str | None) -> str | None:
 
 
 def estimate(
+    context: typer.Context,
     ckpt: Annotated[
         Path,
         typer.Argument(
@@ -29,15 +30,15 @@ def estimate(
             envvar="LLAMA_CKPT_DIR",
         ),
     ],
-    ranks: Annotated[
+    model_parallel_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="COUNT", help="Ranks that share the model: model_parallel_size."),
+        typer.Option("--ranks", min=1, metavar="COUNT", help="Ranks that share the model: model_parallel_size."),
     ] = None,
     max_seq_len: Annotated[
         int | None,
         size_option("--max-seq-len", help="Prompt and generated tokens of one sequence.", metavar="TOKENS"),
     ] = None,
-    batch: Annotated[
+    max_batch_size: Annotated[
         int | None,
         size_option("--batch", "--max-batch-size", help="Sequences that run at once.", metavar="COUNT"),
     ] = None,
@@ -45,10 +46,13 @@ def estimate(
     quantization: Annotated[
         Quantization | None, typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.")
     ] = None,
-    tokenizer: Annotated[
+    tokenizer_path: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="Tokenizer; what lies at CKPT if absent. Meta's files alone need it.", exists=True
+            "--tokenizer",
+            metavar="PATH",
+            help="Tokenizer; what lies at CKPT if absent. Meta's files alone need it.",
+            exists=True,
         ),
     ] = None,
     device: Annotated[
@@ -97,20 +101,10 @@ def estimate(
     """
     from cli.estimate import run
 
-    options = {
-        "model_parallel_size": ranks,
-        "max_seq_len": max_seq_len,
-        "max_batch_size": batch,
-        "dtype": dtype,
-        "quantization": quantization,
-        "tokenizer_path": tokenizer,
-        "device": device,
-        "backend": backend,
-        "block_size": block_size,
-        "kv_cache_bytes": kv_cache_bytes,
-        "kv_cache_dtype": kv_cache_dtype,
-    }
+    # The other parameters have the names of the server's arguments.
     given = {
-        name: str(value) if isinstance(value, Path) else value for name, value in options.items() if value is not None
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in context.params.items()
+        if name not in ("ckpt", "gpu", "as_json") and value is not None
     }
     sys.exit(run(ckpt, given, gpu, as_json=as_json))

@@ -173,6 +173,7 @@ def chat(
       llama-ray chat -q "How many days are in a week?" --temperature 0
       cat letter.txt | llama-ray chat -q -
     """
-    from cli.chat import Sampling, run
+    from cli.chat import run
 
-    sys.exit(run(server or url, api_key, model, question, system, Sampling(temperature, top_p, max_tokens, seed)))
+    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    sys.exit(run(server or url, api_key, model, question, system, **sampling))

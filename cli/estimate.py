@@ -3,6 +3,8 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,13 +33,14 @@ def run(ckpt: Path, given: Mapping[str, Any], gpu: str | None, *, as_json: bool)
     `given` has none."""
     try:
         estimate, context = make(server_args(ckpt, given), on_gpu=gpu is not None)
-        shown = as_data(estimate, _grid(estimate, context))
+        grid = _grid(estimate, context)
+        shown = as_data(estimate, grid)
         if gpu is not None:
             shown["gpu"] = _cache_on_gpu(estimate, gpu)
         if as_json:
             print(json.dumps(shown))
             return 0
-        _show(estimate, shown)
+        _show(estimate, grid, shown.get("gpu"))
     except (LlamaError, MemoryError) as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 1
@@ -77,10 +80,6 @@ def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", i
 def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The estimate in bytes, as `--json` prints it. grid: [max_seq_len, max_batch_size, bytes of the largest rank]."""
     config = estimate.config
-    ranks = [
-        {"rank": one.rank, "weights": one.weights, "cache": one.cache, "working": one.working, "total": one.total}
-        for one in estimate.ranks
-    ]
     return {
         "checkpoint": config.ckpt_dir,
         "backend": estimate.backend,
@@ -88,7 +87,7 @@ def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[s
         "format": str(estimate.plan),
         "max_seq_len": config.max_seq_len,
         "max_batch_size": config.max_batch_size,
-        "ranks": ranks,
+        "ranks": [{**asdict(one), "total": one.total} for one in estimate.ranks],
         "total": sum(one.total for one in estimate.ranks),
         "least_cache": estimate.least_cache,
         "by_context_and_concurrency": [
@@ -118,7 +117,7 @@ def _grid(estimate: "MemoryEstimate", context: int | None) -> list[tuple[int, in
     return [(length, batch, estimate.largest(length, batch).total) for length in lengths for batch in batches]
 
 
-def _show(estimate: "MemoryEstimate", shown: dict[str, Any]) -> None:
+def _show(estimate: "MemoryEstimate", grid: Sequence[tuple[int, int, int]], on_gpu: dict[str, Any] | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -141,16 +140,11 @@ def _show(estimate: "MemoryEstimate", shown: dict[str, Any]) -> None:
         sums = [sum(getattr(one, part) for one in estimate.ranks) for part in ("weights", "cache", "working", "total")]
         table.add_row("all", *map(format_bytes, sums))
     console.print(table)
-    grid = {
-        (one["max_seq_len"], one["max_batch_size"]): one["rank_total"] for one in shown["by_context_and_concurrency"]
-    }
-    lengths, batches = sorted({length for length, _ in grid}), sorted({batch for _, batch in grid})
     table = Table(title="Memory of one rank by context (rows) and sequences at once (columns)")
-    table.add_column("max_seq_len", justify="right")
-    for batch in batches:
-        table.add_column(str(batch), justify="right")
-    for length in lengths:
-        table.add_row(f"{length:,}", *(format_bytes(grid[length, batch]) for batch in batches))
+    for column in ("max_seq_len", *dict.fromkeys(str(batch) for _, batch, _ in grid)):
+        table.add_column(column, justify="right")
+    for length, row in groupby(grid, lambda one: one[0]):
+        table.add_row(f"{length:,}", *(format_bytes(total) for _, _, total in row))
     console.print(table)
     if estimate.device.type == "cpu":
         console.print(
@@ -159,7 +153,7 @@ def _show(estimate: "MemoryEstimate", shown: dict[str, Any]) -> None:
             "sequence. An empty rank process takes 0.2 GB more.",
             highlight=False,
         )
-    if (on_gpu := shown.get("gpu")) is not None:
+    if on_gpu is not None:
         free, tokens = on_gpu["cache_bytes"], on_gpu["cache_tokens"]
         text = f"a cache of {format_bytes(free)}, {tokens:,} tokens"
         if free < 0:

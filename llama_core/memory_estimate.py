@@ -173,9 +173,6 @@ class _NoWeights(WeightReader):
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         raise LookupError(f"{name}: the folder has no weights")
 
-    def verify_checksums(self, index: int, count: int) -> None:
-        """Nothing."""
-
     def stored_format(self, name: str) -> str:
         has_groups = self._specs[name].is_linear and name != OUTPUT
         return FORMATS[self._bits] if self._bits is not None and has_groups else DENSE

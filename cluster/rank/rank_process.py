@@ -17,10 +17,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final, NoReturn
 
 from cluster.rank import cpu_pinning
-from cluster.rank.load_progress import InfoLines, LoadProgressBar
+from cluster.rank.load_progress import LoadProgressBar
 from cluster.rank.network_interface import interface_of, is_loopback
 from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, WireError
@@ -111,7 +112,7 @@ class RankProcess:
         place = order.store_host, order.store_port, listen_fd
         about = device_index, order.former_blocks, order.store_path
         rendezvous = RendezvousSpec(self._rank, self._world_size, *place, num_threads, order.timeout_s, *about)
-        bar = LoadProgressBar(self._rank, InfoLines(logger) if _logs_json() else None)
+        bar = LoadProgressBar(self._rank, partial(logger.info, "%s") if _logs_json() else None)
 
         def on_progress(loaded: int, total: int) -> None:
             self._phase = Phase.LOADING

@@ -209,7 +209,7 @@ class LlamaService:
     @property
     def numerics(self) -> str:
         """Engines with equal ones, the same tokenizer and as many ranks sample the same tokens after a prompt's. Of a service
-        that has started; fronts add the number of ranks. That of the former release ends before the digest."""
+        that has started; fronts add the number of ranks."""
         reports = self.info.ranks if self.info is not None and self.info.ranks else (RankReport(),)
         report = reports[0]
         device, _, backend = report.device.partition(", ")

@@ -9,7 +9,7 @@ from cluster.wire.tls import GroupKey
 class Invitation:
     """engine: its id, of one life of its process. node: Ray's id of its node, where `path` is a unix socket. Other nodes
     connect to host and port, with TLS; both sides present the certificate of `key`. application: Serve's, and weights: the
-    digest of its model's; "" from the former release."""
+    digest of its model's."""
 
     engine: str
     model: str

@@ -118,9 +118,8 @@ class Link(ABC):
             owner.on_lost(self)
 
     def continues(self, numerics: str) -> bool:
-        """Whether it samples the tokens that an engine with `numerics`, "" for any, would. Those of an engine of the former
-        release end early."""
-        return not numerics or f"{self.numerics}|".startswith(f"{numerics}|")
+        """Whether it samples the tokens that an engine with `numerics`, "" for any, would."""
+        return numerics in ("", self.numerics)
 
     def has_adapter(self, adapter: str) -> bool:
         """adapter: a digest; "" for none."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
+from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
@@ -15,24 +15,6 @@ NOT_FINITE: Final = -1
 NOTHING_ALLOWED: Final = -2
 # Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
 LOGITS_AT_A_TIME: Final = 64
-
-
-class StepMasks(Protocol):
-    """The tokens that grammars allow, for the samples of one step. Another thread computes them beside the forward pass.
-
-    bits: uint32 [samples, ceil(vocab / 32)]. has_mask: whether each sample's row has a grammar. is_ready: uint32 [samples],
-    set when a sample's bits are written. is_done: whether `wait` would return at once.
-    """
-
-    bits: np.ndarray
-    has_mask: list[bool]
-    is_ready: np.ndarray
-
-    @property
-    def is_done(self) -> bool: ...
-
-    def wait(self) -> None:
-        """Until all bits are written."""
 
 
 class Sampled(NamedTuple):
@@ -96,7 +78,7 @@ class Backend(Protocol):
         """Hold this rank's part of an adapter at a place, from 1 to max_loras, for the steps that start after this.
         `SlotInit.adapter_place` says which adapter a slot's rows have."""
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: GrammarMasks | None = None) -> Pending[Sampled]:
         """Compute the rows, sample, and store the sampled tokens as input of the next step. Every rank calls it with the same
         rows. keep_logits: the result has logprobs, or a call of `logits_of_samples` may follow. masks: on rank 0, which samples
         for all; None where no row has a grammar.

@@ -1,16 +1,16 @@
 """Finds the checkpoint format of a path. Each format is one line in the table here."""
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol, cast
+from pkgutil import resolve_name
+from typing import Final
 
 from llama_core.errors import CheckpointError
 from llama_core.files.gguf.model import find_models, refuse_later_part
 from llama_core.files.source import CheckpointSource
 
-# Name -> class, imported on first use. The first class that recognizes the path opens it; the last class recognizes every
-# path, so that its error says what is wrong with a path of no known format.
+# Name -> class, imported on first use. The first that recognizes the path, by the names of files, opens it; the last recognizes
+# every path, so that its error says what is wrong with a path of no known format.
 FORMATS: Final[Mapping[str, str]] = {
     "gguf": "llama_core.checkpoint.gguf:GgufCheckpoint",
     "hugging_face": "llama_core.checkpoint.hugging_face:HuggingFaceCheckpoint",
@@ -21,22 +21,12 @@ _OTHER_FORMATS: Final = ("config.json", "params.json", "*.pth", "*.safetensors")
 _SHOWN_MODELS: Final = 8
 
 
-class CheckpointFormat(Protocol):
-    """A class in FORMATS."""
-
-    def recognizes(self, path: Path) -> bool:
-        """Whether a checkpoint of this format lies at `path`, by the names of the files there. Never raises."""
-
-    def __call__(self, path: Path) -> CheckpointSource:
-        """Describe the checkpoint at `path`. Reads nothing."""
-
-
 def open_checkpoint(path: str | Path) -> CheckpointSource:
     """The checkpoint at `path`, a directory or a file. Reads only names of files; see `CheckpointSource` for errors."""
     path = checkpoint_path(path)
-    formats = [_import(target) for target in FORMATS.values()]
-    chosen = next((each for each in formats if each.recognizes(path)), formats[-1])
-    return chosen(path)
+    formats = map(resolve_name, FORMATS.values())
+    source: CheckpointSource = next(each for each in formats if each.recognizes(path))(path)
+    return source
 
 
 def checkpoint_path(path: str | Path) -> Path:
@@ -59,9 +49,4 @@ def checkpoint_path(path: str | Path) -> Path:
 
 def format_name(source: CheckpointSource) -> str:
     """The name of the source's format in FORMATS."""
-    return next(name for name, target in FORMATS.items() if isinstance(source, cast(type, _import(target))))
-
-
-def _import(target: str) -> CheckpointFormat:
-    module, _, name = target.partition(":")
-    return cast(CheckpointFormat, getattr(importlib.import_module(module), name))
+    return next(name for name, target in FORMATS.items() if isinstance(source, resolve_name(target)))

@@ -2,16 +2,23 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_core.errors import ConfigError
+from llama_core.errors import CheckpointError, ConfigError
 from llama_core.model_config import MAX_SIZE
 from llama_core.text_files import fault_of
 
 _SHOWN_CHARS = 80  # of an invalid value, in error messages
 _MAX_BYTES = 100_000_000  # a file of weights that was renamed has gigabytes
+
+
+def refuse_faults(place: str, faults: Sequence[str]) -> None:
+    """Raises CheckpointError that names the first five, if there are any."""
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(f"{place}: {'; '.join(faults[:5])}{more}")
 
 
 def shown(value: object) -> str:

@@ -79,7 +79,10 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class GrammarMasks:
-    """The masks of one step. Implements `backends.backend.StepMasks`.
+    """The tokens that grammars allow, for the samples of one step. A thread computes them beside the forward pass.
+
+    bits: uint32 [samples, ceil(vocab / 32)]. has_mask: whether each sample's row has a grammar. is_ready: uint32 [samples], set
+    when a sample's bits are written. is_done: whether `wait` would return at once.
 
     may_pause: slow rows may be deferred for the sake of others. After `wait`: reasons: why a sample has no token, by its index.
     forced: tokens that grammars leave no choice but to generate. deferred: samples that are left to a later step.
@@ -100,7 +103,7 @@ class GrammarMasks:
         return self.closed.done()
 
     def wait(self) -> None:
-        """Raises the error of the step before, if that failed."""
+        """Until all bits are written. Raises the error of the step before, if that failed."""
         self.closed.result()
 
     def note(self, sampled: Seq[int]) -> None:

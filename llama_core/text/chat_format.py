@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
 
 from llama_core.errors import InvalidDialog
-from llama_core.text.tokenizers.tokenizer import Tokenizer
+from llama_core.text.tokenizers.tokenizer import Tokenizer, is_encodable
 from llama_core.text.tools.tool import Tool
 
 Role = Literal["system", "user", "assistant", "ipython", "tool"]
+ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
 
 # The reference's answer to a dialog that contains the format's own tags.
 SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the prompt."
@@ -59,6 +60,8 @@ class ChatFormat(Protocol):
     answer_ending: str = ""
     result_role: Role = "user"  # of a message with a tool's result, where the format does not write tools itself
 
+    stop_ids: frozenset[int] = frozenset()  # end the assistant's message, beside those of the tokenizer
+
     @property
     def client_template(self) -> str | None:
         """Jinja2's source of the prompt for clients that render chats themselves; None if there is none."""
@@ -68,10 +71,6 @@ class ChatFormat(Protocol):
     def writes_tools(self) -> bool:
         """Whether the format writes tools, calls and results. Otherwise `tools.plain_dialog` puts them in plain messages."""
         return False
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end the assistant's message, beside those of the tokenizer."""
 
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         """`tokenizer` for plain prompts: their text becomes none of the tokens that the format itself writes."""
@@ -83,6 +82,7 @@ class ChatFormat(Protocol):
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt of `dialog` can take, from the lengths of its contents, to refuse a long dialog
         without encoding it. `dialog` need not be well formed, but every content is text."""
+        return 0
 
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
         """Prompt ids of `dialog`. Raises what `check` and `admit` raise, and SpecialTags that names the index of a message with
@@ -92,6 +92,18 @@ class ChatFormat(Protocol):
 def invalid_message(index: int, problem: str) -> InvalidDialog:
     """The error for the message at `index`."""
     return InvalidDialog(f"messages[{index}]: {problem}", index=index, param=f"messages[{index}]")
+
+
+def check_messages(dialog: Dialog, *further_roles: str) -> None:
+    """Raises InvalidDialog that names the index of the first message with another role than ROLES, or `further_roles`, or
+    without a text."""
+    for index, message in messages_of(dialog):
+        if message.get("role") not in (*ROLES, *further_roles):
+            raise invalid_message(index, f"role must be one of {', '.join(ROLES)}")
+        if not isinstance(message.get("content"), str):
+            raise invalid_message(index, "content must be a string")
+        if not is_encodable(message["content"]):
+            raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
 
 def messages_of(dialog: object) -> Iterator[tuple[int, Mapping[str, Any]]]:

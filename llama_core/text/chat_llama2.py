@@ -3,7 +3,7 @@
 Decides which dialogs are well formed, and that no message contains the format's own tags.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -14,19 +14,17 @@ from llama_core.text.chat_format import (
     ChatFormat,
     ChatOptions,
     Dialog,
+    check_messages,
     invalid_message,
-    messages_of,
 )
 from llama_core.text.client_templates import LLAMA2_TEMPLATE
-from llama_core.text.tokenizers.tokenizer import Tokenizer, is_encodable
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 B_INST: Final = "[INST]"
 E_INST: Final = "[/INST]"
 B_SYS: Final = "<<SYS>>\n"
 E_SYS: Final = "\n<</SYS>>\n\n"
 SPECIAL_TAGS: Final = (B_INST, E_INST, B_SYS.strip(), E_SYS.strip())
-
-_ROLES: Final = ("system", "user", "assistant")
 
 
 class _Round(NamedTuple):
@@ -44,19 +42,11 @@ class Llama2ChatFormat(ChatFormat):
     name = "llama2"
     is_quick = True
     template = None
+    client_template = LLAMA2_TEMPLATE
     answer_ending = " "
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-
-    @property
-    def client_template(self) -> str:
-        return LLAMA2_TEMPLATE
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """None beside the tokenizer's EOS."""
-        return frozenset()
 
     def check(self, dialog: Dialog) -> None:
         """Checks the types, the order of roles (system?, user, assistant, ..., user) and that every content is text.
@@ -66,8 +56,7 @@ class Llama2ChatFormat(ChatFormat):
         self._check(dialog, NO_OPTIONS)
 
     def _check(self, dialog: Dialog, options: ChatOptions) -> None:
-        for index, message in messages_of(dialog):
-            _check_message(index, message)
+        check_messages(dialog)
         _check_roles(dialog, options)
 
     def check_special_tags(self, dialog: Dialog) -> None:
@@ -131,16 +120,6 @@ def _rounds(dialog: Dialog, *, continues: bool) -> Iterator[_Round]:
         else:
             answered = f"{text} {dialog[index + 1]['content'].strip()} "
             yield _Round(index + 1, answered, has_system, is_open=False)
-
-
-def _check_message(index: int, message: Mapping[str, object]) -> None:
-    if message.get("role") not in _ROLES:
-        raise invalid_message(index, f"role must be one of {', '.join(_ROLES)}")
-    content = message.get("content")
-    if not isinstance(content, str):
-        raise invalid_message(index, "content must be a string")
-    if not is_encodable(content):
-        raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
 
 def _check_roles(dialog: Dialog, options: ChatOptions) -> None:

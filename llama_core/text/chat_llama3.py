@@ -8,22 +8,21 @@ from typing import Final
 from llama_core.errors import ConfigError
 from llama_core.text.chat_format import (
     NO_OPTIONS,
+    ROLES,
     Admit,
     ChatFormat,
     ChatOptions,
     Dialog,
-    invalid_message,
-    messages_of,
+    check_messages,
 )
 from llama_core.text.client_templates import LLAMA3_TEMPLATE
-from llama_core.text.tokenizers.tokenizer import Tokenizer, is_encodable
+from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 BEGIN: Final = "<|begin_of_text|>"
 HEADER_START: Final = "<|start_header_id|>"
 HEADER_END: Final = "<|end_header_id|>"
 TURN_END: Final = "<|eot_id|>"
 _STOPS: Final = (TURN_END, "<|end_of_text|>", "<|eom_id|>")
-_ROLES: Final = ("system", "user", "assistant")
 _RESULT_ROLE: Final = "ipython"  # a tool's result
 
 
@@ -33,6 +32,7 @@ class Llama3ChatFormat(ChatFormat):
     name = "llama3"
     is_quick = True
     template = None
+    client_template = LLAMA3_TEMPLATE
     result_role = _RESULT_ROLE
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -48,28 +48,13 @@ class Llama3ChatFormat(ChatFormat):
         self._begin, self._turn_end = ids[BEGIN], ids[TURN_END]
         self._headers = {
             role: [ids[HEADER_START], *self._text(role), ids[HEADER_END], *self._text("\n\n")]
-            for role in (*_ROLES, _RESULT_ROLE)
+            for role in (*ROLES, _RESULT_ROLE)
         }
-        self._stop_ids = frozenset(ids[text] for text in _STOPS if text in ids)
-
-    @property
-    def client_template(self) -> str:
-        return LLAMA3_TEMPLATE
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """The end of a turn, of a message that calls a tool, and of the text."""
-        return self._stop_ids
+        self.stop_ids = frozenset(ids[text] for text in _STOPS if text in ids)
 
     def check(self, dialog: Dialog) -> None:
         """Checks types and roles. As in the reference, roles may come in any order."""
-        for index, message in messages_of(dialog):
-            if message.get("role") not in (*_ROLES, _RESULT_ROLE):
-                raise invalid_message(index, f"role must be one of {', '.join(_ROLES)}")
-            if not isinstance(message.get("content"), str):
-                raise invalid_message(index, "content must be a string")
-            if not is_encodable(message["content"]):
-                raise invalid_message(index, "content contains a lone surrogate, which is not a character")
+        check_messages(dialog, _RESULT_ROLE)
 
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt can take. The format strips white space around contents."""

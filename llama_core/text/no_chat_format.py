@@ -15,15 +15,8 @@ class NoChatFormat(ChatFormat):
     def __init__(self, tokenizer: Tokenizer) -> None:
         pass
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return frozenset()
-
     def check(self, dialog: Dialog) -> None:
         self._refuse()
-
-    def min_tokens(self, dialog: Dialog) -> int:
-        return 0
 
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
         self._refuse()

@@ -1,9 +1,9 @@
 """Finds the tokenizer of a file or folder, and the chat format with a name. Each implementation is one line in a table here."""
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from pkgutil import resolve_name
+from typing import Final
 
 from llama_core.errors import ConfigError, TokenizerError
 from llama_core.text.chat_format import ChatFormat
@@ -15,8 +15,8 @@ from llama_core.text.tokenizers.probe import probe_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text_files import fault_of
 
-# Name -> class, imported on first use. The first class that recognizes the file loads it; the last class recognizes every
-# file, so that its error describes a file of unknown kind.
+# Name -> class, imported on first use. The first whose `recognizes` says so, by the file's name or first bytes, loads it; the
+# last recognizes every file, so that its error describes a file of unknown kind.
 TOKENIZERS: Final[Mapping[str, str]] = {
     "hugging_face": "llama_core.text.tokenizers.hugging_face_tokenizer:HuggingFaceTokenizer",
     "tiktoken": "llama_core.text.tokenizers.tiktoken_tokenizer:TiktokenTokenizer",
@@ -31,22 +31,6 @@ AUTO, TEMPLATE = "auto", "template"
 DEFAULT_CHAT_FORMAT: Final = AUTO
 _LEAST_SHARE_OF_ROWS: Final = 0.9  # published models pad their embeddings by less than a tenth
 CHAT_FORMAT_NAMES: Final = (AUTO, TEMPLATE, *CHAT_FORMATS)
-
-
-class TokenizerClass(Protocol):
-    """A class in TOKENIZERS."""
-
-    def recognizes(self, path: Path) -> bool:
-        """Whether the file is of this kind, by its name or its first bytes. False for a file that cannot be read."""
-
-    def __call__(self, path: Path, num_rows: int | None = None) -> Tokenizer:
-        """Load and check the file. Raises TokenizerError that names it. num_rows: as in `load_tokenizer`."""
-
-
-class ChatFormatClass(Protocol):
-    """A class in CHAT_FORMATS."""
-
-    def __call__(self, tokenizer: Tokenizer) -> ChatFormat: ...
 
 
 def load_tokenizer(path: str | Path, num_rows: int | None = None, *, probes: bool = True) -> Tokenizer:
@@ -65,13 +49,9 @@ def load_tokenizer(path: str | Path, num_rows: int | None = None, *, probes: boo
         raise TokenizerError(f"{file}: {fault}")
     if probes and file.suffix == ".json":
         probe_tokenizer(file, num_rows)
-    chosen: TokenizerClass | None = None
-    for target in TOKENIZERS.values():
-        chosen = cast(TokenizerClass, _import(target))
-        if chosen.recognizes(file):
-            break
-    assert chosen is not None
-    return chosen(file, num_rows)
+    kinds = map(resolve_name, TOKENIZERS.values())
+    tokenizer: Tokenizer = next(each for each in kinds if each.recognizes(file))(file, num_rows)
+    return tokenizer
 
 
 def check_vocabulary(tokenizer: Path, num_tokens: int, checkpoint: str | Path, num_rows: int) -> None:
@@ -112,7 +92,8 @@ def find_chat_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
     """The built-in chat format called `name`, for prompts in the ids of `tokenizer`. Raises ConfigError."""
     if name not in CHAT_FORMATS:
         raise _unknown_format()
-    return cast(ChatFormatClass, _import(CHAT_FORMATS[name]))(tokenizer)
+    found: ChatFormat = resolve_name(CHAT_FORMATS[name])(tokenizer)
+    return found
 
 
 def check_chat_format(name: str) -> None:
@@ -153,8 +134,3 @@ def open_chat_format(
 
 def _unknown_format() -> ConfigError:
     return ConfigError(f"chat_format must be one of {', '.join(CHAT_FORMAT_NAMES)}", param="chat_format")
-
-
-def _import(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)

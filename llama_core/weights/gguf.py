@@ -11,7 +11,7 @@ from llama_core.files.gguf.file import GgufTensor
 from llama_core.files.gguf.keys import ARCHITECTURES
 from llama_core.files.gguf.model import GgufModel
 from llama_core.files.gguf.rope import ROPE_FACTORS
-from llama_core.files.json_fields import shown
+from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
@@ -40,9 +40,6 @@ class GgufWeights(WeightReader):
         """bfloat16 if a linear layer's weights are quantized; else the dtype of the first linear layer."""
         dtypes = [plain_dtype(tensor.encoding) for name, tensor in self._tensors.items() if self._specs[name].is_linear]
         return torch.bfloat16 if None in dtypes else dtypes[0] or torch.bfloat16
-
-    def verify_checksums(self, index: int, count: int) -> None:
-        """GGUF files hold no checksums."""
 
     def stored_format(self, name: str) -> str:
         return GROUPED.get(self._tensors[name].encoding.name, DENSE)
@@ -116,9 +113,7 @@ def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied:
             faults.append(f"{own} is encoded as {tensor.encoding.name}, expected F32")
         found[name] = tensor
     faults += [f"{shown(name)} is unexpected" for name in left]
-    if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(f"{model.path}: weights do not fit the metadata: {'; '.join(faults[:5])}{more}")
+    refuse_faults(f"{model.path}: weights do not fit the metadata", faults)
     return found
 
 

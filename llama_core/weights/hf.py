@@ -14,7 +14,7 @@ import torch
 from llama_core.errors import CheckpointError
 from llama_core.files.hf.files import Located, open_file
 from llama_core.files.hf.quantization import FORMATS
-from llama_core.files.json_fields import shown
+from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
@@ -55,9 +55,6 @@ class HuggingFaceWeights(WeightReader):
     def dtype(self) -> torch.dtype:
         """The dtype of the output layer; of the embedding if that is packed."""
         return _DTYPES[self._located[EMBEDDING if OUTPUT in self._packed else OUTPUT].dtype]
-
-    def verify_checksums(self, index: int, count: int) -> None:
-        """Nothing: safetensors files have no checksums. SHA256SUMS in the folder replaces them."""
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         """Rows of the mapped file; rows of q and k copied in Meta's order. Releases the pages of a slice when the next slice
@@ -194,9 +191,7 @@ def _by_own_name(
         for name, at in located.items()
         if name not in known and not _DERIVED.search(name)
     ]
-    if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(f"{directory}: weights do not fit config.json: {'; '.join(faults[:5])}{more}")
+    refuse_faults(f"{directory}: weights do not fit config.json", faults)
     return {name: located[stored] for name, stored in dense.items()}, packed
 
 

@@ -29,22 +29,6 @@ class GroupedWeight(NamedTuple):
     minima: torch.Tensor | None
 
 
-def rank_weights(
-    reader: WeightReader,
-    config: ModelConfig,
-    share: RankShare,
-    dtype: torch.dtype,
-    device: torch.device,
-    on_progress: Progress = lambda done, total: None,
-    uploads: Uploads | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of `planned_weights`, all dense."""
-    parts = planned_weights(reader, config, share, dtype, device, on_progress=on_progress, uploads=uploads)
-    for name, weight in parts:
-        assert isinstance(weight, torch.Tensor)
-        yield name, weight
-
-
 def planned_weights(
     reader: WeightReader,
     config: ModelConfig,

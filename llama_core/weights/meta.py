@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from llama_core.errors import CheckpointError
+from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import Slice, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, equal_part, weight_specs
@@ -38,9 +39,7 @@ class MetaWeights(WeightReader):
         for path, shard in zip(paths, self._shards, strict=True):
             unexpected = [name for name in shard if name not in self._specs and not _DERIVED.search(name)]
             faults += [f"{name} is unexpected in {path.name}" for name in unexpected]
-        if faults:
-            more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-            raise CheckpointError(f"{directory}: weights do not fit params.json: {'; '.join(faults[:5])}{more}")
+        refuse_faults(f"{directory}: weights do not fit params.json", faults)
         self._check_replicas()
         # torch swaps the bytes of big-endian files where it maps them.
         self._begins = [

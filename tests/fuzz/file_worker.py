@@ -26,11 +26,11 @@ from llama_core.rank_share import RankShare
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import TextPart
-from llama_core.weights.loader import rank_weights
 from tests.support import gguf_models
 from tests.support.hugging_face import CONFIGS, in_hugging_faces_layout, random_weights, read
 from tests.support.hugging_face import VOCAB_SIZE as HF_VOCAB_SIZE
 from tests.support.programs import REPOSITORY
+from tests.support.rank_weights import rank_weights
 
 DEMO = REPOSITORY / "demo"
 FOLDER = "hf"  # of the damaged Hugging Face folder
@@ -73,7 +73,7 @@ def load_checkpoint(directory: Path, vocab_size: int) -> str:
     reader = checkpoint.open_weights(config)
     reader.verify_checksums(0, 1)
     share = RankShare.of(config, 0, 1)
-    return _digest(dict(rank_weights(reader, config, share, reader.dtype, torch.device("cpu"))))
+    return _digest(dict(rank_weights(reader, config, share, reader.dtype)))
 
 
 def use_folder(folder: Path, *, is_config: bool) -> str | None:
@@ -84,7 +84,7 @@ def use_folder(folder: Path, *, is_config: bool) -> str | None:
     _ = checkpoint.stop_ids
     reader = checkpoint.open_weights(config)
     share, cpu = RankShare.of(config, 0, 1), torch.device("cpu")
-    weights = dict(rank_weights(reader, config, share, reader.dtype, cpu))
+    weights = dict(rank_weights(reader, config, share, reader.dtype))
     if is_config:
         is_finite = bool(rotary_table(config.rope, config.head_dim, 64, cpu).isfinite().all())
         return None if is_finite else "a config.json with rotary frequencies that are not finite was loaded"

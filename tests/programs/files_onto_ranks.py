@@ -13,9 +13,9 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
-from llama_core.weights.loader import rank_weights
 from tests.support import checkpoints, hugging_face
 from tests.support.hugging_face import CONFIGS
+from tests.support.rank_weights import rank_weights
 
 COUNTS = (1, 2, 3, 4, 8)
 VOCAB_SIZE = 640
@@ -64,7 +64,7 @@ def differences(folder: Path, vocab_size: int, counts: Sequence[int]) -> list[st
 def _load(folder: Path, config: ModelConfig, rank: int, world_size: int) -> dict[str, torch.Tensor]:
     reader = open_checkpoint(folder).open_weights(config)
     share = RankShare.of(config, rank, world_size)
-    return dict(rank_weights(reader, config, share, torch.float32, torch.device("cpu")))
+    return dict(rank_weights(reader, config, share, torch.float32))
 
 
 def run(names: Sequence[str] = tuple(CONFIGS), counts: Sequence[int] = COUNTS) -> int:

@@ -13,9 +13,10 @@ from llama_core.files.source import WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
-from llama_core.weights.loader import Progress, rank_weights
+from llama_core.weights.loader import Progress
 from tests.conftest import GOLDEN
 from tests.support.forking import run_with_torch
+from tests.support.rank_weights import rank_weights
 
 # 8 heads and 4 key/value heads: 1, 2 and 4 ranks divide them.
 WIDE = {"dim": 64, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
@@ -78,13 +79,12 @@ def load(
     """All weights in float32, with their checksums verified."""
     reader = open_weights(directory, config)
     reader.verify_checksums(0, 1)
-    share, cpu = RankShare.of(config, 0, 1), torch.device("cpu")
-    return dict(rank_weights(reader, config, share, torch.float32, cpu, on_progress))
+    return dict(rank_weights(reader, config, RankShare.of(config, 0, 1), torch.float32, on_progress))
 
 
 _PEAK = """
 import os, sys, torch
-from llama_core.weights.loader import rank_weights
+from tests.support.rank_weights import rank_weights
 from llama_core.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
 torch.set_num_threads(1)
@@ -97,7 +97,7 @@ open("/proc/self/clear_refs", "w").write("5")  # resets VmHWM to the memory that
 def peak(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 before = peak("VmRSS")
-weights = dict(rank_weights(reader, config, RankShare.of(config, rank, world_size), torch.bfloat16, torch.device("cpu")))
+weights = dict(rank_weights(reader, config, RankShare.of(config, rank, world_size), torch.bfloat16))
 print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
 """
 

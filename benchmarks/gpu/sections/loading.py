@@ -22,7 +22,7 @@ from llama_core.files.meta_params import config_from_params
 from llama_core.model_config import ModelConfig
 from llama_core.rank_share import RankShare
 from llama_core.weights.file_reads import FileReads
-from llama_core.weights.loader import rank_weights
+from llama_core.weights.loader import planned_weights
 from llama_core.weights.uploads import Uploads
 
 GB = 1e9
@@ -64,8 +64,8 @@ def _load(clock: Clock, folder: Path, model: ModelConfig, count: int) -> int:
     transfers = None if clock.device.type == "cuda" else _AtOnce()
     uploads = Uploads(clock.device, transfers, reads=FileReads(count))
     share = RankShare.of(model, 0, 1)
-    weights = rank_weights(reader, model, share, reader.dtype, clock.device, uploads=uploads)
-    return sum(weight.nbytes for _, weight in weights)
+    weights = planned_weights(reader, model, share, reader.dtype, clock.device, uploads=uploads)
+    return sum(weight.nbytes for _, weight in weights if isinstance(weight, torch.Tensor))
 
 
 class _AtOnce:

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from llama_core.backends.backend import Sampled, StepMasks
+from llama_core.backends.backend import Sampled
 from llama_core.backends.fused.adapters import AdapterTables
 from llama_core.backends.fused.buffers import DeviceSlots, Prefixes, StepBuffers
 from llama_core.backends.fused.device import Event, StepDevice, Work
@@ -28,6 +28,7 @@ from llama_core.backends.fused.step_plan import LaunchShape, StepBuckets, StepPl
 from llama_core.backends.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.backends.parallel import Parallel, before_leaving, smallest
 from llama_core.config import EngineConfig
+from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
 from llama_core.weights.loader import GroupedWeight
@@ -51,7 +52,7 @@ class _Step:
 
     turn: int
     plan: StepPlan
-    masks: StepMasks | None
+    masks: GrammarMasks | None
     keep_logits: bool
     answer: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
@@ -202,7 +203,7 @@ class FusedBackend:
             with torch.inference_mode():
                 self._capture()  # what failed beside other work may succeed by itself
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: GrammarMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later.
 
         The grammars' thread makes the masks from the samples of the step before, while the layers run. The step's sampling is

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from llama_core.backends import logit_rules
-from llama_core.backends.backend import StepMasks
 from llama_core.backends.fused.device import StepDevice
 from llama_core.backends.fused.step_plan import (
     SAMPLE_COLUMNS,
@@ -33,6 +32,7 @@ from llama_core.backends.fused.step_plan import (
 from llama_core.backends.sampling_tensors import words_of
 from llama_core.backends.slots import SlotTable
 from llama_core.config import EngineConfig
+from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.step import Draft, Grow, SlotInit
 
 _TOKENS: Final = 0
@@ -248,7 +248,7 @@ class MaskBuffers:
         """Bytes on the device."""
         return self._received.nbytes
 
-    def send(self, turn: int, masks: StepMasks) -> None:
+    def send(self, turn: int, masks: GrammarMasks) -> None:
         """Wait for the thread that computes the masks, and queue their copy."""
         sent = self._sent[turn]
         indices, words = np.split(sent.numpy(), [self._max_samples])

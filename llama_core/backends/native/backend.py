@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from llama_core.backends.backend import Sampled, StepMasks
+from llama_core.backends.backend import Sampled
 from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.native.all_gather import GlooFallback, shared_memory
 from llama_core.backends.native.build import Unavailable
@@ -19,6 +19,7 @@ from llama_core.backends.rotary import rotary_table
 from llama_core.backends.slots import SlotTable
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
+from llama_core.grammar.masks import GrammarMasks
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import first_rows, weight_specs
 from llama_core.rank_share import RankShare
@@ -79,7 +80,7 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
     )
 
 
-def _token_masks(masks: StepMasks) -> "ctypes.Array[TokenMask]":
+def _token_masks(masks: GrammarMasks) -> "ctypes.Array[TokenMask]":
     """The C structs of all samples."""
     bits, ready = masks.bits, masks.is_ready
     first_bits, first_ready = bits.ctypes.data, ready.ctypes.data
@@ -227,7 +228,7 @@ class NativeBackend:
             pointers = a.data_ptr(), b.data_ptr()
             self._native.llama_pack_adapter(self._engine, place, part, len(a), scale, *pointers)
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: GrammarMasks | None = None) -> Pending[Sampled]:
         flat: list[int] = []
         count = num_tokens = 0
         for slot, start, length, samples, num_drafts in rows:

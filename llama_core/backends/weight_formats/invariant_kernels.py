@@ -40,25 +40,12 @@ def split_inputs(outputs: int, inputs: int, dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def _split_sum(
-    x,
-    weight,
-    row,
-    output,
-    rows,
-    outputs,
-    inputs,
-    begin,
-    end,
-    block_rows: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block_inputs: tl.constexpr,
-):
+def _split_sum(x, weight, row, output, rows, outputs, inputs, begin, end, tile: tl.constexpr):
     """x[row, begin:end] @ weight[output, begin:end].T in float32."""
-    acc = tl.zeros([block_rows, block_outputs], tl.float32)
+    acc = tl.full([tile.rows, tile.outputs], 0.0, tl.float32)
     of_row, of_output = row.to(tl.int64) * inputs, output.to(tl.int64) * inputs
-    for first in range(begin, end, block_inputs):
-        column = first + tl.arange(0, block_inputs)
+    for first in range(begin, end, tile.inputs):
+        column = first + tl.arange(0, tile.inputs)
         inside = column < inputs
         left = tl.load(x + of_row[:, None] + column[None, :], mask=(row < rows)[:, None] & inside[None, :], other=0.0)
         right = tl.load(
@@ -70,39 +57,23 @@ def _split_sum(
 
 # Without `do_not_specialize`, Triton compiles a further variant for some numbers of rows while it serves.
 @triton.jit(do_not_specialize=["rows"])
-def _multiply_in_order(
-    x,
-    weight,
-    out,
-    rows,
-    outputs,
-    inputs,
-    split,
-    is_split: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block_inputs: tl.constexpr,
-):
+def _multiply_in_order(x, weight, out, rows, outputs, inputs, split, is_split: tl.constexpr, tile: tl.constexpr):
     """is_split: each program computes one split, `out` is float32 [splits, rows, outputs]; else all, [rows, outputs]."""
-    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-    output = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
+    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
+    output = tl.program_id(1) * tile.outputs + tl.arange(0, tile.outputs)
     is_inside = (row < rows)[:, None] & (output < outputs)[None, :]
     target = row[:, None].to(tl.int64) * outputs + output[None, :]
     if is_split:
         begin = tl.program_id(2) * split
         end = tl.minimum(begin + split, inputs)
-        acc = _split_sum(
-            x, weight, row, output, rows, outputs, inputs, begin, end, block_rows, block_outputs, block_inputs
-        )
+        acc = _split_sum(x, weight, row, output, rows, outputs, inputs, begin, end, tile)
         place = out + tl.program_id(2).to(tl.int64) * rows * outputs + target
         tl.store(place, acc, mask=is_inside)
     else:
-        total = tl.zeros([block_rows, block_outputs], tl.float32)
+        total = tl.full([tile.rows, tile.outputs], 0.0, tl.float32)
         for begin in range(0, inputs, split):
             end = tl.minimum(begin + split, inputs)
-            total += _split_sum(
-                x, weight, row, output, rows, outputs, inputs, begin, end, block_rows, block_outputs, block_inputs
-            )
+            total += _split_sum(x, weight, row, output, rows, outputs, inputs, begin, end, tile)
         tl.store(out + target, total.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -140,9 +111,7 @@ def multiply_in_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         inputs,
         split,
         is_split=is_split,
-        block_rows=tile.rows,
-        block_outputs=tile.outputs,
-        block_inputs=tile.inputs,
+        tile=tile,
         num_warps=4,
         num_stages=tile.num_stages,
     )

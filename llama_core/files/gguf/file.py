@@ -76,6 +76,15 @@ class Metadata(Mapping[str, Value]):
         return len(self._values)
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as a GGUF file. False for one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 class GgufFile:
     """The header of one file. `tensors`: by name, in the file's order."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_core.errors import CheckpointError, ConfigError
-from llama_core.files.json_fields import read_object, shown
+from llama_core.files.json_fields import read_object, refuse_faults, shown
 from llama_core.text_files import fault_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -87,10 +87,7 @@ def _indexed(directory: Path) -> dict[str, Located]:
             if each.name in located:
                 raise CheckpointError(f"{each.file}: {shown(each.name)} is in {located[each.name].file.name} too")
             located[each.name] = each
-    faults = _contradictions(files, located)
-    if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(f"{index}: {'; '.join(faults[:5])}{more}")
+    refuse_faults(str(index), _contradictions(files, located))
     return located
 
 

@@ -73,13 +73,8 @@ class TemplateChatFormat(ChatFormat):
             for name, token_id in ids.items()
             if token_id is not None
         } | {name: MarkedText.written(text) for name, text in special_tokens.items()}
-        self._stop_ids = self._find_stop_ids()
+        self.stop_ids = self._find_stop_ids()
         self._try()
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """The control tokens that end a turn in the template's own text."""
-        return self._stop_ids
 
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer.for_template(self._literals)
@@ -104,14 +99,11 @@ class TemplateChatFormat(ChatFormat):
             if not all(is_encodable(text) for text in message.values() if isinstance(text, str)):
                 raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
-    def min_tokens(self, dialog: Dialog) -> int:
-        """0: a template may leave contents out. `encode` asks `admit` once the prompt is rendered."""
-        return 0
-
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
         """Prompt ids: equal to those of the model's own tokenizer and template for dialogs without control tokens in them.
 
-        Raises InvalidDialog in the template's words where it refuses the dialog.
+        Raises InvalidDialog in the template's words where it refuses the dialog. Asks `admit` once the prompt is rendered: a
+        template may leave contents out.
         """
         self.check(dialog)
         prompt = self._rendered(dialog, options)

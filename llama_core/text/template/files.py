@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llama_core.errors import CheckpointError, ConfigError, TokenizerError
-from llama_core.files.gguf.file import GgufFile
+from llama_core.files.gguf.file import GgufFile, is_gguf
 from llama_core.text.tokenizers.files import MAP_FILE, read_bounded, read_json_object
 
 MAX_TEMPLATE_BYTES: Final = 2**20
@@ -41,7 +41,7 @@ def find_template(checkpoint: Path) -> TemplateFile | None:
     Raises TokenizerError that names a file that cannot be read.
     """
     if checkpoint.is_file():
-        return _gguf_template(checkpoint) if _is_gguf(checkpoint) else None
+        return _gguf_template(checkpoint) if is_gguf(checkpoint) else None
     plain = checkpoint / _PLAIN
     if plain.is_file():
         return TemplateFile(_text(plain), str(plain))
@@ -89,14 +89,6 @@ def _gguf_template(path: Path) -> TemplateFile | None:
     if not isinstance(source, str):
         raise TokenizerError(f"{path}: tokenizer.chat_template must be text")
     return TemplateFile(source, str(path))
-
-
-def _is_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
 
 
 def _text(path: Path) -> str:

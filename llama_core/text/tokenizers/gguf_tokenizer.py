@@ -12,10 +12,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from llama_core.errors import CheckpointError, TokenizerError
-from llama_core.files.gguf.file import GgufFile
+from llama_core.files.gguf.file import GgufFile, is_gguf
 from llama_core.files.gguf.model import refuse_later_part
+from llama_core.text.tokenizers.files import build_guarded
 from llama_core.text.tokenizers.gguf_vocabulary import CONTROL, UNUSED, USER_DEFINED, GgufSentencePiece, GgufVocabulary
-from llama_core.text.tokenizers.library_tokenizer import LibraryTokenizer, build_guarded, bytes_of, has_every_byte
+from llama_core.text.tokenizers.library_tokenizer import LibraryTokenizer, bytes_of, has_every_byte
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tokenizers.vocabulary_tokenizer import ControlToken, Vocabulary
 
@@ -85,35 +86,25 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
 }
 
-_MAGIC: Final = b"GGUF"
 _KINDS: Final = ("gpt2", "llama")
 
 
 class GgufFormat:
     """The entry of `registry.TOKENIZERS`: a GGUF file holds one of two kinds of tokenizer."""
 
-    def recognizes(self, path: Path) -> bool:
-        """Whether the file begins as a GGUF file."""
-        try:
-            with path.open("rb") as file:
-                return file.read(len(_MAGIC)) == _MAGIC
-        except OSError:
-            return False
+    recognizes = staticmethod(is_gguf)
 
     def __call__(self, path: Path, num_rows: int | None = None) -> Tokenizer:
-        return load_gguf_tokenizer(path, num_rows)
+        """The vocabulary in the file. Raises TokenizerError that names the file and the key. num_rows: as in
+        `GgufVocabulary`."""
+        try:
+            refuse_later_part(path, "tokenizer_path")
+            return _load(path, GgufFile(path).metadata, num_rows)
+        except CheckpointError as error:
+            raise TokenizerError(error.message) from None
 
 
 GGUF: Final = GgufFormat()
-
-
-def load_gguf_tokenizer(path: Path, num_rows: int | None = None) -> Tokenizer:
-    """The vocabulary in the file. Raises TokenizerError that names the file and the key. num_rows: as in `GgufVocabulary`."""
-    try:
-        refuse_later_part(path, "tokenizer_path")
-        return _load(path, GgufFile(path).metadata, num_rows)
-    except CheckpointError as error:
-        raise TokenizerError(error.message) from None
 
 
 def _load(path: Path, metadata: Mapping[str, Any], num_rows: int | None) -> Tokenizer:

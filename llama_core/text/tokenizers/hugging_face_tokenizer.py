@@ -13,7 +13,7 @@ from typing import Final
 import tokenizers
 
 from llama_core.errors import InvalidRequest, TokenizerError
-from llama_core.text.tokenizers.files import read_bounded
+from llama_core.text.tokenizers.files import build_guarded, read_bounded
 from llama_core.text.tokenizers.gguf_tokenizer import PRE_TOKENIZERS
 from llama_core.text.tokenizers.hugging_face_files import (
     Decoding,
@@ -23,7 +23,7 @@ from llama_core.text.tokenizers.hugging_face_files import (
     may_shorten,
     read_decoding,
 )
-from llama_core.text.tokenizers.library_tokenizer import MAX_ADDED, LibraryTokenizer, build_guarded
+from llama_core.text.tokenizers.library_tokenizer import MAX_ADDED, LibraryTokenizer
 from llama_core.text.tokenizers.vocabulary_tokenizer import ControlToken, Vocabulary, is_control_name, warn_left_out
 
 MAX_IDS: Final = 2**24

@@ -5,12 +5,13 @@ second pipeline over the same model, in which names of control tokens are plain 
 """
 
 import secrets
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
-from typing import Final, TypeVar
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from typing import Final
 
 import tokenizers
 
-from llama_core.errors import CheckpointError, InvalidRequest, SpecialTags, TokenizerError
+from llama_core.errors import SpecialTags, TokenizerError
+from llama_core.text.tokenizers.files import encode_guarded
 from llama_core.text.tokenizers.tokenizer import ByteDecoding, LeadingSpace, TextPart
 from llama_core.text.tokenizers.vocabulary_tokenizer import (
     ControlToken,
@@ -23,7 +24,6 @@ from llama_core.text.tokenizers.vocabulary_tokenizer import (
 # text has it.
 _MARK: Final = f"\ufdd0{secrets.token_hex(16)}\ufdd1"
 MAX_ADDED: Final = 2**14  # tokens: the library's search for them, and the server's, grow with their number
-_T = TypeVar("_T")
 
 
 def _byte_chars() -> dict[int, str]:
@@ -92,7 +92,7 @@ class LibraryTokenizer(VocabularyTokenizer):
 
     def encode_special(self, s: str, *, bos: bool = False) -> list[int]:
         check_encodable(s)
-        ids = _guarded(lambda: list(self._pipeline.encode(s, add_special_tokens=False).ids))
+        ids = encode_guarded(lambda: list(self._pipeline.encode(s, add_special_tokens=False).ids))
         return self._with_bos(ids) if bos else ids
 
     def encode_parts(self, parts: Sequence[TextPart]) -> list[int]:
@@ -118,8 +118,8 @@ class LibraryTokenizer(VocabularyTokenizer):
 
     def _encode_plain(self, text: str, is_first: bool) -> list[int]:
         if is_first:
-            return _guarded(lambda: list(self._plain.encode(text, add_special_tokens=False).ids))
-        return _guarded(lambda: list(self._plain.encode(_MARK + text, add_special_tokens=False).ids)[1:])
+            return encode_guarded(lambda: list(self._plain.encode(text, add_special_tokens=False).ids))
+        return encode_guarded(lambda: list(self._plain.encode(_MARK + text, add_special_tokens=False).ids)[1:])
 
     _begins_after_control = False
 
@@ -167,26 +167,3 @@ def _plain(
 def _as_special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return tokenizers.AddedToken(token.content, special=True, **flags)
-
-
-def _guarded(call: Callable[[], _T]) -> _T:
-    """The library raises Exception for an error, and a BaseException of its own for a panic."""
-    try:
-        return call()
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise InvalidRequest(f"the tokenizer cannot encode this text: {str(error)[:200]}") from None
-        raise
-
-
-def build_guarded(name: str, build: Callable[[], _T]) -> _T:
-    """`build()`, for a vocabulary that the file `name` holds. Raises TokenizerError that names it for the library's errors."""
-    try:
-        return build()
-    except (TokenizerError, CheckpointError):
-        raise
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            reason = str(error)[:200]
-            raise TokenizerError(f"{name}: damaged, or not supported: {reason}") from None
-        raise

@@ -78,11 +78,6 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         """True for every file: this class is last in the registry, and its error describes an invalid file."""
         return True
 
-    @property
-    def pad_id(self) -> int:
-        """-1 in Llama 2: not an id. Never look it up in an embedding."""
-        return int(self._processor.pad_id())
-
     @cached_property
     def max_piece_chars(self) -> int:
         """Characters in the longest piece, or in the longest name of a control token."""

@@ -7,13 +7,14 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import tiktoken
 
-from llama_core.errors import InvalidRequest, TokenizerError
-from llama_core.text.tokenizers.files import read_bounded
+from llama_core.errors import TokenizerError
+from llama_core.text.tokenizers.files import encode_guarded, read_bounded
 from llama_core.text.tokenizers.vocabulary_tokenizer import Vocabulary, VocabularyTokenizer
 
 _MAX_FILE_BYTES: Final = 64 * 2**20  # Llama 3's is 2.2 MB
@@ -24,22 +25,20 @@ _SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# Names by offset in the 256 ids after the vocabulary, as in Llama 3.1 and later; the others are reserved. Llama 3.0 has the
+# Names of the first of the 256 ids after the vocabulary, as in Llama 3.1 and later; the others are reserved. Llama 3.0 has the
 # same tokens for text and chat, and reserved names for the rest.
-_NAMES: Final = {
-    0: "<|begin_of_text|>",
-    1: "<|end_of_text|>",
-    2: "<|reserved_special_token_0|>",
-    3: "<|reserved_special_token_1|>",
-    4: "<|finetune_right_pad_id|>",
-    5: "<|step_id|>",
-    6: "<|start_header_id|>",
-    7: "<|end_header_id|>",
-    8: "<|eom_id|>",
-    9: "<|eot_id|>",
-    10: "<|python_tag|>",
-    11: "<|image|>",
-}
+_NAMES: Final = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
+    *(
+        "<|finetune_right_pad_id|>",
+        "<|step_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+    ),
+    *("<|python_tag|>", "<|image|>"),
+)
 # Longer texts, and longer runs without a change between white space and other characters, are encoded in pieces, as Meta's own
 # tokenizer does: the library is slow, or runs out of stack, on such texts.
 _MAX_TEXT_CHARS: Final = 400_000
@@ -47,17 +46,10 @@ _MAX_RUN_CHARS: Final = 25_000
 _RUN: Final = re.compile(rf"\s{{1,{_MAX_RUN_CHARS}}}|\S{{1,{_MAX_RUN_CHARS}}}")
 
 
-def special_names(num_special: int = _NUM_SPECIAL) -> list[str]:
+def special_names() -> list[str]:
     """The names of Llama 3's special tokens, in the order of their ids."""
-    names = []
-    num_reserved = 2  # at the offsets 2 and 3
-    for offset in range(num_special):
-        if offset in _NAMES:
-            names.append(_NAMES[offset])
-        else:
-            names.append(f"<|reserved_special_token_{num_reserved}|>")
-            num_reserved += 1
-    return names
+    num_reserved = _NUM_SPECIAL - len(_NAMES)
+    return [*_NAMES, *(f"<|reserved_special_token_{number}|>" for number in range(2, 2 + num_reserved))]
 
 
 class TiktokenTokenizer(VocabularyTokenizer):
@@ -96,18 +88,8 @@ class TiktokenTokenizer(VocabularyTokenizer):
         return _LINE.fullmatch(first) is not None
 
     def _encode_plain(self, text: str, is_first: bool) -> list[int]:
-        ids: list[int] = []
-        for piece in split_long(text):
-            ids += self._encode_piece(piece)
-        return ids
-
-    def _encode_piece(self, piece: str) -> list[int]:
-        try:
-            return self._encoding.encode_ordinary(piece)
-        except BaseException as error:  # a panic of the library is a BaseException
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise InvalidRequest(f"the tokenizer cannot encode this text: {str(error)[:200]}") from None
-            raise
+        pieces = map(self._encoding.encode_ordinary, split_long(text))
+        return encode_guarded(lambda: list(chain.from_iterable(pieces)))
 
 
 def split_long(text: str) -> Iterator[str]:

@@ -28,41 +28,17 @@ class Tokenizer(Protocol):
     A method that takes an id raises InvalidParameter for any value outside [0, vocab_size).
     """
 
-    @property
-    def n_words(self) -> int:
-        """Number of token ids."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids that a model may sample, at least `n_words`. Ids from `n_words` on are padding: they have no text."""
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id that begins a text, or None for a family without one."""
-
-    @property
-    def adds_bos(self) -> bool:
-        """Whether `encode(..., bos=True)` begins with `bos_id`, as the tokenizer's own library does. False without one."""
-
-    @property
-    def eos_id(self) -> int:
-        """The id that `encode(..., eos=True)` appends."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end a generation. `eos_id` is one of them."""
-
-    @property
-    def control_texts(self) -> Mapping[str, int]:
-        """The name of every control token, such as "<|eot_id|>", and its id."""
-
-    @property
-    def leading_space(self) -> LeadingSpace:
-        """What `decode` does with the spaces that begin a text. See `leads_with_space`."""
-
-    @property
-    def byte_decoding(self) -> ByteDecoding:
-        """What `decode` does with bytes that are not UTF-8."""
+    n_words: int  # number of token ids
+    vocab_size: (
+        int  # ids that a model may sample, at least `n_words`; ids from `n_words` on are padding: they have no text
+    )
+    bos_id: int | None  # begins a text; None for a family without one
+    adds_bos: bool  # whether `encode(..., bos=True)` begins with `bos_id`, as its own library does; False without one
+    eos_id: int  # what `encode(..., eos=True)` appends
+    stop_ids: frozenset[int]  # end a generation; `eos_id` is one of them
+    control_texts: Mapping[str, int]  # the name of every control token, such as "<|eot_id|>", and its id
+    leading_space: LeadingSpace  # what `decode` does with the spaces that begin a text, see `leads_with_space`
+    byte_decoding: ByteDecoding  # what `decode` does with bytes that are not UTF-8
 
     def padded(self, vocab_size: int) -> "Tokenizer":
         """The same tokenizer for a model with `vocab_size` ids, which must not be fewer than `n_words`."""

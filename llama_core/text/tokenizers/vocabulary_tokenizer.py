@@ -87,10 +87,12 @@ class VocabularyTokenizer(Tokenizer):
         that have text, which a template may reserve (`for_template`)."""
         self._vocabulary = vocabulary
         self._raws = vocabulary.raws
-        self._vocab_size = len(vocabulary.raws)
+        self.n_words = self.vocab_size = len(vocabulary.raws)
+        self.bos_id, self.eos_id, self.control_texts = vocabulary.bos_id, vocabulary.eos_id, vocabulary.control_texts
+        self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
         self._control_names = {token_id: text for text, token_id in vocabulary.control_texts.items()}
         ends = {token_id for text, token_id in vocabulary.control_texts.items() if text in END_NAMES}
-        self._stop_ids = vocabulary.stop_ids | ends | {vocabulary.eos_id}
+        self.stop_ids = vocabulary.stop_ids | ends | {vocabulary.eos_id}
         if control_tokens is None:
             control_tokens = {text: ControlToken(token_id) for text, token_id in vocabulary.control_texts.items()}
         self._user_tokens = user_tokens or {}
@@ -104,7 +106,7 @@ class VocabularyTokenizer(Tokenizer):
         self._control_tokens = tokens
         self._spelled_names = {token.token_id: name for name, token in tokens.items()}
         # Where a stop token stands for unknown characters, they are dropped: a text must not end a turn.
-        harmless = {self._vocabulary.unknown_id} - self._stop_ids - {self._vocabulary.bos_id}
+        harmless = {self._vocabulary.unknown_id} - self.stop_ids - {self.bos_id}
         self._never_from_text = (self._control_names.keys() | self._spelled_names.keys()) - harmless
         self._control_pattern = name_pattern(tokens)
 
@@ -121,39 +123,11 @@ class VocabularyTokenizer(Tokenizer):
         other.__dict__.update(self.__dict__)
         return other
 
-    @property
-    def n_words(self) -> int:
-        return len(self._raws)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._vocabulary.bos_id
-
-    @property
-    def adds_bos(self) -> bool:
-        return self._vocabulary.adds_bos and self._vocabulary.bos_id is not None
-
-    @property
-    def eos_id(self) -> int:
-        return self._vocabulary.eos_id
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self._stop_ids
-
-    @property
-    def control_texts(self) -> Mapping[str, int]:
-        return self._vocabulary.control_texts
-
     def padded(self, vocab_size: int) -> Self:
         if vocab_size < self.n_words:
             raise InvalidParameter(f"vocab_size {vocab_size} is less than the tokenizer's {self.n_words} tokens")
         other = self._copy()
-        other._vocab_size = vocab_size
+        other.vocab_size = vocab_size
         return other
 
     def min_tokens(self, num_chars: int) -> int:
@@ -265,8 +239,8 @@ class VocabularyTokenizer(Tokenizer):
         return not self.token_bytes(token_id)
 
     def _check(self, token_id: int) -> None:
-        if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
-            raise InvalidParameter(f"a token id must be an integer from 0 to {self._vocab_size - 1}", param="tokens")
+        if not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
+            raise InvalidParameter(f"a token id must be an integer from 0 to {self.vocab_size - 1}", param="tokens")
 
 
 def name_pattern(names: Iterable[str]) -> re.Pattern[str]:

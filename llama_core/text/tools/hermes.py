@@ -3,7 +3,7 @@
 Prompt and form as documented at https://github.com/NousResearch/Hermes-Function-Calling.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from llama_core.text.tools.envelope_parser import EnvelopeParser
@@ -19,12 +19,10 @@ CLOSE: Final = "</tool_call>"
 class HermesFormat(ToolFormat):
     name = "hermes"
     marks: tuple[str, ...] = (OPEN, CLOSE)
+    own_tokens = (OPEN,)
 
     def recognizes_template(self, template: str) -> bool:
         return OPEN in template
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        return has_token(OPEN)
 
     def parser(self, use: ToolUse) -> AnswerParser:
         return EnvelopeParser(use.names, OPEN, closing=CLOSE)

@@ -7,7 +7,7 @@ refuses messages with its own tags; in JSON they are written with an escape, so 
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from llama_core.text.tools.hermes import CLOSE, OPEN, HermesFormat
@@ -24,9 +24,6 @@ class Llama2ToolFormat(HermesFormat):
 
     def recognizes_template(self, template: str) -> bool:
         return "<<SYS>>" in template
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        return False
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         return (

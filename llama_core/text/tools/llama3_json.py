@@ -5,7 +5,7 @@ may come first, and "; " stands between several calls.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from llama_core.text.tools.envelope_parser import EnvelopeParser
@@ -22,12 +22,10 @@ PYTHON_TAG: Final = "<|python_tag|>"
 class Llama3JsonFormat(ToolFormat):
     name = "llama3_json"
     marks = (PYTHON_TAG,)
+    own_tokens = (PYTHON_TAG,)
 
     def recognizes_template(self, template: str) -> bool:
         return PYTHON_TAG in template or '"parameters": dictionary of argument name' in template
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        return has_token(PYTHON_TAG)
 
     def parser(self, use: ToolUse) -> AnswerParser:
         return Llama3JsonParser(use.names)
@@ -58,9 +56,6 @@ class Llama3JsonFormat(ToolFormat):
 
     def written_calls(self, calls: Sequence[Call]) -> str:
         return "; ".join(envelope(call, "parameters") for call in calls)
-
-    def written_result(self, name: str, content: str) -> str:
-        return content
 
 
 class Llama3JsonParser(LeadingCalls, EnvelopeParser):

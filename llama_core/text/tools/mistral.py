@@ -4,7 +4,7 @@ The newer models write the second form. The parser takes both.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from llama_core.text.tools.envelope_parser import EnvelopeParser
@@ -23,12 +23,10 @@ class MistralFormat(ToolFormat):
 
     name = "mistral"
     marks = (OPEN, ARGS)
+    own_tokens: tuple[str, ...] = (OPEN,)
 
     def recognizes_template(self, template: str) -> bool:
         return OPEN in template
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        return has_token(OPEN)
 
     def parser(self, use: ToolUse) -> AnswerParser:
         return MistralParser(use.names)
@@ -62,12 +60,10 @@ class MistralArgsFormat(MistralFormat):
     """NAME[ARGS]{...}."""
 
     name = "mistral_args"
+    own_tokens = (OPEN, ARGS)
 
     def recognizes_template(self, template: str) -> bool:
         return OPEN in template and ARGS in template
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        return has_token(OPEN) and has_token(ARGS)
 
     def rules(self, use: ToolUse, marks: MarkIds) -> CallRules:
         opening = marks.lark(OPEN)

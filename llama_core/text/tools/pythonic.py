@@ -5,7 +5,7 @@ Prompt and form as Meta documents them (model cards and prompt formats, Llama 3.
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from llama_core.text.tools.json_scan import SPACES, CallHead, Miss, TooShort, behind, read_literal, skip_spaces
@@ -35,9 +35,6 @@ class PythonicFormat(ToolFormat):
 
     def recognizes_template(self, template: str) -> bool:
         return "[func_name1(" in template
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        return False
 
     def parser(self, use: ToolUse) -> AnswerParser:
         return PythonicParser(use.names)
@@ -71,9 +68,6 @@ class PythonicFormat(ToolFormat):
 
     def written_calls(self, calls: Sequence[Call]) -> str:
         return f"[{', '.join(_written(call) for call in calls)}]"
-
-    def written_result(self, name: str, content: str) -> str:
-        return content
 
 
 def _argument_rules(use: ToolUse, index: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Finds the tool format with a name, or the one of a model. Each format is one line in a table here."""
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, cast
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from typing import Final
 
 from llama_core.errors import ConfigError
 from llama_core.text.tools.tool_format import ToolFormat
@@ -25,8 +25,8 @@ def find_tool_format(name: str) -> ToolFormat:
     """The format called `name`. Raises ConfigError."""
     if name not in TOOL_FORMATS:
         raise ConfigError(f"tool_format must be one of {', '.join(TOOL_FORMAT_NAMES)}", param="tool_format")
-    module, _, attribute = TOOL_FORMATS[name].partition(":")
-    return cast(Callable[[], ToolFormat], getattr(importlib.import_module(module), attribute))()
+    found: ToolFormat = resolve_name(TOOL_FORMATS[name])()
+    return found
 
 
 def open_tool_format(
@@ -36,16 +36,13 @@ def open_tool_format(
     chat_format: the name of its chat format. has_token: whether the vocabulary has a token of this text."""
     if name != AUTO:
         return find_tool_format(name)
-    for each in _all():
+    formats = [find_tool_format(each) for each in TOOL_FORMATS]
+    for each in formats:
         if template is not None and each.recognizes_template(template):
             return each
     if chat_format == "llama2":
         return find_tool_format("llama2")
-    for each in _all():
-        if each.recognizes_vocabulary(has_token):
+    for each in formats:
+        if each.own_tokens and all(map(has_token, each.own_tokens)):
             return each
     return find_tool_format(_OTHERWISE)
-
-
-def _all() -> Iterator[ToolFormat]:
-    return map(find_tool_format, TOOL_FORMATS)

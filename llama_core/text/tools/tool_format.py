@@ -1,7 +1,7 @@
 """The Protocol of a tool format: how a family of models writes calls. `registry.open_tool_format` finds one by its name."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from llama_core.text.tools.lark import CallRules, MarkIds
@@ -14,12 +14,10 @@ class ToolFormat(Protocol):
 
     name: str  # as the argument `tool_format` has it
     marks: tuple[str, ...]  # texts that are control tokens in some vocabularies, which the parser needs to see
+    own_tokens: tuple[str, ...] = ()  # a vocabulary with all of them is for this format; (): no vocabulary tells
 
     def recognizes_template(self, template: str) -> bool:
         """Whether a chat template writes calls in this format."""
-
-    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
-        """Whether the vocabulary has this format's own tokens."""
 
     def parser(self, use: ToolUse) -> AnswerParser:
         """A parser of one answer, after its reasoning."""
@@ -36,6 +34,7 @@ class ToolFormat(Protocol):
 
     def written_result(self, name: str, content: str) -> str:
         """The content of the message that holds the result of a call of the tool `name`, which may be unknown ("")."""
+        return content
 
 
 def json_lines(tools: Sequence[Tool]) -> str:

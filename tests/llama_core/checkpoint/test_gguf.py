@@ -18,8 +18,8 @@ from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.text.template.files import template_files
-from llama_core.weights.loader import rank_weights
 from tests.support.gguf_models import HEAD, VOCABULARY, write_model
+from tests.support.rank_weights import rank_weights
 
 QUANTIZED = [Encoding[each.name] for each in ENCODINGS.values()]
 
@@ -29,7 +29,7 @@ def _load(path: Path, rank: int = 0, world_size: int = 1) -> tuple[WeightReader,
     config = source.model_config(VOCABULARY)
     reader = source.open_weights(config)
     share = RankShare.of(config, rank, world_size)
-    weights = dict(rank_weights(reader, config, share, torch.float32, torch.device("cpu")))
+    weights = dict(rank_weights(reader, config, share, torch.float32))
     return reader, config, weights
 
 

@@ -16,7 +16,6 @@ from llama_core.files.hf.quantization import FORMATS
 from llama_core.files.source import WeightReader
 from llama_core.model_weights import OUTPUT, Box, weight_specs
 from llama_core.rank_share import RankShare
-from llama_core.weights.loader import rank_weights
 from tests.support.hugging_face import (
     CONFIGS,
     VOCAB_SIZE,
@@ -26,6 +25,7 @@ from tests.support.hugging_face import (
     read,
     write,
 )
+from tests.support.rank_weights import rank_weights
 
 CONFIG = CONFIGS["llama-biases"]
 MODEL = read(CONFIG)
@@ -102,7 +102,7 @@ def test_damaged_parts_are_refused_by_name(tmp_path: Path, part: str, value: tor
     folder, _ = packed_folder(tmp_path, 4, {f"{PROJECTION}{part}": value})
     share = RankShare.of(MODEL, 0, 1)
     with pytest.raises(CheckpointError, match=message):
-        dict(rank_weights(opened(folder), MODEL, share, torch.float32, torch.device("cpu")))
+        dict(rank_weights(opened(folder), MODEL, share, torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ REFERENCE = sentencepiece.SentencePieceProcessor(model_file=str(MODEL))
 
 def test_properties_are_those_of_llama_2() -> None:
     assert TOKENIZER.n_words == 640
-    assert (TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.pad_id) == (1, 2, -1)
+    assert (TOKENIZER.bos_id, TOKENIZER.eos_id) == (1, 2)
     assert TOKENIZER.stop_ids == {2}
     assert [i for i in range(640) if TOKENIZER.is_control(i)] == [1, 2]
     assert TOKENIZER.leading_space == "drop_one"

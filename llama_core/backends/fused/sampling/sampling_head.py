@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 import torch
 
-from llama_core.backends.backend import StepMasks
 from llama_core.backends.fused.buffers import DeviceSlots, MaskBuffers, Prefixes, StepBuffers
 from llama_core.backends.fused.device import StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
@@ -17,6 +16,7 @@ from llama_core.backends.fused.sampling.sampler import Mode, SamplingState
 from llama_core.backends.fused.step_plan import StepPlan, bucket_sizes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
+from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 # What is captured for each number of samples.
@@ -89,7 +89,7 @@ class SamplingHead:
         self._graphs.clear()
 
     def start(
-        self, turn: int, plan: StepPlan, masks: StepMasks | None, *, wants_logprobs: bool
+        self, turn: int, plan: StepPlan, masks: GrammarMasks | None, *, wants_logprobs: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queue the sampling of the step whose inputs were sent. Blocks until `masks` are done.
 
@@ -127,7 +127,7 @@ class SamplingHead:
         else:
             graph()
 
-    def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
+    def _mode(self, slots: Seq[int], masks: GrammarMasks | None) -> Mode:
         """The mode of a head. Only rank 0 has masks; modes may differ between ranks, because all have the same collectives."""
         if masks is not None:
             return "masked"
