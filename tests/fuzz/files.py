@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import gguf_damage, hf_damage, tokenizer_damage
+from tests.fuzz import hf_damage, tokenizer_damage
 from tests.fuzz.damage import damages, put_demo
 from tests.fuzz.outcome import Outcome
 from tests.support.programs import REPOSITORY, environment
@@ -74,7 +74,7 @@ def _end_free_workers() -> None:
 def run(cases: int, seed: int, shares: Mapping[str, int] = _SHARES, part: str = "files") -> Outcome:
     """shares: how many cases of each kind make a round."""
     outcome = Outcome(part)
-    made = damages() | hf_damage.damages() | gguf_damage.damages() | tokenizer_damage.damages()
+    made = damages() | hf_damage.damages() | tokenizer_damage.damages()
     kinds = [kind for kind, share in shares.items() for _ in range(share)]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -49,7 +49,7 @@ def test_of_named_templates_the_default_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [3, [3], [{}], {"a": 1}, *([{"name": name, "template": "x"}] for name in ([], {})),
+    [3, [3], [{}], {"a": 1}, [{"name": [], "template": "x"}], [{"name": {}, "template": "x"}],
      [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]],
 )  # fmt: skip
 def test_a_field_that_is_no_template_is_refused_by_name(value: Any, tmp_path: Path) -> None:
