@@ -145,20 +145,5 @@ def test_the_model_in_process_takes_an_adapter_for_each_prompt(tmp_path: Path) -
     alone_each = [llama.generate([prompt], 12, temperature=0, adapter=name)[0][0] for name in names]
     together, _ = llama.generate([prompt] * 4, 12, temperature=0, adapter=names)
     assert together == alone_each and len(set(map(tuple, together))) == 3
-    plain = Llama.build(
-        GOLDEN / "mp1",
-        GOLDEN / "mp1" / "tokenizer.model",
-        64,
-        4,
-        device="cpu",
-        lora_adapters=folders,
-        max_loras=1,
-        speculation=False,
-        prefix_caching=False,
-    )
-    repeats = [5, 6, 7, 8] * 6  # drafts are proposed, and the second request has a cached prefix
-    for _ in range(2):
-        found = [each.generate([repeats], 30, temperature=0, adapter="all") for each in (llama, plain)]
-        assert found[0] == found[1]
     with pytest.raises(InvalidParameter, match="'poet' is not one of lora_adapters"):
         llama.generate([prompt], 4, adapter="poet")
