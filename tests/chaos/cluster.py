@@ -40,7 +40,7 @@ ADAPTERS: Final = ("all", "stabilized", "patterns")
 NAMES: Final = (*ADAPTERS, LOADED)
 MAX_LORAS: Final = 2  # of an engine: an adapter replaces another one, or waits
 SLOW_STREAMS: Final = 0.1  # share of --num-streams, at least, where clients are slow
-SINGLE: Final = ("engine", "node", "rank", "cut", "stop", "slow")  # faults of one engine
+SINGLE: Final = ("engine", "node", "rank", "cut", "stop")  # faults of one engine
 UPDATES: Final = ("down", "upgrade", "upgrade_with_room", "front_down", "template", "adapter")
 KINDS: Final = (*SINGLE, "front", *UPDATES, "controller")
 
@@ -92,15 +92,14 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     for kind in chain.from_iterable(draw.sample(options.kinds, len(options.kinds)) for _ in range(2 * options.faults)):
         await asyncio.sleep(draw.uniform(0.5, options.pause))
         await course.answered((len(faults) + 0.5) / options.faults * options.num_streams)
-        settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
         try:
-            began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
+            began = await main_thread.run(partial(nodes.strike, kind))
         except (ProcessLookupError, psutil.NoSuchProcess, RayError) as error:
             print(f"{kind} has not struck: an earlier fault has ended its target ({error!r:.80})", file=sys.stderr)
             is_settled = False
             continue
-        faults.append(Fault(kind, began, time.time(), is_settled and settles))
-        is_settled = settles
+        faults.append(Fault(kind, began, time.time(), is_settled))
+        is_settled = True
         failed = [*streams.lost, *slow.lost, *streams.differing, *slow.differing]
         answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {len(failed)} failed {failed[-1:]}"
         print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
@@ -218,9 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-s", type=float, default=125.0, help="seconds of a slow client's stream")
     parser.add_argument("--slow-tokens", type=int, default=1000, help="--max-tokens of slow clients")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
-    parser.add_argument(
-        "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"
-    )
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of faults")
     parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
     parser.add_argument("--seed", type=int, default=1)

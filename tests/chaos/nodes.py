@@ -135,13 +135,12 @@ class Nodes:
 
         return wait_until(f"all fronts have engines {sizes}", found, SETTLED_WITHIN_S, 0.2)
 
-    def strike(self, kind: str, *, settles: bool) -> float:
-        """Have something happen. When it did, by time.time(). settles: wait until the cluster serves as before."""
+    def strike(self, kind: str) -> float:
+        """Have something happen, and wait until the cluster serves as before. When it happened, by time.time()."""
         self._struck_s = 0.0
         getattr(self, kind)()
-        if settles:
-            time.sleep(0.5)  # the fronts notice that an engine has ended
-            self.settle()
+        time.sleep(0.5)  # the fronts notice that an engine has ended
+        self.settle()
         return self._struck_s
 
     # What can happen.
@@ -174,15 +173,12 @@ class Nodes:
             _cut_connections(pid, engine.port)
 
     def stop(self) -> None:
-        """An engine's process stands still for 4 s."""
-        self._pause(self._engine(), self.draw.choice((4.0, 4.0, 18.0)))
-
-    def slow(self) -> None:
-        """An engine's process stands still again and again."""
+        """An engine's process stands still for 4 or 18 s."""
         pid = self._engine()
-        for _ in range(8):
-            self._pause(pid, 0.3)
-            time.sleep(0.2)
+        self._strikes()
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(self.draw.choice((4.0, 4.0, 18.0)))
+        os.kill(pid, signal.SIGCONT)
 
     def controller(self) -> None:
         """Serve's controller is killed."""
@@ -252,12 +248,6 @@ class Nodes:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    def _pause(self, pid: int, seconds: float) -> None:
-        self._strikes()
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)
 
     def _processes(self, name: str) -> list[int]:
         return [pid for pid in process_tag.tagged_processes(self._tag) if name in _command(pid)]

@@ -1,12 +1,8 @@
-"""Loads damaged files in a process of its own, because they may crash it. Started by `files.py`.
-
-Each line in is JSON: `[kind, directory, whether the checksums still match the changed bytes]`. Each line out has the outcome,
-and the finding if there is one.
-"""
+"""Loads damaged files in a process of its own, because they may crash it. `files.py` starts it."""
 
 import contextlib
 import hashlib
-import json
+import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -107,6 +103,13 @@ def use_folder(folder: Path, *, is_config: bool) -> str | None:
 
 
 @cache
+def _undamaged() -> tuple[int, str]:
+    """Of the demo model: the tokens of its tokenizer, and the digest of its weights."""
+    vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
+    return vocab_size, load_checkpoint(DEMO, vocab_size)
+
+
+@cache
 def _undamaged_folder() -> str:
     return _digest(random_weights(read(CONFIGS["qwen3"])))
 
@@ -136,21 +139,18 @@ def use_tokenizer(path: Path) -> str | None:
     return None
 
 
-def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:
-    """The outcome of loading, and the finding if there is one."""
+def judge(kind: str, directory: Path, is_rewritten: bool) -> tuple[str, str | None]:
+    vocab_size, undamaged = _undamaged()
+    fault = None
     try:
         if kind in ("tokenizer", "tokenizer_json", "gguf_vocabulary"):
-            if (
-                fault := use_tokenizer(directory / "tokenizer.model" if kind == "tokenizer" else directory)
-            ) is not None:
-                return "loaded", fault
+            fault = use_tokenizer(directory / "tokenizer.model" if kind == "tokenizer" else directory)
         elif kind in ("safetensors", "config"):
-            if (fault := use_folder(directory / FOLDER, is_config=kind == "config")) is not None:
-                return "loaded", fault
+            fault = use_folder(directory / FOLDER, is_config=kind == "config")
         elif kind == "gguf":
             load_checkpoint(directory / "m.gguf", gguf_models.VOCABULARY)
         elif load_checkpoint(directory, vocab_size) != undamaged and kind == "checkpoint" and not is_rewritten:
-            return "loaded", "damaged weights were loaded"
+            fault = "damaged weights were loaded"
     except LlamaError as error:
         expected = _EXPECTED.get(kind, (CheckpointError, ConfigError))
         if not isinstance(error, expected):
@@ -162,29 +162,29 @@ def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undam
         return type(error).__name__, None
     except BaseException as error:
         return "escaped", f"{type(error).__name__}: {str(error)[:300]}"
-    return "loaded", None
+    return "loaded", fault
 
 
-def main() -> None:
-    global _is_loading
+def begin() -> None:
+    """Limit this process, which must do nothing beside loading."""
+    os.chdir(REPOSITORY)
+    sys.dont_write_bytecode = True  # a file that it writes is a finding
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_num_threads(1)
-    vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
-    undamaged = load_checkpoint(DEMO, vocab_size)
+    _undamaged()
     _undamaged_folder()
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))
     sys.addaudithook(_audit)
-    print(json.dumps(["ready", None]), flush=True)
-    for line in sys.stdin:
-        kind, directory, is_rewritten = json.loads(line)
-        _is_loading = True
-        ended, fault = judge(kind, Path(directory), is_rewritten, vocab_size, undamaged)
-        _is_loading = False
-        if _deeds:
-            fault = f"{fault or ''} side effects: {_deeds}"
-            _deeds.clear()
-        print(json.dumps([ended, fault]), flush=True)
 
 
-if __name__ == "__main__":
-    main()
+def load(kind: str, directory: Path, is_rewritten: bool) -> tuple[str, str | None]:
+    """The outcome, and the finding if there is one. is_rewritten: checksums match the changed bytes."""
+    global _is_loading
+    _is_loading = True
+    ended, fault = judge(kind, directory, is_rewritten)
+    _is_loading = False
+    if _deeds:
+        fault = f"{fault or ''} side effects: {_deeds}"
+        _deeds.clear()
+    return ended, fault

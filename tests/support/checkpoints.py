@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from llama_core.checkpoint.meta import MetaCheckpoint
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.meta_params import config_from_params
-from llama_core.files.source import WeightReader
-from llama_core.model_config import ModelConfig
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.weights.loader import Progress
@@ -69,15 +67,14 @@ def write(
     return directory
 
 
-def open_weights(directory: Path, config: ModelConfig) -> WeightReader:
-    return MetaCheckpoint(directory).open_weights(config)
-
-
 def load(
-    directory: Path, config: ModelConfig, on_progress: Progress = lambda done, total: None
+    path: Path, vocab_size: int = 640, on_progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
-    """All weights in float32, with their checksums verified."""
-    reader = open_weights(directory, config)
+    """All weights of a checkpoint of any format in float32, with its checksums verified."""
+    checkpoint = open_checkpoint(path)
+    checkpoint.num_shards()
+    config = checkpoint.model_config(vocab_size)
+    reader = checkpoint.open_weights(config)
     reader.verify_checksums(0, 1)
     return dict(rank_weights(reader, config, RankShare.of(config, 0, 1), torch.float32, on_progress))
 

@@ -18,6 +18,7 @@ from llama_core.files.code import code_version
 from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
+from llama_core.weight_formats import QUANTIZED
 from tests.support import plain_model
 from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
@@ -140,8 +141,10 @@ def test_logits_are_near_a_plain_forward_on_any_number_of_ranks(ranks: Any, worl
             assert torch.equal(in_chunks, whole) and torch.equal(whole, got[0][0])
 
 
-def _last_logits(parallel: Parallel, model: ModelConfig, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    prompts = Prompts(parallel, model, dtype=dtype)
+def _last_logits(
+    parallel: Parallel, model: ModelConfig, dtype: str, quantization: str = "none"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    prompts = Prompts(parallel, model, dtype=dtype, quantization=quantization)
     return prompts.in_chunks([100]), prompts.in_chunks([70, 29, 1])
 
 
@@ -171,10 +174,7 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed(dtype: str, switch: s
     assert differing_ways(model_with(switch), dtype=dtype) == []
 
 
-FORMATS = (
-    *(("float32", name) for name in ("none", "int8", "int4")),
-    *(("bfloat16", name) for name in ("none", "int8", "int8_groups", "int4_min")),
-)
+FORMATS = [(dtype, name) for dtype in TOLERANCE for name in ("none", *QUANTIZED) if name != "fp8"]
 # Heads of whole register tiles, and inputs for K slices in every format on tile registers.
 WIDE = ModelConfig(dim=768, n_layers=1, n_heads=12, n_kv_heads=4, head_dim=64, hidden_dim=1024, vocab_size=640)
 
@@ -189,6 +189,16 @@ for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
 for dtype, quantization in FORMATS:
     print(json.dumps([quantization, dtype, differing_ways(WIDE, dtype=dtype, quantization=quantization)]))
 """
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "int4"), ("bfloat16", "int4_min")])
+def test_bits_on_two_ranks_do_not_depend_on_chunks_where_ranks_cut_groups(
+    ranks: Any, dtype: str, quantization: str
+) -> None:
+    """The output projection has 48 inputs on each: no whole groups of 32."""
+    model = replace(BASE, head_dim=16, hidden_dim=192)
+    for whole, in_chunks in ranks(2).call(_last_logits, model, dtype, quantization):
+        assert torch.equal(in_chunks, whole)
 
 
 @pytest.mark.parametrize("flags", with_full_ones(FLAGS, IN_EACH_RUN), ids=lambda flags: flags or "this CPU")

@@ -1,11 +1,9 @@
 """adapter_config.json and adapter_model.safetensors: what does not fit the base, or is not computed, is refused by name."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -100,16 +98,6 @@ def test_matrices_that_do_not_fit_the_base_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_adapter(write(tmp_path, tensors), MODEL, 16)
-
-
-def test_the_keys_of_a_pattern_are_compiled_once(tmp_path: Path) -> None:
-    """Not once for each layer: Python's own cache has 512 places."""
-    other, width = Q.replace("layers.0", "layers.1"), MODEL.n_heads * MODEL.head_dim
-    second = {f"{other}A.weight": torch.ones(2, MODEL.dim), f"{other}B.weight": torch.ones(width, 2)}
-    folder = write(tmp_path, second, rank_pattern={f"module_{i}": 2 for i in range(1000)})
-    with patch("re._compiler.compile", wraps=re._compiler.compile) as compiled:  # type: ignore[attr-defined]
-        assert len(open_adapter(folder, MODEL, 16).pairs) == 2
-    assert len([call for call in compiled.call_args_list if "module_" in str(call)]) == 1000
 
 
 def test_a_higher_rank_than_allowed_is_refused_with_the_remedy(tmp_path: Path) -> None:

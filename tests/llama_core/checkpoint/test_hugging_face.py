@@ -15,23 +15,12 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError
 from llama_core.files.digest import sha256_of
 from llama_core.files.manifest import Manifest
-from llama_core.rank_share import RankShare
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.template.files import find_template
 from tests.support import hugging_face
-from tests.support.checkpoints import peak_ratio
-from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, in_hugging_faces_layout, random_weights, read, write
-from tests.support.rank_weights import rank_weights
+from tests.support.checkpoints import load, peak_ratio
+from tests.support.hugging_face import CONFIGS, in_hugging_faces_layout, random_weights, read, write
 from tests.support.vocabularies import make_family
-
-
-def load(directory: Path) -> dict[str, torch.Tensor]:
-    checkpoint = open_checkpoint(directory)
-    assert isinstance(checkpoint, HuggingFaceCheckpoint)
-    checkpoint.num_shards()
-    config = checkpoint.model_config(VOCAB_SIZE)
-    share = RankShare.of(config, 0, 1)
-    return dict(rank_weights(checkpoint.open_weights(config), config, share, torch.float32))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

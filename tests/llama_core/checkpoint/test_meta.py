@@ -17,13 +17,7 @@ from llama_core.errors import CheckpointError, ConfigError, NonFiniteLogits
 from llama_core.files.meta_params import config_from_params, read_params
 from llama_core.model_weights import weight_specs
 from tests.support import checkpoints
-from tests.support.checkpoints import WIDE, open_weights, peak_ratio, random_weights, split, write
-
-CONFIG = config_from_params(WIDE, vocab_size=640)
-
-
-def load(directory: Path) -> dict[str, torch.Tensor]:
-    return checkpoints.load(directory, CONFIG)
+from tests.support.checkpoints import WIDE, load, peak_ratio, random_weights, split, write
 
 
 @pytest.mark.parametrize("embedding_dim", [1, 0], ids=["Llama 2's cuts", "Llama 3's embedding"])
@@ -35,8 +29,7 @@ def test_weights_are_joined_and_converted_and_progress_counts_every_byte_once(
     weights = random_weights(WIDE, dtype=torch.bfloat16)
     write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim))
     seen: list[tuple[int, int]] = []
-    got = checkpoints.load(tmp_path, CONFIG, on_progress=lambda done, total: seen.append((done, total)))
-    assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
+    got = load(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
     assert got.keys() == weights.keys() and all(torch.equal(got[name], weights[name].float()) for name in weights)
     total = sum(weight.nbytes for weight in got.values())
     assert [total_bytes for _, total_bytes in seen] == [total] * len(seen)
@@ -55,9 +48,7 @@ def test_llama_3_2_may_leave_its_output_layer_out(tmp_path: Path, num_shards: in
     write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim), params)
     config = open_checkpoint(tmp_path).model_config(640)
     assert config.tied_embeddings
-    got = checkpoints.load(tmp_path, config)
-    assert torch.equal(got["output.weight"], weights["tok_embeddings.weight"])
-    assert open_weights(tmp_path, config).dtype is torch.float32
+    assert torch.equal(load(tmp_path)["output.weight"], weights["tok_embeddings.weight"])
 
 
 # Faults 28 to 33 of docs/faults.md

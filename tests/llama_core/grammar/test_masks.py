@@ -202,11 +202,8 @@ def test_a_grammar_is_compiled_once_for_the_rows_of_a_scope_also_if_it_cannot_be
 MASK_S = 0.5  # longer than all else that a step does
 
 
-@pytest.mark.parametrize("presence_penalty", [0.0, 1.0], ids=["without other rules", "with a penalty"])
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_the_time_of_a_late_mask_is_waited(
-    monkeypatch: pytest.MonkeyPatch, backend: str, presence_penalty: float
-) -> None:
+def test_the_time_of_a_late_mask_is_waited(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     match = SlotGrammars._match
 
     def slow(self: SlotGrammars, *args: Any) -> Any:
@@ -215,7 +212,7 @@ def test_the_time_of_a_late_mask_is_waited(
 
     monkeypatch.setattr(SlotGrammars, "_match", slow)
     runner = on_ranks.new_runner(alone("cpu"), str(DEMO), backend=backend)
-    params = SamplingParams(grammar=regex_grammar("[a-z]+"), max_tokens=9, presence_penalty=presence_penalty)
+    params = SamplingParams(grammar=regex_grammar("[a-z]+"), max_tokens=9)
     prompt = TOKENIZER.encode("Tell", bos=True, eos=False)
     init = SlotInit(0, prompt, [0], params)
     waited, sampled = runner.seconds_waited(), runner.seconds_sampled()

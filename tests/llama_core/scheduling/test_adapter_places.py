@@ -75,16 +75,6 @@ def test_a_sequence_without_a_place_is_overtaken_by_a_bounded_number() -> None:
     assert second.slot is not None and late.slot is not None and third.slot is not None
 
 
-def test_no_other_adapter_overtakes_a_sequence_that_has_tokens() -> None:
-    places = Places(*BOTH)
-    moved = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, Terms(adapter="c"))
-    moved.tokens += [6]
-    places.scheduler.add(moved)
-    late, base = places.add("b"), places.add("")
-    places.step()
-    assert base.slot is not None and late.slot is None and moved.slot is None
-
-
 @pytest.mark.parametrize(
     "steady",
     [[("", "ann"), ("a", "bob"), ("b", "bob")], [("a", "ann"), ("b", "ann")], [("a", "ann"), ("b", "bob")]],
@@ -112,14 +102,6 @@ def test_other_adapters_overtake_by_priority() -> None:
     early = places.add("b")
     places.step()
     assert early.slot is not None and late.slot is None and first.slot is None
-
-
-def test_those_that_overtake_keep_the_order_of_priorities_and_owners() -> None:
-    places = Places(*BOTH, slots=4)
-    places.add("c")
-    low, busy, idle = places.add("", priority=2), places.add(""), places.add("", owner="idle")
-    places.step()
-    assert idle.slot is not None and busy.slot is not None and low.slot is None
 
 
 def test_an_adapter_whose_sequence_ended_with_an_error_is_loaded_again() -> None:
@@ -171,13 +153,6 @@ def test_an_owner_of_all_places_gives_one_up(rival: str | None) -> None:
     while not all(seq.finished for seq in many):
         places.step()
     assert all(seq.output == expected_output(seq) for seq in many)
-
-
-def test_a_place_that_another_owner_uses_too_is_not_given_up() -> None:
-    places = Places(("a", "many"), ("b", "many"), ("b", "other"))
-    waiting = places.add("c", "few")
-    places.step()
-    assert waiting.slot is None and places.scheduler.num_preemptions == 0
 
 
 def test_no_place_is_given_up_to_a_lower_priority() -> None:

@@ -13,8 +13,8 @@ from llama_core.scheduling.drafting import (
     MAX_DRAFTS_PER_ROW,
     PRICE_ALONE,
     PRICE_BESIDE_OTHERS,
-    DraftPrice,
     Drafting,
+    DraftPrice,
 )
 from llama_core.scheduling.prompt_lookup import NGRAMS, PromptLookup
 from llama_core.scheduling.request import Sequence

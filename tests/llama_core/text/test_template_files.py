@@ -49,16 +49,9 @@ def test_of_named_templates_the_default_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        3,
-        [3],
-        [{}],
-        {"a": 1},
-        [{"name": [], "template": "x"}],
-        [{"name": {}, "template": "x"}],
-        [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}],
-    ],
-)
+    [3, [3], [{}], {"a": 1}, [{"name": [], "template": "x"}], [{"name": {}, "template": "x"}],
+     [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]],
+)  # fmt: skip
 def test_a_field_that_is_no_template_is_refused_by_name(value: Any, tmp_path: Path) -> None:
     write(tmp_path, "tokenizer_config.json", chat_template=value)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template"):
