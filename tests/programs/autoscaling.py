@@ -30,42 +30,23 @@ from tests.conftest import GOLDEN
 from tests.programs.counting_client import PROMPT, CountingClient
 from tests.support.programs import REPOSITORY
 from tests.support.ray_nodes import MainThread, few_processes
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 LOOK_EACH_S = 0.25  # each look is a request or several, which take processor time from the processes that start
 
 
 def config(port: int) -> dict[str, Any]:
-    args = {
-        "model_id": "golden",
-        "ckpt_dir": str(GOLDEN / "mp2"),
-        "max_seq_len": 4096,
-        "dtype": "float32",
-        "spare_ranks": False,
-        "answer_after_s": 0,  # so that a loading replica answers requests
-    }
-    autoscaling = {
-        "min_replicas": 1,
-        "max_replicas": 2,
-        "target_ongoing_requests": 1,
-        "upscale_delay_s": 0.5,
-        # A short dip of the load on a busy machine must not remove a replica that waits for resources.
-        "downscale_delay_s": 4,
-        "look_back_period_s": 2,
-        "metrics_interval_s": 0.5,
-    }
+    args = {"model_id": "golden", "ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 4096, "dtype": "float32"}
+    args |= {"spare_ranks": False, "answer_after_s": 0}  # so that a loading replica answers requests
+    autoscaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0.5}
+    # A short dip of the load on a busy machine must not remove a replica that waits for resources.
+    autoscaling |= {"downscale_delay_s": 4, "look_back_period_s": 2, "metrics_interval_s": 0.5}
+    deployments = [{"name": "LlamaIngress", "autoscaling_config": autoscaling}]
+    application = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_app"}
     return {
         "http_options": {"host": "127.0.0.1", "port": port},
         "proxy_location": "HeadOnly",  # all nodes of this cluster have one address, and so one port
-        "applications": [
-            {
-                "name": "llama",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build_app",
-                "args": args,
-                "deployments": [{"name": "LlamaIngress", "autoscaling_config": autoscaling}],
-            }
-        ],
+        "applications": [application | {"args": args, "deployments": deployments}],
     }
 
 
@@ -96,15 +77,12 @@ def running(processes: Processes) -> list[int]:
     return [pid for pid, process in processes.items() if is_running(process)]
 
 
-class Observations:
+class Observations(dict[str, Any]):
     """What this program prints."""
 
     def __init__(self, log: Path) -> None:
-        self.seen: dict[str, Any] = {}
+        super().__init__()
         self._log = log  # of the server
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.seen[name] = value
 
     async def said(self, words: str) -> str | None:
         """The first line of the server's log with these words."""
@@ -114,11 +92,7 @@ class Observations:
 
 async def no_node_has_room(client: CountingClient, seen: Observations) -> None:
     """The first replica waits, and the server says so."""
-
-    async def is_pending() -> bool:
-        return "PENDING" in groups().values()
-
-    await until("a placement group waits", is_pending, 160, LOOK_EACH_S)
+    await until_true("a placement group waits", lambda: "PENDING" in groups().values(), 160, LOOK_EACH_S)
     early: list[int] = []
 
     async def waits() -> str | None:
@@ -166,14 +140,15 @@ async def the_first_replica_starts(client: CountingClient, seen: Observations) -
 async def a_second_replica_waits(client: CountingClient, seen: Observations) -> None:
     """More load than one replica takes makes another placement group wait, which a cluster autoscaler sees."""
 
-    async def wants_more() -> bool:
+    def wants_more() -> bool:
         return sorted(groups().values()) == ["CREATED", "PENDING"]
 
-    await until("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
-    seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
+    await until_true("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
+    await until_true("the autoscaler sees it", pending_cpus)
+    seen["autoscaler_sees_cpus"] = pending_cpus()
     served = client.endings.total()
-    await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 4))
-    await until("a second placement group still waits", wants_more)
+    await until_true("completions meanwhile", lambda: client.endings.total() >= served + 4)
+    await until_true("a second placement group still waits", wants_more)
     seen["groups_while_waiting"] = sorted(groups().values())
     seen["replicas_while_waiting"] = len(client.ranks)
 
@@ -211,7 +186,7 @@ async def one_replica_ends(client: CountingClient, ranks: Processes, seen: Obser
     seen["left_is_one_replica"] = tuple(left) in client.ranks
     seen["groups_left"] = list(groups().values())
     served = client.endings.total()
-    await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() > served))
+    await until_true("completions afterwards", lambda: client.endings.total() > served)
     seen["answers"] = list(await until("an answer", client.props))
     return left
 
@@ -255,7 +230,7 @@ async def main(
             ranks = identified(await one_replica_ends(client, ranks, seen))
         seen["endings"] = client.endings
         await the_server_ends(up, ranks, seen)
-    return seen.seen
+    return seen
 
 
 def run(directory: str) -> dict[str, Any]:

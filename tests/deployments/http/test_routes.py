@@ -240,16 +240,6 @@ def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
         assert (stream.params.temperature, stream.params.top_p) == (0, 1)
 
 
-def test_fields_that_change_nothing_are_accepted_and_a_service_tier_is_answered(served: Served) -> None:
-    fields = {"metadata": {"a": "b"}, "user": "u", "store": False, "parallel_tool_calls": True, "service_tier": "auto"}
-    answer = http.post(served.url + "/v1/chat/completions", json={"messages": [USER], **fields})
-    assert (answer.status_code, answer.json()["service_tier"]) == (200, "default")
-    assert answer.json()["system_fingerprint"].startswith("fp_")
-    chunks = sse(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True, **fields}).text)
-    assert {chunk["service_tier"] for chunk in chunks} == {"default"}
-    assert "service_tier" not in http.post(served.url + "/v1/completions", json={"prompt": "x"}).json()
-
-
 def test_best_of_returns_the_choices_with_the_highest_mean_logprob(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
