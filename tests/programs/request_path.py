@@ -15,7 +15,8 @@ from typing import Any, Final
 from starlette.types import Message
 
 from tests.simulation.history import Setting
-from tests.simulation.world import World, deterministic
+from tests.simulation.operators import OperatedWorld as World
+from tests.simulation.running import deterministic
 from tests.support.asgi_client import AsgiCall
 from tests.support.virtual_loop import VirtualLoop
 
