@@ -1,8 +1,7 @@
 """What happens to the processes of a simulated cluster: each kind of `history.FAULTS` is a method."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -58,26 +57,6 @@ class FaultyWorld(World):
         if from_:
             network().silence(engine.process, front.process, both=False)
         await self._ended(seconds, lambda: network().heal(engine.process, front.process))
-
-    async def _ended(self, seconds: float, end: Callable[[], object]) -> None:
-        """End a silence after so many seconds, or, for 0, inside of the call in which a front notices it: what has been sent
-        meanwhile is then read before or after what that call has made ready."""
-        if seconds:
-            await asyncio.sleep(seconds)
-            end()
-            return
-        noticed = asyncio.Event()
-
-        def noticed_now() -> None:
-            end()
-            noticed.set()
-
-        self._at_suspicion.append(noticed_now)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(noticed.wait(), 4.0)
-        if not noticed.is_set():
-            self._at_suspicion.clear()
-            end()
 
     def on_suspicion(self) -> None:
         ends, self._at_suspicion = self._at_suspicion, []

@@ -234,6 +234,26 @@ class World:
         network().stop(process)
         await self._ended(seconds, lambda: None if is_gone() else network().go_on(process))
 
+    async def _ended(self, seconds: float, end: Callable[[], object]) -> None:
+        """End a silence after so many seconds, or, for 0, inside of the call in which a front notices it: what has been sent
+        meanwhile is then read before or after what that call has made ready."""
+        if seconds:
+            await asyncio.sleep(seconds)
+            end()
+            return
+        noticed = asyncio.Event()
+
+        def noticed_now() -> None:
+            end()
+            noticed.set()
+
+        self._at_suspicion.append(noticed_now)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(noticed.wait(), 4.0)
+        if not noticed.is_set():
+            self._at_suspicion.clear()
+            end()
+
     def _pause_of_a_front(self, event: Event) -> None:
         front = self._front(event)
         self._effect(self._stand_still(front.process, event.size, lambda: front.is_gone))
