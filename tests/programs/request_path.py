@@ -1,13 +1,15 @@
 """The files of this project that run for one streamed chat, in order, and how many functions and calls.
 
-python -m tests.programs.request_path [--form build_app|fleet] [--calls]
+python -m tests.programs.request_path [--form build_app|fleet] [--calls|--links]
 """
 
 import argparse
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -82,12 +84,26 @@ def request_path(form: str) -> RequestPath:
     return path
 
 
+def links_to(files: Iterable[str]) -> str:
+    """A numbered list in Markdown, with an item for each run of files of one folder."""
+    runs = groupby(files, key=lambda file: str(Path(file).parent))
+    items = [
+        f"{number}. `{folder}`: " + ", ".join(f"[{Path(file).name}](../{file})" for file in run)
+        for number, (folder, run) in enumerate(runs, 1)
+    ]
+    return "\n".join(items)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--form", choices=("build_app", "fleet"), default="build_app")
+    parser.add_argument("--links", action="store_true", help="write the list of docs/architecture.md")
     parser.add_argument("--calls", action="store_true", help="list the functions by their number of calls")
     args = parser.parse_args()
     path = request_path(args.form)
+    if args.links:
+        print(links_to(path.files))
+        return
     for file in path.files:
         print(file, sum(1 for _ in (ROOT / file).open()))
     if args.calls:

@@ -144,13 +144,13 @@ class OperatedWorld(FaultyWorld):
 
     async def _loaded(self, event: Event) -> None:
         application, front = self._application(event), self._front(event)
-        name = f"{application.model}-{self.adapter_names[event.which % 2]}"
-        folder = ADAPTERS[event.which % len(ADAPTERS)]
+        name = f"{application.model}-{self.adapter_names[event.which % 3]}"
+        folder = ADAPTERS[event.which // 3 % len(ADAPTERS)]
         await self._by_admin(front, lambda loader: loader.load(name, folder, application.model, replaces=True))
 
     def _no_adapter(self, event: Event) -> None:
         application = self._application(event)
-        name = f"{application.model}-{self.adapter_names[event.which % 2]}"
+        name = f"{application.model}-{self.adapter_names[event.which % 3]}"
         front = self._front(event)
         self._effect(self._by_admin(front, lambda loader: loader.unload(name, application.model)))
 

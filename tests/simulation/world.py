@@ -39,7 +39,7 @@ class World:
         self.cluster = FakeCluster()
         self.applications = [Application(number) for number in range(setting.num_applications)]
         self.tokenizer: Tokenizer = load_tokenizer(GOLDEN / "mp2" / "tokenizer.model", None)
-        self.adapter_names: Sequence[str] = ("a", "b") if setting.form == "fleet" else ()
+        self.adapter_names: Sequence[str] = ("a", "b", "c") if setting.form == "fleet" else ()
         self.fronts: list[SimulatedFront] = []
         self.engines: list[SimulatedEngine] = []
         self.clients: list[Client] = []
