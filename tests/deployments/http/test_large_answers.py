@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from deployments.http.app import build_http_app
+from deployments.http.generation import PIECE_BYTES
 from deployments.http.limits import HttpLimits
 from deployments.observe.metrics import Metrics
 from deployments.openai import plan
 from deployments.openai.answers.logprobs import SLICE_ENTRIES, CompletionLogprobs
-from deployments.openai.answers.whole_answer import PIECE_BYTES
 from tests.support.metric_samples import samples
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask, in_process
 
