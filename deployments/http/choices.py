@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.openai.answers.answer_ending import AnswerEnding
+from deployments.openai.answers.answer import AnswerEnding
 from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason

@@ -126,19 +126,20 @@ class EventStream:
         num_bytes = 0
         while num_bytes < SLICE_BYTES:
             if self._events is not None:
-                chunk = next(self._events, None)
-                if chunk is None:
+                if (further := next(self._events, None)) is None:
                     self._events = None
                     continue
+                chunk = further
             else:
                 item = self._choices.take()
                 if item is None:
                     return False
                 self._record.delta(item[1])
-                if self._serializer.has_logprobs:
-                    self._events = self._serializer.chunks(*item)
+                written = self._serializer.chunk(*item)
+                if not isinstance(written, bytes):
+                    self._events = written
                     continue
-                chunk = self._serializer.chunk(*item)
+                chunk = written
             chunks.append(chunk)
             if self._events is None and not self._choices.ready:  # as with most tokens
                 return False

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from deployments.http.generation import PIECE_BYTES
 from deployments.openai import plan
 from deployments.openai.answers.logprobs import SLICE_ENTRIES, CompletionLogprobs
-from deployments.openai.answers.whole_answer import PIECE_BYTES
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask, in_process
 
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
