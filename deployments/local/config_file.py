@@ -120,7 +120,7 @@ class ConfigFile:
 def read_config(path: Path, overrides: Sequence[str]) -> ConfigFile:
     """Read the file and apply the overrides.
 
-    Raises ConfigError for a file without applications, for an override that is not key=value, and for wrong `http_options`.
+    Raises ConfigError for a file without applications, for an override without a value, and for wrong `http_options`.
     """
     try:
         content = yaml.safe_load(path.read_bytes())
@@ -151,10 +151,8 @@ def read_config(path: Path, overrides: Sequence[str]) -> ConfigFile:
 
 
 def _apply(override: str, content: dict[str, Any]) -> None:
-    """Put the override's value into the content of the file."""
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{override!r} is not of the form key=value")
+    """Put the override's value into the content of the file. The command has refused what is not key=value."""
+    key, _, value = override.partition("=")
     section, _, option = key.rpartition(".")
     if section not in ("", "http_options"):
         raise ConfigError(f"{key!r}: only http_options.NAME has a dot; an argument is its plain name")

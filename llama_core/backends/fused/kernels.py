@@ -35,10 +35,7 @@ _HEADS_A_PROGRAM: Final = 8  # heads that one program rotates: 8 values of 16 bi
 
 
 class TritonOps(TorchOps):
-    """See `TorchOps`. All tensors lie on the device; rows, and heads in a row, are contiguous.
-
-    Kernels get some other tensor in place of one that is None; they do not read it.
-    """
+    """See `TorchOps`. All tensors lie on the device; rows, and heads in a row, are contiguous."""
 
     def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
         """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
@@ -104,15 +101,13 @@ class TritonOps(TorchOps):
         out = torch.empty_like(hidden_states)
         count, dim = hidden_states.shape
         layer_kernels._add_norm[(count,)](
-            hidden_states,
-            hidden_states if delta is None else delta,
-            weight if bias is None else bias,
             weight,
+            hidden_states,
+            delta,
+            bias,
             out,
             dim,
             eps,
-            has_delta=delta is not None,
-            has_bias=bias is not None,
             num_splits=num_splits,
             block=triton.next_power_of_2(dim),
             num_warps=norm_warps(dim),
@@ -134,7 +129,7 @@ class TritonOps(TorchOps):
         count, total_heads, head_dim = qkv.shape
         n_kv_heads = keys.shape[2]
         n_heads = total_heads - 2 * n_kv_heads
-        q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
+        q_norm, k_norm, eps = norms or (None, None, 0.0)
         heads = min(_HEADS_A_PROGRAM, triton.next_power_of_2(total_heads))
         layer_kernels._rotate_and_store[(count, triton.cdiv(total_heads, heads))](
             qkv,
@@ -143,14 +138,12 @@ class TritonOps(TorchOps):
             slot_mapping,
             keys,
             values,
-            qkv if bias is None else bias,
             q_norm,
             k_norm,
+            bias,
             eps,
             n_heads,
             n_kv_heads,
-            has_bias=bias is not None,
-            has_norms=norms is not None,
             head_dim=head_dim,
             dim_block=triton.next_power_of_2(head_dim),
             heads=heads,
@@ -181,10 +174,7 @@ class TritonOps(TorchOps):
         hidden = width // 2
         out = torch.empty((count, hidden), dtype=gate_up.dtype, device=gate_up.device)
         block = min(1024, triton.next_power_of_2(hidden))
-        has_bias = bias is not None
-        layer_kernels._gated_silu[(count, triton.cdiv(hidden, block))](
-            gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
-        )
+        layer_kernels._gated_silu[(count, triton.cdiv(hidden, block))](gate_up, bias, out, hidden, block=block)
         return out
 
     def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:

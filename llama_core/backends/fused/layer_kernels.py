@@ -104,21 +104,19 @@ def has_much_shared_memory() -> bool:
 
 @triton.jit
 def _add_norm(
+    weight,
     hidden_states,
     delta,
     bias,
-    weight,
     out,
     dim,
     eps,
-    has_delta: tl.constexpr,
-    has_bias: tl.constexpr,
     num_splits: tl.constexpr,
     block: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """num_splits: 0 for `delta` [T, dim]; else the number of splits of `delta`, float32 [num_splits, T, dim], added in
-    order."""
+    """delta: [T, dim], or float32 [num_splits, T, dim], added in order; None to add none. bias: of delta, or None.
+    num_splits: 0 where delta has none."""
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
@@ -126,14 +124,14 @@ def _add_norm(
     wait_for_previous(is_early)
     let_next_start(is_early)
     x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
-    if has_delta:
+    if delta is not None:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
         if num_splits > 0:
             stride = tl.num_programs(0).to(tl.int64) * dim
             for split in tl.static_range(1, num_splits):
                 added += tl.load(delta + split * stride + row + column, mask=inside, other=0.0)
             added = added.to(x.dtype)
-        if has_bias:
+        if bias is not None:
             added = plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
         tl.store(hidden_states + row + column, x, mask=inside)
@@ -158,14 +156,12 @@ def _rotate_and_store(
     slot_mapping,
     keys,
     values,
-    bias,
     q_norm,
     k_norm,
+    bias,
     eps,
     n_heads,
     n_kv_heads,
-    has_bias: tl.constexpr,
-    has_norms: tl.constexpr,
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     heads: tl.constexpr,
@@ -179,7 +175,7 @@ def _rotate_and_store(
     in_dim = dim < head_dim
     cache_slot = tl.load(slot_mapping + token)
     angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=in_dim, other=0.0)
-    if has_norms:
+    if q_norm is not None:
         q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
         k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
     wait_for_previous(is_early)
@@ -188,11 +184,11 @@ def _rotate_and_store(
     at = head[:, None] * head_dim + dim[None, :]
     source = qkv + token * total * head_dim + at
     x = tl.load(source, mask=inside, other=0.0)
-    if has_bias:
+    if bias is not None:
         x = plus_bias(x, bias + at, inside)
     is_query, is_value = head < n_heads, head >= n_heads + n_kv_heads
     turned = x
-    if has_norms:
+    if q_norm is not None:
         wide = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / head_dim + eps)
         factor = tl.where(is_query[:, None], q_factor[None, :], k_factor[None, :])
@@ -209,13 +205,13 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.constexpr):
+def _gated_silu(gate_up, bias, out, hidden, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < hidden
     gate = tl.load(gate_up + row * 2 * hidden + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * hidden + hidden + column, mask=inside, other=0.0)
-    if has_bias:
+    if bias is not None:
         gate = plus_bias(gate, bias + column, inside)
         up = plus_bias(up, bias + hidden + column, inside)
     tl.store(out + row * hidden + column, silu_times(gate, up), mask=inside)

@@ -225,7 +225,6 @@ def test_too_little_memory_fails_and_a_small_cache_warns(config: Path, monkeypat
 @pytest.mark.parametrize(
     ("setting", "status", "says"),
     [
-        ("seed", 2, "'seed' is not of the form key=value"),
         ("http_options.nosuch=1", 2, "http_options.nosuch: no such argument"),
         ("http_options.port=99999", 2, "http_options.port: must be a whole number from 1 to 65535"),
         ("max_sequence=5", 2, "max_sequence: no such argument; did you mean max_seq_len?"),
