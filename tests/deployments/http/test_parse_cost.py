@@ -29,10 +29,13 @@ STATED: dict[str, tuple[int, Callable[[int], bytes]]] = {
 
 
 @pytest.mark.parametrize("what", STATED)
-def test_what_the_message_states_is_read_and_three_times_as_much_is_refused(what: str) -> None:
+def test_what_the_message_states_is_read_and_three_times_as_much_is_refused(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, body = STATED[what]
     assert f"{number} {what}" in MOST_IN_WORDS
     parse_json(body(number))
+    monkeypatch.setattr("deployments.http.request_body.from_json", lambda *_, **__: pytest.fail("was parsed"))
     with pytest.raises(InvalidJson, match="more than this server reads"):
         parse_json(body(3 * number))
 

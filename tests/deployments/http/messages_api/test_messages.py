@@ -8,6 +8,7 @@ import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
 from llama_core.text.template.chat_template import TemplateChatFormat
+from tests.support.loop_engine import LoopEngine
 from tests.support.scripted_engine import FakeEngine, calling_engine, in_process
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -122,20 +123,13 @@ async def test_max_tokens_beyond_the_context_ends_with_the_context() -> None:
 
 
 async def test_usage_counts_cached_tokens_apart() -> None:
-    engine = calling_engine("Hi")
-    num_prompt = (await message(engine))["usage"]["input_tokens"]
-    counted = await post(engine, "/v1/messages/count_tokens")
-    assert counted.json() == {"input_tokens": num_prompt}
-    submit = engine.submit
-
-    async def submit_cached(*args: Any, **kwargs: Any) -> Any:
-        (stream,) = streams = await submit(*args, **kwargs)
-        stream.num_cached_tokens = 5
-        return streams
-
-    engine.submit = submit_cached  # type: ignore[method-assign]
-    usage = (await message(engine))["usage"]
-    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (num_prompt - 5, 5)
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello " * 40}], "max_tokens": 4}
+    async with LoopEngine().running() as engine:
+        first, second = [(await message(engine, **body))["usage"] for _ in range(2)]
+        counted = (await post(engine, "/v1/messages/count_tokens", **body)).json()
+    assert counted == {"input_tokens": first["input_tokens"]} and first["cache_read_input_tokens"] == 0
+    assert second["cache_read_input_tokens"] > 0
+    assert second["input_tokens"] + second["cache_read_input_tokens"] == first["input_tokens"]
 
 
 async def test_a_conversation_with_tools_has_the_prompt_of_the_same_chat() -> None:
