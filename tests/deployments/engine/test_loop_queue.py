@@ -1,6 +1,5 @@
 """What the engine loop queues and refuses: checks of a request, the queue's limits, fairness among owners, draining."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from deployments.engine import retry_after
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.retry_after import SHORTEST_RETRY_S
-from llama_core.errors import InvalidParameter, NotReady, QueueFull
+from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.scheduler import Scheduler
@@ -38,19 +37,6 @@ async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
             loop.submit(Request([[1] * 10, [1] * 95], [greedy(20, min_tokens=6)] * 2))
         assert refused.value.param == "min_tokens"
         assert (loop.num_live, loop.scheduler.num_waiting) == (0, 0)
-
-
-async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> None:
-    group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
-    async with running(group) as loop:
-        stream = submit(loop, [1, 3], greedy(20))
-        draining = asyncio.create_task(loop.drain(60.0))
-        await asyncio.sleep(0.005)
-        with pytest.raises(NotReady):
-            submit(loop, [1, 3], greedy())
-        assert len((await read(stream))[1]) == 20
-        assert await draining
-        assert await loop.drain(0.01), "nothing is left"
 
 
 async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_served(
@@ -88,11 +74,3 @@ async def test_a_newcomer_gets_the_place_of_a_flood_s_last_request_which_is_told
         for stream in (newcomer, *flood[:3]):
             assert len((await read(stream))[1]) == 4
         assert loop.num_live == 0
-
-
-async def test_draining_gives_up_after_its_limit() -> None:
-    group = FakeGroup()
-    group.go.clear()
-    async with running(group) as loop:
-        submit(loop, [1, 3], greedy(20))
-        assert not await loop.drain(0.02)
