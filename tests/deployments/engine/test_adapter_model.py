@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from deployments.args import EngineArgs, ServerArgs
-from deployments.engine.adapter_model import AdapterModel
+from deployments.engine.adapter_model import AdapterModels
 from deployments.engine.interface import Engine, TokenStream
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
@@ -32,8 +32,10 @@ class Submitted(FakeEngine):
 
 async def test_a_request_to_an_adapters_model_has_the_adapter() -> None:
     engine = Submitted()
-    poet = AdapterModel(cast(Engine, engine), "poet", "digest")
-    for each in (poet, engine):
+    models = AdapterModels(cast(Engine, engine), {engine.model_id: "0", "poet": "digest"})
+    assert list(models) == [engine.model_id, "poet"] and len(models) == 2 and "nobody" not in models
+    poet = models["poet"]
+    for each in (poet, models[engine.model_id]):
         await each.submit(Request([[1]], [SamplingParams()]))
     assert engine.adapters == ["digest", ""]
     assert (poet.model_id, poet.parent, poet.max_seq_len) == ("poet", engine.model_id, engine.max_seq_len)

@@ -1,5 +1,6 @@
 """What the engine loop queues and refuses: checks of a request, the queue's limits, fairness among owners, draining."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from deployments.engine import retry_after
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.retry_after import SHORTEST_RETRY_S
-from llama_core.errors import InvalidParameter, QueueFull
+from llama_core.errors import InvalidParameter, NotReady, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.scheduler import Scheduler
@@ -74,3 +75,14 @@ async def test_a_newcomer_gets_the_place_of_a_flood_s_last_request_which_is_told
         for stream in (newcomer, *flood[:3]):
             assert len((await read(stream))[1]) == 4
         assert loop.num_live == 0
+
+
+async def test_a_loop_that_drains_refuses_new_requests_and_lets_the_live_ones_end() -> None:
+    """Fronts submit to the loop, without the service."""
+    async with running(FakeGroup(step_s=0.001, token=lambda tokens: 5)) as loop:
+        stream = submit(loop, [1, 3], greedy(20))
+        draining = asyncio.create_task(loop.drain(60.0))
+        await asyncio.sleep(0.005)
+        with pytest.raises(NotReady):
+            submit(loop, [1, 3], greedy())
+        assert len((await read(stream))[1]) == 20 and await draining
