@@ -35,13 +35,6 @@ async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
     assert num_intervals == sum(len(tokens[1:]) for _, tokens, _ in results)
 
 
-async def test_the_next_step_is_sent_before_the_last_one_is_answered() -> None:
-    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
-    async with running(group) as loop:
-        await read(submit(loop, [1, 3], greedy(30)))
-    assert group.max_in_flight == 2
-
-
 async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_together() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
     async with running(group) as loop:

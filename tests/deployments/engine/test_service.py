@@ -61,10 +61,14 @@ async def test_readiness_is_loading_then_ready_then_draining() -> None:
     await starting
     assert engine.readiness().ready and engine.live()
     assert await tokens_of(engine, [1, 5]) == continuation([1, 5], 8)
-    await engine.drain()
+    stream = submit(engine, [1, 5], GREEDY)
+    draining = asyncio.create_task(engine.drain())
+    await asyncio.sleep(0)
     assert engine.readiness().phase == "draining" and engine.live() and not engine.readiness().ready
     with pytest.raises(NotReady):
         submit(engine, [1, 5], GREEDY)
+    assert [token async for delta in stream for token in delta.tokens] == continuation([1, 5], 8)
+    await draining
     await engine.stop()
     assert group.stopped
 

@@ -1,7 +1,6 @@
 """Bad input over real HTTP: each request gets its documented error, and a canary request succeeds after it."""
 
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -168,24 +167,6 @@ def test_control_characters_and_names_of_control_tokens_are_plain_text(served: S
     prompt = served.engine.streams[-1].prompt
     assert [token for token in prompt if token == served.engine.tokenizer.bos_id] == prompt[:1]
     assert served.engine.tokenizer.eos_id not in prompt
-
-
-def test_no_value_of_a_request_reaches_the_log_or_the_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    secret = "hunter2\r\nERROR forged line"
-    bodies = [
-        {"prompt": secret, "max_tokens": 10**30}, {"prompt": "x", "temperature": secret},
-        {"prompt": "x", "model": secret}, {"prompt": "x", "logit_bias": {secret: 1}}, {"prompt": "x", "stop": [secret * 99]},
-        {"prompt": "x", "response_format": {"type": secret}}, {"prompt": {secret: secret}},
-    ]  # fmt: skip
-    for body in bodies:
-        answer = http.post(served.url + COMPLETIONS, json=body, headers={"x-request-id": "a b\tc;<script>"})
-        assert answer.status_code in (400, 404)
-        assert "hunter2" not in answer.text
-        assert answer.headers["x-request-id"] == "abcscript"
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith(("llama", "deployments"))]
-    assert ours
-    assert not any("hunter2" in line or "\n" in line or "\r" in line for line in ours)
 
 
 def test_an_unknown_model_is_404_and_names_the_valid_one(served: Served) -> None:

@@ -81,18 +81,24 @@ async def test_other_tasks_run_often_while_the_largest_legal_answers_are_written
 
 
 @pytest.mark.parametrize(
-    ("prompt", "n", "logprobs"), [([*LONGEST_PROMPT, 5], N, 20), ([[5] * 255] * 65, 1, 15), ([5] * 128, N, 20)]
+    ("param", "prompt", "n", "num_top"),
+    [
+        ("logprobs", [*LONGEST_PROMPT, 5], N, 20),
+        ("logprobs", [[5] * 255] * 65, 1, 15),
+        ("logprobs", [5] * 128, N, 20),
+        ("prompt_logprobs", [[5] * 200] * 100, 1, 20),
+    ],
 )
-async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(prompt: Any, n: int, logprobs: int) -> None:
-    engine = FakeEngine()
-    body = {"prompt": prompt, "n": n, "logprobs": logprobs, "max_tokens": 1}
-    async with in_process(engine) as asking:
-        answer = await asking.post("/v1/completions", json=body | {"echo": True})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "logprobs")
-        assert str(MAX_PROMPT_LOGPROBS) in error["message"]
-        assert not engine.streams
-        assert (await asking.post("/v1/completions", json=body)).status_code == 200  # without echo
+async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(
+    param: str, prompt: Any, n: int, num_top: int
+) -> None:
+    engine, body = FakeEngine(), {"prompt": prompt, "n": n, "max_tokens": 1, "echo": True}
+    answer = await ask(engine, "/v1/completions", body | {param: num_top})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
+    assert str(MAX_PROMPT_LOGPROBS) in error["message"] and not engine.streams
+    given = {"logprobs": num_top, "echo": False} if param == "logprobs" else {}
+    assert (await ask(engine, "/v1/completions", body | given)).status_code == 200
 
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}

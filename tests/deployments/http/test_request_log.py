@@ -2,6 +2,7 @@
 
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ async def test_an_error_is_written_at_once_after_the_lines_before_it(log: loggin
     assert seen.lines[1::2] == ["one", "two"]
 
 
-SECRET = "xylophone"
+SECRET = "xylophone\r\nERROR forged line"
 
 
 @pytest.fixture
@@ -71,9 +72,16 @@ def test_no_line_has_a_prompt_after_any_error(lines: list[str]) -> None:
     engine = FakeEngine()
     with serve(engine) as served:
         url = served.url + "/v1/completions"
-        bodies = [{"prompt": SECRET, "temperature": -1}, {"prompt": [SECRET]}, {SECRET: 1}, {"prompt": SECRET * 999}]
+        bodies: list[dict[str, Any]] = [
+            {"prompt": SECRET, "temperature": -1}, {"prompt": [SECRET], "max_tokens": 10**30}, {"prompt": SECRET * 999},
+            *({"prompt": "x", name: SECRET} for name in ("temperature", "model")), {"prompt": {SECRET: SECRET}}, {SECRET: 1},
+            {"prompt": "x", "stop": [SECRET * 99]}, {"prompt": "x", "response_format": {"type": SECRET}},
+            {"prompt": "x", "logit_bias": {SECRET: 1}},
+        ]  # fmt: skip
         for body in bodies:
-            assert http.post(url, json=body).status_code in (200, 400)
+            answer = http.post(url, json=body, headers={"x-request-id": "a b\tc;<script>"})
+            assert answer.status_code in (400, 404) and SECRET[:9] not in answer.text
+            assert answer.headers["x-request-id"] == "abcscript"
         assert http.post(url, content=SECRET.encode()).status_code == 415
         head = {"content-type": "application/json"}
         assert http.post(url, content=SECRET.encode(), headers=head).status_code == 400
@@ -82,7 +90,7 @@ def test_no_line_has_a_prompt_after_any_error(lines: list[str]) -> None:
         assert http.post(url, json={"prompt": SECRET}, headers=ids).status_code == 500
         ids = {"x-request-id": "broken-stream"}
         assert "error" in http.post(url, json={"prompt": SECRET, "stream": True}, headers=ids).text
-    assert not any(SECRET in line for line in lines)
+    assert not any(SECRET[:9] in line or "\r" in line for line in lines)
     parsed = [json.loads(line) for line in lines[::2]]
     for request_id in ("broken", "broken-stream"):
         own = [line for line in parsed if line.get("request_id") == request_id]

@@ -231,6 +231,22 @@ async def test_a_tool_without_arguments_passes_however_it_is_written(parameters:
     assert (await post(calling_engine("x"), tools=tools, tool_choice=choice)).status_code == 200
 
 
+async def test_the_schemas_and_the_limit_of_opencode_are_followed() -> None:
+    """As opencode 1.18 writes them, whatever context there is."""
+    bounds = {"minimum": -9007199254740991, "exclusiveMinimum": 0, "maximum": 9007199254740991}
+    properties = {"command": {"type": "string"}, "timeout": {"type": "integer", "description": "d", **bounds}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": properties}
+    written = find_tool_format("hermes").written_calls([Call("bash", '{"command": "ls", "timeout": 5}')])
+    engine = calling_engine(written)
+    body: dict[str, Any] = {
+        "tools": [offered(schema | {"required": ["command"]}, "bash", strict=True)],
+        "max_tokens": 32000,
+    }
+    found = await choice(engine, stream=True, **body)
+    assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"command": "ls", "timeout": 5}
+    assert engine.streams[-1].params.max_tokens == engine.max_seq_len - len(engine.streams[-1].prompt)
+
+
 async def test_keywords_that_are_null_are_absent() -> None:
     """As Go and Java write empty lists and dictionaries; null stays a value."""
     inner = {"type": "string", "enum": None, "minLength": None, "description": None}
