@@ -3,14 +3,14 @@
 Knows nothing of HTTP, Ray or tensors. `LlamaService`, `ModelView` and `Fleet` implement `Engine`; the tests have a fake.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from deployments.engine.timeline import Timeline
-from llama_core.errors import LlamaError, NotReady
+from deployments.engine.sequence_stream import SequenceStream
+from llama_core.errors import NotReady
 from llama_core.rank_report import RankReport
-from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
+from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
@@ -30,20 +30,6 @@ class SamplingDefaults:
     top_k: int = _META.top_k
     min_p: float = _META.min_p
     repetition_penalty: float = _META.repetition_penalty
-
-
-class Delta(NamedTuple):
-    """The tokens of a stream since the last delta, and their text.
-
-    text: the generated tokens decoded on their own, as the reference does, so without a leading space of the very first
-    token. It may be empty while half a character or a possible stop string is held back. logprobs: one for each of
-    `tokens` if asked for. finish_reason: set in the last delta only.
-    """
-
-    text: str
-    tokens: list[int]
-    logprobs: Sequence[TokenLogprob] = ()
-    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,63 +136,6 @@ class Readiness:
         return NotReady(detail, retry_after_s=self.retry_after_s)
 
 
-class TokenStream(Protocol):
-    """One sequence being continued, for one reader. A slow reader gets all tokens since its last read as one delta.
-
-    prompt_logprobs: of prompt positions 1, 2, ..., complete once the first delta has arrived.
-    """
-
-    @property
-    def prompt_tokens(self) -> list[int]: ...
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprob]: ...
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that an earlier request had computed; known once the first delta has arrived."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the sequence has ended; the reader may not have taken the last token or the error yet."""
-
-    @property
-    def matched_stop(self) -> str | None:
-        """The stop string that ended the text; None if none did."""
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        """The stop string, or the id of `stop_token_ids`, that ended the text; None where the model or a limit did."""
-
-    @property
-    def timeline(self) -> Timeline:
-        """When its stages began."""
-
-    @property
-    def numerics(self) -> str:
-        """Of the engine that gave the latest token: as in `Engine.served_numerics`."""
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""
-
-    def take(self, until: int | None = None) -> Delta | None:
-        """The delta since the last call; None if there is none. Raises the LlamaError that ended it, if one did.
-
-        until: the delta ends with this token of the answer, from 1 on, where the answer's end counts as one more; None while
-        that has not been generated. Text and tokens do not depend on where earlier deltas ended."""
-
-    def cancel(self) -> None:
-        """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
-
-    def suspend(self) -> None:
-        """`cancel`, but its tokens are kept for `Engine.readmit`."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the tokens and log-probabilities, roughly."""
-
-    def end(self, error: LlamaError) -> None:
-        """`cancel`, with an error that the reader gets after the remaining tokens."""
-
-
 class Engine(Protocol):
     """What computes the requests of one model, or of an adapter under a name of its own, as the HTTP layer uses it."""
 
@@ -245,14 +174,14 @@ class Engine(Protocol):
     def check_capacity(self, owner: str = "") -> None:
         """As of `Models`."""
 
-    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
         """Queue every choice of the request or none. is_timed: measure the times of a trace. numerics: of the engine that is to
         compute them; "" for any.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """
 
-    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[SequenceStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, a request's suspended streams that have not ended. They are computed again from their
         tokens, and go on as if they had not been suspended. All streams can be read again, from their first tokens on.
         Raises QueueFull or NotReady."""

@@ -6,9 +6,10 @@ Knows nothing of steps or of HTTP. A slow reader gets more tokens at a time.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
 from copy import copy
+from typing import NamedTuple
 
-from deployments.engine.interface import Delta
 from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Request, Sequence, TokenLogprob
@@ -22,8 +23,22 @@ LOGPROB_BYTES = 88  # without its alternatives
 ALTERNATIVE_BYTES = 120
 
 
+class Delta(NamedTuple):
+    """The tokens of a stream since the last delta, and their text.
+
+    text: the generated tokens decoded on their own, as the reference does, so without a leading space of the very first
+    token. It may be empty while half a character or a possible stop string is held back. logprobs: one for each of
+    `tokens` if asked for. finish_reason: set in the last delta only.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: Seq[TokenLogprob] = ()
+    finish_reason: FinishReason | None = None
+
+
 class SequenceStream:
-    """Implements `deployments.engine.interface.TokenStream`; also an async iterator of `Delta`.
+    """One sequence being continued, for one reader; also an async iterator of `Delta`.
 
     The first token can be read at once. Tokens that arrive while the reader is busy reach it as one delta.
     """

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from deployments.engine.interface import Engine, EngineState, SamplingDefaults, TokenStream
+from deployments.engine.interface import Engine, EngineState, SamplingDefaults
+from deployments.engine.sequence_stream import SequenceStream
 from llama_core.scheduling.request import Request
 from llama_core.text.model_text import ModelText
 
@@ -35,10 +36,10 @@ class Submits(Protocol):
     def describe(self) -> EngineState: ...
     async def submit(
         self, request: Request, *, is_timed: bool = False, numerics: str = "", text: EngineText | None = None
-    ) -> Sequence[TokenStream]:
+    ) -> Sequence[SequenceStream]:
         """text: that the request was planned with."""
 
-    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None: ...
+    async def readmit(self, streams: Sequence[SequenceStream], *, is_timed: bool = False) -> None: ...
 
 
 class ModelView:
@@ -66,7 +67,7 @@ class ModelView:
     def describe(self) -> EngineState:
         return self._model.describe()
 
-    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[TokenStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
         if self.adapter:
             request = replace(request, terms=replace(request.terms, adapter=self.adapter))
         return await self._model.submit(request, is_timed=is_timed, numerics=numerics, text=self._text)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.engine.callers import Callers
-from deployments.engine.interface import Engine, EngineState, EngineSummary, StreamState, TokenStream
+from deployments.engine.interface import Engine, EngineState, EngineSummary, StreamState
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -283,11 +283,10 @@ class ServedModel(Placement):
             raise refusal
         return False
 
-    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[SequenceStream], *, is_timed: bool = False) -> None:
         self.check_capacity()
         lives = []
         for stream in streams:
-            assert isinstance(stream, SequenceStream), "the streams are this engine's"
             stream.begin_again(is_timed=is_timed)
             if not stream.ended:
                 seq = stream.sequence

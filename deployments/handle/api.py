@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, cast, overload
+from typing import Any, overload
 
 from ray import serve
 from ray.serve.context import _get_serve_request_context
 
+from deployments.engine.interface import Engine
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle.call import Call, HandleEngine, HandleModels
+from deployments.handle.call import Call, HandleModels
 from deployments.handle.plans import HandlePlans, are_prompts, checked_limit, checked_n
 from deployments.handle_types import (
     ChatAnswer,
@@ -279,7 +280,7 @@ class HandleApi:
         trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
         log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
         record = RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method)
-        engine = cast(HandleEngine, engine_of(self.service, serve.get_multiplexed_model_id() or None))
+        engine = engine_of(self.service, serve.get_multiplexed_model_id() or None)
         call = Call(engine, record, logs_prompts=self.logs_prompts)
         try:
             yield call
@@ -292,7 +293,7 @@ class HandleApi:
 
     def _params(
         self,
-        engine: HandleEngine,
+        engine: Engine,
         max_gen_len: int | None,
         temperature: float | None,
         top_p: float | None,
@@ -328,11 +329,11 @@ class HandleApi:
         return PromptEncoder(TextLimits())
 
 
-def _seed(engine: HandleEngine, seed: int | None) -> int:
+def _seed(engine: Engine, seed: int | None) -> int:
     return engine.next_seed() if seed is None else seed
 
 
-def _max_sequences(engine: HandleEngine) -> int:
+def _max_sequences(engine: Engine) -> int:
     """That can run and wait at once."""
     state = engine.describe()
     return state.max_batch_size + state.max_queue

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Protocol
 
-from deployments.engine.interface import Delta, Engine, Models
-from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.interface import Engine, Models
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.handle_types import ChatPart, Sampled, ToolCallPart
 from deployments.observe.request_log import RequestRecord
 from deployments.openai.answers.answer import AnswerEnding
@@ -25,18 +25,10 @@ class HandleModels(Models, Protocol):
         """Take no new request, and wait up to `drain_timeout_s` for the live ones to end."""
 
 
-class HandleEngine(Engine, Protocol):
-    """An engine whose streams can be iterated over."""
-
-    async def submit(
-        self, request: Request, *, is_timed: bool = False, numerics: str = ""
-    ) -> Sequence[SequenceStream]: ...
-
-
 class Call:
     """Begun with the call; `close` at its end, before the record's outcome."""
 
-    def __init__(self, engine: "HandleEngine", record: RequestRecord, *, logs_prompts: bool) -> None:
+    def __init__(self, engine: Engine, record: RequestRecord, *, logs_prompts: bool) -> None:
         self.record = record
         self.streams: list[SequenceStream] = []
         self.engine = engine

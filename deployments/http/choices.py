@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.openai.answers.answer import AnswerEnding
 from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
@@ -25,7 +26,7 @@ def _followers(plan: Plan) -> dict[int, range]:
 
 
 async def submitted(
-    engine: Engine, plan: Plan, suspended: Sequence[TokenStream] = (), *, is_timed: bool = False, numerics: str = ""
+    engine: Engine, plan: Plan, suspended: Sequence[SequenceStream] = (), *, is_timed: bool = False, numerics: str = ""
 ) -> "Choices":
     """Submits every choice, or none: raises what `Engine.submit` raises. suspended: the choices, which go on instead. is_timed:
     for a trace. numerics: as `Engine.submit` has it."""
@@ -42,7 +43,7 @@ class Choices:
     reader has not taken stay in the engine, which joins them into larger ones.
     """
 
-    def __init__(self, streams: Sequence[TokenStream], plan: Plan) -> None:
+    def __init__(self, streams: Sequence[SequenceStream], plan: Plan) -> None:
         """streams: of all choices of the plan's request, in their order."""
         self.streams = streams
         self.num_open = plan.request.num_choices
@@ -72,7 +73,7 @@ class Choices:
         return None
 
     async def take_to(self, index: int, until: int, timeout_s: float) -> Delta | None:
-        """Waits for the delta of this choice that ends there, as `TokenStream.take` has it; None after `timeout_s`, as with
+        """Waits for the delta of this choice that ends there, as `SequenceStream.take` has it; None after `timeout_s`, as with
         `wait`."""
         while (delta := self._taken(index, until)) is None:
             self.ready.clear()
@@ -120,7 +121,7 @@ class Choices:
             stream.cancel()
         self.streams = ()  # each refers to this object, and a reference cycle would wait for the garbage collector
 
-    def suspend(self) -> Sequence[TokenStream]:
+    def suspend(self) -> Sequence[SequenceStream]:
         """`cancel`, but the choices keep their tokens. Returns them for other `Choices`."""
         streams, self.streams = self.streams, ()
         for stream in streams:

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from deployments.engine.interface import Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.messages_api.answer import MessagesSerializer
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.responses_api.answer import ResponsesSerializer, plan_response
@@ -31,7 +32,7 @@ class GenerationKind(Generic[BodyT]):
     description: str
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
-    serializer: Callable[[Engine, Plan, Sequence[TokenStream]], WholeSerializer]
+    serializer: Callable[[Engine, Plan, Sequence[SequenceStream]], WholeSerializer]
     answer: type
     generates: bool = True
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from deployments.engine.interface import Delta, TokenStream
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_trace import RequestTrace, sampling_attributes
 from deployments.observe.span import Value
@@ -75,7 +75,7 @@ class RequestRecord:
         if plan.request.terms.owner and not self._owner:
             self._owner = hashlib.sha256(plan.request.terms.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
 
-    def submitted(self, streams: Sequence[TokenStream]) -> None:
+    def submitted(self, streams: Sequence[SequenceStream]) -> None:
         if self._trace is not None:
             self._trace.submitted(streams)
 

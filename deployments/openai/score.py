@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import msgspec
 from pydantic import Field
 
-from deployments.engine.interface import Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.openai.answers.answer import CollectedChoice, Sliced
 from deployments.openai.answers.completions import usage_of
 from deployments.openai.dialog_fields import DialogOptions, Messages
@@ -113,7 +114,7 @@ def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Pla
     return plan
 
 
-def scored(stream: TokenStream, begin: int) -> tuple[list[int], list[float], bool]:
+def scored(stream: SequenceStream, begin: int) -> tuple[list[int], list[float], bool]:
     """The tokens of the continuation that begins there, their log-probabilities, and whether greedy decoding writes them."""
     entries = stream.prompt_logprobs[begin - 1 :]
     is_greedy = all(entry.logprob == entry.top[0][1] for entry in entries)
@@ -125,7 +126,7 @@ class ScoreSerializer:
 
     id_prefix: ClassVar[str] = "score-"
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         self._engine = engine
         self._plan = plan
         self._streams = streams

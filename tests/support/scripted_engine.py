@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvicorn
 
-from deployments.engine.interface import Delta, Engine, EngineState, Models, Readiness, SamplingDefaults, TokenStream
+from deployments.engine.interface import Engine, EngineState, Models, Readiness, SamplingDefaults
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.engine.timeline import Timeline
 from deployments.http.app import build_http_app
 from deployments.http.limits import HttpLimits
@@ -230,7 +231,7 @@ class FakeEngine:
     def _answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
         return self.tokenizer.encode(self.answer, bos=False, eos=False)
 
-    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> list[FakeStream]:
+    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> list[SequenceStream]:
         streams: list[FakeStream] = []
         try:
             for prompt, params in request.choices():
@@ -246,12 +247,11 @@ class FakeEngine:
             for stream in streams:
                 stream.cancel()
             raise
-        return streams
+        return cast(list[SequenceStream], streams)
 
-    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+    async def readmit(self, streams: Sequence[SequenceStream], *, is_timed: bool = False) -> None:
         self.check_capacity()
-        for stream in streams:
-            assert isinstance(stream, FakeStream)
+        for stream in cast(list[FakeStream], streams):
             stream.go_on()
 
     @property

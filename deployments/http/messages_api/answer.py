@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import msgspec
 from pydantic_core import from_json
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.openai.answers.answer import CollectedChoice, Sliced
 from deployments.openai.answers.parsed_answer import SingleAnswer, named_event
 from deployments.openai.errors import anthropic_error_object
@@ -23,7 +24,7 @@ class MessagesSerializer:
 
     ping = named_event({"type": "ping"})
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
         self._fits = self._answer.num_prompt + (plan.token_limit or 0) <= engine.max_seq_len
         self._head: Fields = {

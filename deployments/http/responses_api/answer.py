@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.http.responses_api.content import OFFERED
 from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
 from deployments.http.responses_api.schemas import ResponsesBody
@@ -44,7 +45,7 @@ class ResponsesSerializer:
 
     ping = PING
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
         self._head: Fields = {
             "id": f"resp_{plan.answer_id}",

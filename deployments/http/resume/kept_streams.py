@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deployments.engine.interface import Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
 from deployments.http.resume.fingerprint import Fingerprint
@@ -64,7 +65,7 @@ class KeptStream:
     fingerprint: Fingerprint
     raw: bytes = b""
     choices: Choices | None = None
-    streams: Sequence[TokenStream] = ()
+    streams: Sequence[SequenceStream] = ()
     reader: Reader | None = None
     num_bytes: int = 0
     expiry: asyncio.TimerHandle | None = field(default=None, repr=False)

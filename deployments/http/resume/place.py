@@ -54,7 +54,7 @@ def num_tokens(reached: str) -> int:
 
 
 def until(reached: str) -> int:
-    """As the argument of `TokenStream.take`: the end counts as a token."""
+    """As the argument of `SequenceStream.take`: the end counts as a token."""
     return num_tokens(reached) + reached.endswith("e")
 
 

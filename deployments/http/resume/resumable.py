@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final
 
-from deployments.engine.interface import Delta, TokenStream
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.http.choices import Choices
 from deployments.http.resume.fingerprint import Fingerprint, changed
 from deployments.http.resume.place import Place, has_tokens, misplaced, num_tokens, until
@@ -23,7 +23,11 @@ class ResumableSerializer:
     """
 
     def __init__(
-        self, serializer: AnswerSerializer, streams: Sequence[TokenStream], fingerprint: Fingerprint, last: Place | None
+        self,
+        serializer: AnswerSerializer,
+        streams: Sequence[SequenceStream],
+        fingerprint: Fingerprint,
+        last: Place | None,
     ) -> None:
         """streams: of all choices. last: of the client; None for a stream from its beginning."""
         self._serializer = serializer

@@ -8,7 +8,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from deployments.engine.interface import Delta, TokenStream
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.text.tokenizers.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ class AnswerEnding:
         self._ending = ending
         self._is_held = False
 
-    def without(self, delta: Delta, stream: TokenStream) -> Delta:
+    def without(self, delta: Delta, stream: SequenceStream) -> Delta:
         """The next delta without the ending, unless the answer ends in another way than by end-of-sequence."""
         ending, was_held = self._ending, self._is_held
         if delta.text:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.openai.answers.completions import ChoicesSerializer, Part, encode
 from deployments.openai.answers.logprobs import ChatLogprobs, Json, LogprobsWriter
 from deployments.openai.answers.parsed_answer import ParsedAnswer
@@ -36,7 +37,7 @@ class ChatSerializer(ChoicesSerializer):
 class ParsedChatSerializer(ChatSerializer):
     """Each piece of an answer is a chunk; the first has the role, and the last only the finish reason."""
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         super().__init__(engine, plan, streams)
         assert plan.parsing is not None, "the answer is divided"
         self._is_legacy = plan.parsing.is_legacy
@@ -131,7 +132,7 @@ class ParsedChatSerializer(ChatSerializer):
         return "function_call" if self._is_legacy else "tool_calls"
 
 
-def chat_serializer(engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> ChatSerializer:
+def chat_serializer(engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> ChatSerializer:
     """The serializer of a chat's answer."""
     return (ChatSerializer if plan.parsing is None else ParsedChatSerializer)(engine, plan, streams)
 

@@ -15,7 +15,8 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.openai.answers.answer import PING, CollectedChoice, LeadingSpace, Sliced
 from deployments.openai.answers.logprobs import CompletionLogprobs, Fragments, Json, LogprobsWriter
 from deployments.openai.answers.prompt_share import PromptLogprobs, PromptShare
@@ -49,7 +50,7 @@ def event(content: object) -> bytes:
     return b"data: " + encode(content) + b"\n\n"
 
 
-def usage_of(plan: Plan, streams: Sequence[TokenStream], num_generated: int) -> Json:
+def usage_of(plan: Plan, streams: Sequence[SequenceStream], num_generated: int) -> Json:
     """Tokens so far. A prompt counts once, however many choices it has."""
     num_prompt = sum(len(prompt) for prompt in plan.request.prompts)
     num_cached = sum(stream.num_cached_tokens for stream in streams[:: plan.request.n])
@@ -70,7 +71,7 @@ class ChoicesSerializer(ABC):
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         self._plan = plan
         self._streams = streams
         self._tokenizer = engine.tokenizer

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import msgspec
 
-from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.engine.interface import Engine
+from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.openai.answers.answer import LeadingSpace
 from deployments.openai.plan import AnswerParsing, Plan
 from llama_core.scheduling.request import FinishReason
@@ -72,7 +73,7 @@ class ParsedAnswer:
 class SingleAnswer(ParsedAnswer):
     """Reads the deltas of the only choice, and counts tokens: for messages, responses and calls by handle."""
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         ((prompt, params),) = plan.request.choices()
         super().__init__(plan.parsing, engine.tokenizer, prompt, params)
         (self._stream,) = streams

@@ -6,7 +6,8 @@ from typing import Any, cast
 import pytest
 
 from deployments.args import EngineArgs, ServerArgs
-from deployments.engine.interface import EngineState, SamplingDefaults, TokenStream
+from deployments.engine.interface import EngineState, SamplingDefaults
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.model_view import EngineText, ModelViews, Submits
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
@@ -32,7 +33,7 @@ class OneModel:
     def __init__(self) -> None:
         self.adapters: list[str] = []
 
-    async def submit(self, request: Request, **_: Any) -> list[TokenStream]:
+    async def submit(self, request: Request, **_: Any) -> list[SequenceStream]:
         self.adapters.append(request.terms.adapter)
         return []
 

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.openai.tool_fields import MAX_SCHEMA_DEPTH
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.template.chat_template import TemplateChatFormat
@@ -21,7 +22,7 @@ from tests.programs import tool_conversations
 from tests.support.full_runs import examples
 from tests.support.model_engine import ModelEngine
 from tests.support.programs import REPOSITORY
-from tests.support.scripted_engine import FakeEngine, FakeStream, ask, calling_engine, in_process, serve, sse
+from tests.support.scripted_engine import FakeEngine, ask, calling_engine, in_process, serve, sse
 from tests.support.tool_calls import FORMATS, TOOLS, random_answer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -302,7 +303,7 @@ def test_the_agent_of_the_examples_offers_both_tools_twice_and_answers(
     engine = calling_engine("")
     submit = engine.submit
 
-    async def next_answer(*args: Any, **options: Any) -> list[FakeStream]:
+    async def next_answer(*args: Any, **options: Any) -> list[SequenceStream]:
         engine.answer = answers.pop(0)
         return await submit(*args, **options)
 

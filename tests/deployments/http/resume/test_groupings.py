@@ -83,7 +83,7 @@ def groupings(draw: random.Random, lengths: list[int]) -> Iterator[tuple[int, in
 
 def cases() -> Iterator[Any]:
     for name, kind, engine, body in _cases():
-        engine.submit = partial(written_streams, engine)  # type: ignore[assignment]
+        engine.submit = partial(written_streams, engine)  # type: ignore[method-assign]
         engine.readmit = _readmit  # type: ignore[method-assign]
         yield pytest.param(kind, engine, body, id=name)
 
