@@ -8,8 +8,8 @@ from llama_core.scheduling.drafting import (
     MAX_DRAFTS_PER_ROW,
     PRICE_ALONE,
     PRICE_BESIDE_OTHERS,
-    Drafting,
     DraftPrice,
+    new_drafting,
 )
 from llama_core.scheduling.prompt_lookup import NGRAMS, PromptLookup
 
@@ -45,7 +45,7 @@ def test_an_index_that_grew_with_the_text_equals_one_made_at_once(tokens: list[i
 def test_a_few_accepted_drafts_make_drafting_worthwhile_and_rejected_ones_end_it(
     price: DraftPrice, num_accepted: int
 ) -> None:
-    drafting = Drafting()
+    drafting = new_drafting()
     for _ in range(3):
         assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) == 0, "a new sequence has no history"
         drafting.observe(num_accepted, 0)

@@ -6,7 +6,7 @@ import pytest
 
 from llama_core import Llama
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.drafting import MAX_DRAFTS_PER_ROW, Drafting
+from llama_core.scheduling.drafting import MAX_DRAFTS_PER_ROW, new_drafting
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
@@ -55,7 +55,7 @@ def test_drafts_cost_more_with_every_sequence_that_runs_or_waits() -> None:
     made = speculation(learned())
     prices = [made.price(2, 0), made.price(4, 0), made.price(4, 4), made.price(8, 4)]
     assert [price.each for price in prices] == sorted({price.each for price in prices})
-    drafting = Drafting()
+    drafting = new_drafting()
     drafting.observe(30, 0)  # nearly every draft is accepted
     counts = [drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) for price in prices]
     assert counts[0] == MAX_DRAFTS_PER_ROW and counts == sorted(counts, reverse=True)
