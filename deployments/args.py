@@ -173,6 +173,9 @@ class IngressArgs(Args):
     hold_timeout_s: Annotated[float, Field(ge=0)] = Field(
         600.0, description="Streams wait this long for an engine that can continue them, once theirs has ended."
     )
+    routing: Literal["cost", "load"] = Field(
+        "cost", description="How a front chooses among engines: by cost (load less what their caches know), or by load."
+    )
 
     @property
     def has_api_keys(self) -> bool:

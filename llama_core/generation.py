@@ -35,7 +35,7 @@ from llama_core.results import (
     generation_params,
     generation_result,
 )
-from llama_core.scheduling.request import Sequence, check_prompt, describe_request, log_unfinished
+from llama_core.scheduling.request import Sequence, Terms, check_prompt, describe_request, log_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.text.chat_format import ChatFormat, Dialog
 from llama_core.text.no_chat_format import NoChatFormat
@@ -256,7 +256,9 @@ class Llama:
         self._num_requests += 1
         if seed is None:
             params = replace(params, seed=mix_seed(self._seed, self._num_requests))
-        return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens), adapter=digest)
+        return Sequence(
+            prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens), terms=Terms(adapter=digest)
+        )
 
     def _run(self, sequences: list[Sequence]) -> None:
         run_batch(self.runner, self._num_blocks, self._stop_ids, sequences, self._adapters.values())

@@ -35,6 +35,12 @@ class LogSubject(NamedTuple):
 log_subject: ContextVar[LogSubject | None] = ContextVar("log_subject", default=None)
 
 
+def current_request_id() -> str:
+    """Of the running task; "" for none."""
+    subject = log_subject.get()
+    return "" if subject is None else subject.request_id
+
+
 class SubjectFilter(logging.Filter):
     """Adds `request_id` and `trace_id` to the records of the running task's request, unless they have them. For handlers that
     are called in that task."""

@@ -41,7 +41,6 @@ GROUPS = {
     "servers/test_abrupt_ends.py": "startup",
     "servers/test_autoscaling.py": "autoscaling",
     "servers/test_own_cluster.py": "own cluster",
-    "servers/test_small_cluster.py": "small cluster",
     "servers/test_fronts.py": "fronts",
     "servers/test_startup.py": "startup",
     "servers/test_logs_and_traces.py": "traced server",

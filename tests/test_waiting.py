@@ -6,7 +6,6 @@ from pathlib import Path
 
 # Test files that may read a clock, and what for.
 CLOCKS = {
-    "chaos/test_cluster.py": "gives what it tests times of its own",
     "cluster/driver/test_group_start.py": "brings a deadline forward",
     "deployments/http/test_bounded_fields.py": "processor time, of which it needs a tenth",
     "deployments/observe/test_request_spans.py": "compares the order of times, not their differences",
@@ -17,7 +16,7 @@ CLOCK = re.compile(r"(time|monotonic|perf_counter|process_time|thread_time)(_ns)
 
 
 def test_no_test_compares_a_time_with_a_number() -> None:
-    """A slow or busy machine would fail it. `tests/support/processor_time.py` has times to compare with each other."""
+    """A slow or busy machine would fail it. `tests/support/waiting.py` has times to compare with each other."""
     tests = Path(__file__).parent
     reading = set()
     for file in tests.rglob("test_*.py"):

@@ -22,6 +22,7 @@ from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig
 from llama_core.files.adapter import Adapter
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence as LlamaSequence
+from llama_core.scheduling.request import Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
@@ -156,7 +157,7 @@ def run_on(
         )
         adapter = adapters[i % len(adapters)].digest if adapters else ""
         length = len(request.prompt) + request.num_output
-        sequences.append(LlamaSequence(request.prompt, params, length, adapter=adapter))
+        sequences.append(LlamaSequence(request.prompt, params, length, Terms(adapter=adapter)))
     with watched(runner) as steps:
         begin = time.perf_counter()
         run_batch(runner, num_blocks, frozenset(), sequences, adapters)

@@ -14,20 +14,16 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
 
-from deployments.engine.live_streams import LiveStreams, TokenSink
+from deployments.engine.live_streams import LiveStreams, MeasuredStream, TokenSink
 from deployments.engine.retry_after import RetryEstimate
-from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_report import StepReports, StepStats
 from deployments.engine.step_runner import StepRunner
 from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
-from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request, Sequence, sequences_of
 from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
-from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +34,21 @@ class EngineLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        tokenizer: Tokenizer,
+        vocab_size: int,
         *,
         max_seq_len: int,
         pipeline_depth: int = 2,
         on_step: Callable[[StepStats], None] = lambda stats: None,
-        on_end: Callable[[TokenSink], None] = lambda stream: None,
+        on_end: Callable[[MeasuredStream], None] = lambda stream: None,
     ) -> None:
         """on_step, on_end: for metrics, of completed steps and of ended sequences."""
         self.scheduler = scheduler
-        self.max_seq_len = max_seq_len
+        self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
+        self.elapsed_ms = 0.0  # of the latest step
         self.last_progress_s = time.monotonic()
-        self.num_steps = 0  # completed, without canary steps
+        self.num_resumed = 0  # groups of ranks after the first
+        self.num_steps = 0  # completed, but for those of the canary request alone
         self.num_requests = 0  # taken
-        self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
         self._retry = RetryEstimate()
@@ -63,10 +60,6 @@ class EngineLoop:
         self._pacing = StepPacing(scheduler)
 
     @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.n_words
-
-    @property
     def failure(self) -> EngineError | None:
         """Why no request can be served any more; None while requests can be served."""
         return self._failure
@@ -76,18 +69,22 @@ class EngineLoop:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def check_capacity(self, owner: str = "", lengths: Seq[int] = (1,)) -> None:
-        """Check whether a request whose sequences have so many tokens each may be queued. Raises QueueFull with a time to
-        retry, or InvalidParameter if no idle server could take the request."""
+    def check_capacity(self, owner: str = "") -> None:
+        """Raises QueueFull, with a time to retry, if not even one sequence of a token may be queued."""
         try:
-            self.scheduler.check_capacity(lengths, owner)
+            self.scheduler.check_capacity((1,), owner)
         except QueueFull as error:
             raise self._with_retry(error) from None
 
     def make_room(self, owner: str, lengths: Seq[int]) -> None:
-        """`check_capacity`, and end the streams that have to give way with QueueFull. None of their requests has begun."""
-        self.check_capacity(owner, lengths)
-        for seq in self.scheduler.make_room(lengths, owner):
+        """Have a request whose sequences have so many tokens each find room, and end the streams that give way with QueueFull.
+        None of their requests has begun. Raises QueueFull, with a time to retry, or InvalidParameter if no idle server could
+        take the request."""
+        try:
+            victims = self.scheduler.make_room(lengths, owner)
+        except QueueFull as error:
+            raise self._with_retry(error) from None
+        for seq in victims:
             stream = self._streams.drop(seq)
             assert stream is not None and isinstance(seq.error, QueueFull)
             stream.fail(self._with_retry(seq.error))
@@ -96,25 +93,13 @@ class EngineLoop:
         error.retry_after_s = self._retry.seconds(self.scheduler.num_waiting)
         return error
 
-    def submit(self, request: Request, *, is_timed: bool = False) -> list[SequenceStream]:
-        """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
-
-        is_timed: measure the time of their texts too.
-        Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
-        """
-        subject = log_subject.get()
-        sequences = self.sequences_of(request, "" if subject is None else subject.request_id)
-        streams = [SequenceStream(seq, self._tokenizer, request, self.cancel, is_timed=is_timed) for seq in sequences]
-        for stream in streams:
-            self.enter(stream)
-        return streams
-
-    def sequences_of(self, request: Request, request_id: str) -> list[Sequence]:
-        """The sequences of a request that may be queued as a whole; `enter` queues them. Raises what `submit` raises."""
+    def sequences_of(self, request: Request) -> list[Sequence]:
+        """The sequences of a request that may be queued as a whole; `enter` queues them, and owners that wait take turns
+        (`fair_queue.py`). Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure."""
         self._check_takes_requests()
-        self.check_adapter(request.adapter)
-        sequences = sequences_of(request, self.vocab_size, self.max_seq_len, request_id)
-        self.make_room(request.owner, [seq.prompt_len for seq in sequences])
+        self.check_adapter(request.terms.adapter)
+        sequences = sequences_of(request, self.vocab_size, self.max_seq_len)
+        self.make_room(request.terms.owner, [seq.prompt_len for seq in sequences])
         self.num_requests += 1
         return sequences
 
@@ -141,25 +126,6 @@ class EngineLoop:
         if self._streams.get(seq) is not None:
             self.scheduler.stop(seq)
             self._streams.drop(seq)
-
-    def readmit(self, streams: Seq[SequenceStream], *, is_timed: bool = False) -> None:
-        """Queue again, all or none, the sequences that `SequenceStream.suspend` took out; they are computed again from their
-        tokens, for the request that calls this, which reads them from their first tokens. Raises QueueFull, NotReady or
-        RankFailure."""
-        self._check_takes_requests()
-        left = [stream for stream in streams if not stream.ended]
-        if left:
-            self.make_room(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
-        subject = log_subject.get()
-        for stream in streams:
-            stream.begin_again(is_timed=is_timed)
-        for stream in left:
-            stream.sequence.request_id = "" if subject is None else subject.request_id
-            self.enter(stream)
-
-    def abort(self, request_id: str) -> int:
-        """End every sequence of the request with this id; their readers get RequestAborted. Returns their number."""
-        return self._streams.abort(request_id)
 
     def _check_takes_requests(self) -> None:
         if self._failure is not None:
@@ -202,9 +168,10 @@ class EngineLoop:
                     if held_step is not None:
                         held_step.end()
                 answered = in_flight.popleft()
-                self.num_steps += not self._is_canary(answered.batch)
+                canary = self.scheduler.quarantine.canary
+                self.num_steps += canary is None or any(row.slot != canary.slot for row in answered.batch.rows)
                 gained = self.scheduler.commit(output)
-                self.last_progress_s = time.monotonic()
+                self.last_progress_s, self.elapsed_ms = time.monotonic(), output.elapsed_ms
                 self._pacing.completed(answered, output, self.last_progress_s)
                 if held_step is not None and (in_flight or not held_step.was_sent):
                     self._pacing.learn_lead(self.last_progress_s - in_flight[-1].sent_s if in_flight else 0.0)
@@ -222,6 +189,7 @@ class EngineLoop:
 
     def resumed(self, num_blocks: int) -> None:
         """New ranks serve, with room for this many cache blocks. The time of their start is no stall."""
+        self.num_resumed += 1
         old = self.scheduler.pool
         if num_blocks != old.num_blocks:
             log.info("the new ranks have room for %d cache blocks instead of %d", num_blocks, old.num_blocks)
@@ -242,11 +210,6 @@ class EngineLoop:
         if (stream := self._streams.drop(harmful)) is not None:
             stream.fail(harmful.error)
         return True
-
-    def _is_canary(self, batch: StepInput) -> bool:
-        """Whether only the canary request has a row in this step."""
-        canary = self.scheduler.quarantine.canary
-        return canary is not None and all(row.slot == canary.slot for row in batch.rows)
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""

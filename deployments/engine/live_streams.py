@@ -4,7 +4,6 @@ Knows nothing of the ranks, nor of when steps are made.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -12,34 +11,34 @@ from typing import Protocol
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.step_report import Intervals
 from deployments.engine.timeline import Timeline
-from llama_core.errors import EngineError, LlamaError, RequestAborted
-from llama_core.log_lines import of_request, where
+from llama_core.errors import EngineError, LlamaError
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler import Scheduler
 
-log = logging.getLogger(__name__)
 
-
-class TokenSink(Protocol):
-    """What gets the tokens of one sequence: a `SequenceStream` in this process, or a front's stream."""
+class MeasuredStream(Protocol):
+    """A stream as metrics see it."""
 
     sequence: Sequence
     timeline: Timeline
 
+
+class TokenSink(MeasuredStream, Protocol):
+    """What gets the tokens of one sequence for its front."""
+
     def admitted(self, now_s: float) -> None:
         """The sequence is in the batch, for the first time, by time.monotonic."""
 
-    def push(self, tokens: list[int]) -> bool:
-        """The tokens that the sequence has gained; none when it ended without one. True if its text has a stop string."""
+    def push(self, tokens: list[int]) -> None:
+        """The tokens that the sequence has gained; none when it ended without one."""
 
     def fail(self, error: LlamaError) -> None: ...
-    def end(self, error: LlamaError) -> None: ...
 
 
 class LiveStreams:
     """The streams by their sequences. `idle` is set while there is no stream."""
 
-    def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[TokenSink], None]) -> None:
+    def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[MeasuredStream], None]) -> None:
         """on_end: for metrics, of ended sequences."""
         self.idle = asyncio.Event()
         self.idle.set()
@@ -78,13 +77,6 @@ class LiveStreams:
             self._scheduler.finish(seq, FinishReason.ABORT)
             self.drop(seq)
 
-    def abort(self, request_id: str) -> int:
-        """End every sequence of the request with this id. Returns their number."""
-        found = [stream for seq, stream in self._streams.items() if seq.request_id == request_id]
-        for stream in found:
-            stream.end(RequestAborted("This request was aborted by its id."))
-        return len(found)
-
     def fail(self, error: EngineError) -> None:
         """End every sequence with `error`."""
         for seq, stream in list(self._streams.items()):
@@ -106,17 +98,10 @@ class LiveStreams:
                 # Most sequences of a step had a row in the step before too, so most of them have the same time.
                 seconds /= len(tokens)
                 intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
-            try:
-                if stream.push(tokens):
-                    self._scheduler.stop(seq)
-                if seq.error is not None:
-                    stream.fail(seq.error)
-            except Exception as error:  # an error of one request must not fail the others
-                text = "a request failed while its tokens were decoded to text\n%s"
-                log.error(text, where(error), extra=of_request(seq.request_id))
-                self._scheduler.finish(seq, FinishReason.ERROR)
-                stream.fail(EngineError("the tokens of this request could not be decoded to text"))
-            if seq.finished:
+            stream.push(tokens)
+            if seq.error is not None:
+                stream.fail(seq.error)
+            if seq.finish_reason is not None:
                 self._retry.request_ended(now_s)
                 self.drop(seq)
         return tuple(intervals.items())

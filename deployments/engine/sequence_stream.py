@@ -94,10 +94,7 @@ class SequenceStream:
         """The stop string, or the id of `stop_token_ids`, that ended the text; None where the model or a limit did."""
         return self.sequence.stop_token if self._stop.matched is None else self._stop.matched
 
-    # For the engine loop, or the front that gets the tokens of an engine.
-
-    def admitted(self, now_s: float) -> None:
-        self.timeline.admitted_s = now_s
+    # For the model's owner, which gets the tokens of an engine.
 
     def push(self, tokens: list[int]) -> bool:
         """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a

@@ -1,6 +1,6 @@
 """One replica's engine from start to end: starts ranks, scheduler and engine loop, keeps them running, and stops them.
 
-Implements `deployments.engine.interface.Engine` for the HTTP layer. Knows nothing of HTTP and nothing of Serve.
+Fronts send it requests (`deployments/fleet`). Knows nothing of texts, HTTP and Serve.
 """
 
 import asyncio
@@ -8,29 +8,23 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Set
-from copy import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
-from deployments.args import NUMERIC, RESOLVED, EngineArgs, IngressArgs
-from deployments.engine.adapter_model import AdapterModels
-from deployments.engine.callers import Callers
+from deployments.args import NUMERIC, RESOLVED, EngineArgs
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import (
-    Engine,
     EngineState,
     EngineSummary,
     RankState,
     Readiness,
     SamplingDefaults,
-    TokenStream,
 )
-from deployments.engine.live_streams import TokenSink
-from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.registry import format_name, open_checkpoint
@@ -39,7 +33,6 @@ from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Request
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.text.model_text import TextOptions, open_model_text
@@ -54,8 +47,6 @@ RECONFIGURABLE: Final = frozenset({"max_queue", "max_queue_tokens", "sampling_de
 class LlamaService:
     """The constructor checks the files that need no ranks. Call `start`, later `stop`. `start` calls `open_pool`."""
 
-    adapter, parent = "", None
-
     def __init__(
         self,
         args: EngineArgs,
@@ -63,7 +54,7 @@ class LlamaService:
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_failure: Callable[[LlamaError], None] = lambda error: None,
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
-        on_end: Callable[[TokenSink], None] = lambda stream: None,
+        on_end: Callable[[MeasuredStream], None] = lambda stream: None,
     ) -> None:
         """on_step, on_failure, on_compute_ms, on_end: for metrics. Raises TokenizerError, ConfigError or CheckpointError."""
         self.args = self._given = args
@@ -76,15 +67,14 @@ class LlamaService:
         self._model = source.model_config(tokenizer.n_words)
         check_vocabulary(args.tokenizer, tokenizer.n_words, args.checkpoint, self._model.vocab_size)
         options = TextOptions(args.chat_format, args.chat_template, args.tool_format)
-        self.tokenizer, self.chat_format, self.answer_format = open_model_text(
-            tokenizer, self._model.vocab_size, args.checkpoint, options
-        )
+        self.text = open_model_text(tokenizer, self._model.vocab_size, args.checkpoint, options)
+        self.tokenizer = self.text.tokenizer
         self.sampling_defaults = _sampling_defaults(args)
         self.num_ranks = args.num_ranks()
         self._model.check_world_size(self.num_ranks)
         source.num_shards()
         self._checkpoint_format = format_name(source)
-        stop_ids = self.tokenizer.stop_ids | self.chat_format.stop_ids | source.stop_ids
+        stop_ids = self.tokenizer.stop_ids | self.text.chat_format.stop_ids | source.stop_ids
         self._stop_ids = frozenset(token_id for token_id in stop_ids if token_id < self._model.vocab_size)
         context_length = self._model.context_length
         self.config = args.engine_config(
@@ -106,7 +96,6 @@ class LlamaService:
         self._serving: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
         self.engine_id = uuid.uuid4().hex  # of this life of the process
-        self._callers = Callers(args if isinstance(args, IngressArgs) else IngressArgs.model_construct())
 
     # The life of a replica.
 
@@ -138,7 +127,7 @@ class LlamaService:
         scheduler.adapter_places.folders |= self.adapter_folders
         self._loop = EngineLoop(
             scheduler,
-            self.tokenizer,
+            self.tokenizer.n_words,
             max_seq_len=self.config.max_seq_len,
             on_step=self._on_step,
             on_end=self._on_end,
@@ -170,7 +159,6 @@ class LlamaService:
     def load_adapters(self, loaded: Mapping[str, Adapter]) -> None:
         """Serve these, by name, beside those of the arguments, in place of what was loaded before, whose streams go on."""
         self._adapters = {**loaded, **self._own_adapters}
-        self.models: Mapping[str, Engine] = AdapterModels(cast(Engine, self), self.adapters)
         self.adapter_folders |= {each.digest: each.folder for each in self._adapters.values()}
         if self._loop is not None:
             self._loop.scheduler.adapter_places.folders |= self.adapter_folders
@@ -198,21 +186,9 @@ class LlamaService:
         limit = self._supervisor.context_limit if self._supervisor is not None else None
         return context_reason(self.config.max_seq_len, self.args.max_seq_len, self._model.context_length, limit)
 
-    # For the HTTP layer and the handle.
-
     @property
     def model_id(self) -> str:
         return self.args.model_id
-
-    @property
-    def max_seq_len(self) -> int:
-        return self.config.max_seq_len
-
-    @property
-    def max_request_tokens(self) -> int:
-        # A prompt that waits alone may be longer than max_queue_tokens.
-        waiting = max(self.args.max_queue_tokens, self.config.max_seq_len)
-        return self.config.max_batch_size * self.config.max_seq_len + waiting
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -233,7 +209,7 @@ class LlamaService:
     @property
     def numerics(self) -> str:
         """Engines with equal ones, the same tokenizer and as many ranks sample the same tokens after a prompt's. Of a service
-        that has started; fronts add the number of ranks. That of the former release ends before the digest."""
+        that has started; fronts add the number of ranks."""
         reports = self.info.ranks if self.info is not None and self.info.ranks else (RankReport(),)
         report = reports[0]
         device, _, backend = report.device.partition(", ")
@@ -243,10 +219,6 @@ class LlamaService:
         given = self.args.marked(NUMERIC, but=RESOLVED)
         further = given, sorted(self._stop_ids), dict.fromkeys(each.numerics for each in reports)
         return "|".join(map(str, [*parts, hashlib.sha256(repr(further).encode()).hexdigest()]))
-
-    @property
-    def served_numerics(self) -> Set[str]:
-        return {f"{self.num_ranks_now}|{self.numerics}"}
 
     @property
     def info(self) -> GroupInfo | None:
@@ -296,41 +268,10 @@ class LlamaService:
         )
 
     def check_capacity(self, owner: str = "") -> None:
-        self._taking_loop().check_capacity(owner)
-
-    def cache_scope(self, owner: str) -> str:
-        return self._callers.cache_scope(owner)
-
-    def _taking_loop(self) -> EngineLoop:
-        """The engine loop. Raises NotReady while no request is taken."""
+        """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait."""
         if self._loop is None or self._failure is not None or self._draining:
             raise self.readiness().not_ready()
-        return self._loop  # while ranks recover, requests wait for them
-
-    async def submit(self, request: Request, *, is_timed: bool = False, numerics: str = "") -> Sequence[SequenceStream]:
-        """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
-        if self._failure is not None:
-            failure = self._failure  # a raised error holds frames, here of every request that is refused
-            raise copy(failure) if isinstance(failure, EngineError) else NotReady(failure.message)
-        scoped = replace(request, cache_scope=self.cache_scope(request.owner))
-        streams = self._taking_loop().submit(scoped, is_timed=is_timed)
-        (own,) = self.served_numerics
-        for stream in streams:
-            stream.numerics = own
-        return streams
-
-    async def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
-        """Queue suspended streams of one request again, all or none. Raises NotReady, QueueFull or RankFailure."""
-        ours = [stream for stream in streams if isinstance(stream, SequenceStream)]
-        assert len(ours) == len(streams), "the streams are this engine's"
-        self._taking_loop().readmit(ours, is_timed=is_timed)
-
-    def abort(self, request_id: str) -> bool:
-        """End the request with this id, of any client; its reader gets RequestAborted. False if it has no sequence here."""
-        return bool(request_id and self._loop is not None and self._loop.abort(request_id))
-
-    def next_seed(self) -> int:
-        return self._callers.next_seed()
+        self._loop.check_capacity(owner)  # while ranks recover, requests wait for them
 
     def describe(self) -> EngineState:
         supervisor, reports = self._supervisor, self.info.ranks if self.info is not None else ()
@@ -356,8 +297,8 @@ class LlamaService:
             checkpoint_digest=_digest(reports),
             checkpoint_format=self._checkpoint_format,
             stop_tokens=tuple(sorted(map(self._token_name, self._stop_ids))),
-            chat_format=self.chat_format.name,
-            tool_format=self.answer_format.tool_format.name,
+            chat_format=self.text.chat_format.name,
+            tool_format=self.text.answer_format.tool_format.name,
             sampling_defaults=self.sampling_defaults,
             engines=(EngineSummary(self.engine_id, self.model_id, node, phase, num_requests, running, waiting),),
         )
@@ -372,8 +313,8 @@ class LlamaService:
             requests_waiting=waiting,
             preemptions=scheduler.num_preemptions,
             prefix_cache_hit_tokens=scheduler.num_prefix_hits,
-            draft_tokens=scheduler.num_drafts,
-            draft_tokens_accepted=scheduler.num_drafts_accepted,
+            draft_tokens=scheduler.speculation.num_drafts,
+            draft_tokens_accepted=scheduler.speculation.num_accepted,
         )
 
     def _token_name(self, token: int) -> str:

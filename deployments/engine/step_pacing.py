@@ -116,12 +116,11 @@ class StepPacing:
         if not step.is_queued and step.sent_s - self._completed_s < _STEADY_S:
             self.costs.observe_gap((now_s - self._completed_s) * 1e3 - output.elapsed_ms)
         self._completed_s = now_s
-        if is_measured:
+        if is_measured and step.shape.num_prompt_tokens >= LEAST_PROMPT_TOKENS and own_ms > 0:
             self._limit_prompt_tokens(step.shape, own_ms)
 
     def _limit_prompt_tokens(self, shape: StepShape, elapsed_ms: float) -> None:
         """Learn from a step with prompts how many prompt tokens fit into the times that a step and a chunk may take."""
-        if shape.num_prompt_tokens >= LEAST_PROMPT_TOKENS and elapsed_ms > 0:
-            tokens_a_second = shape.num_tokens / elapsed_ms * 1e3
-            self._scheduler.prompt_budget.limit(max(LEAST_PROMPT_TOKENS, int(tokens_a_second * LONGEST_STEP_S)))
-            self._scheduler.prompt_budget.use_chunk(int(tokens_a_second * CHUNK_S))
+        tokens_a_second = shape.num_tokens / elapsed_ms * 1e3
+        self._scheduler.prompt_budget.limit(max(LEAST_PROMPT_TOKENS, int(tokens_a_second * LONGEST_STEP_S)))
+        self._scheduler.prompt_budget.use_chunk(int(tokens_a_second * CHUNK_S))

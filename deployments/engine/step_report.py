@@ -57,7 +57,7 @@ class StepReports:
         """gained: the step's tokens by sequence."""
         scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
-        num_drafts, num_accepted = scheduler.num_drafts, scheduler.num_drafts_accepted
+        num_drafts, num_accepted = scheduler.speculation.num_drafts, scheduler.speculation.num_accepted
         counts = (num_drafts, num_accepted, scheduler.num_deferred)
         drafts, accepted, deferred = map(sub, counts, self._counts)
         self._counts = counts

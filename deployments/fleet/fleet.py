@@ -21,15 +21,16 @@ from deployments.engine.interface import (
     EngineSummary,
     Readiness,
 )
-from deployments.engine.live_streams import TokenSink
+from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import Replacement
-from deployments.fleet.affinity import PrefixIndex
-from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.invitation import Invitation
-from deployments.fleet.messages import works_with
-from deployments.fleet.model_files import ModelFiles, unpack
-from deployments.fleet.remote_engine import RemoteEngine
+from deployments.fleet.served_model import ServedModel
+from deployments.links.affinity import PrefixIndex
+from deployments.links.engine_link import EngineLink
+from deployments.links.invitation import Invitation
+from deployments.links.link import Link
+from deployments.links.messages import works_with
+from deployments.links.model_files import unpack
 from llama_core.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
@@ -49,20 +50,20 @@ class Fleet:
         hold_timeout_s: float,
         drain_timeout_s: float = 60.0,
         on_step: Callable[[StepStats], None] = lambda stats: None,
-        on_end: Callable[[TokenSink], None] = lambda stream: None,
+        on_end: Callable[[MeasuredStream], None] = lambda stream: None,
+        routing: str = "cost",
     ) -> None:
-        """node: Ray's id of this node. on_step, on_end: for metrics."""
+        """node: Ray's id of this node. on_step, on_end: for metrics. routing: one of `routing.POLICIES`."""
         self._node, self._callers, self._hold_timeout_s = node, callers, hold_timeout_s
-        self._on_step, self._on_end = on_step, on_end
-        self._models: dict[str, RemoteEngine] = {}
+        self._on_step, self._on_end, self._routing = on_step, on_end, routing
+        self._models: dict[str, ServedModel] = {}
         self._met: dict[str, EngineLink] = {}  # by the engine's id
         self._refused: set[str] = set()  # engines for which the log has the reason
         self._deployed: dict[str, Invitation] = {}  # the latest of each application
         self._refusals: dict[str, EngineSummary] = {}  # of applications that give a model's name to other weights
         self.searched = asyncio.Event()  # this front has met the engines that ran when it started; the caller sets it
         self.unserved = asyncio.Event()  # a model has lost its last engine; the caller clears it
-        # By the digest of their files, the latest last; with that of what decides the tokens of a text.
-        self._texts: dict[str, tuple[ModelText, str]] = {}
+        self._texts: dict[str, ModelText] = {}  # by the digest of their files, the latest last
         self._reading = asyncio.Lock()
         self._prefixes = PrefixIndex()
         self._events = dict.fromkeys(FLEET_EVENTS, 0)
@@ -91,10 +92,11 @@ class Fleet:
         self._refused.discard(invitation.engine)
         model = self._models.get(invitation.model)
         if model is None:
-            tells = self._on_step, self._on_end, self._on_lost, self.unserved.set
-            model = RemoteEngine(invitation.model, self._callers, self._hold_timeout_s, self._events, *tells)
-            self._models[invitation.model] = model
+            tells = self._events, self._on_lost, self.unserved.set
+            own = invitation.model, self._callers, self._on_step, self._on_end
+            model = self._models[invitation.model] = ServedModel(*own, self._hold_timeout_s, *tells, self._routing)
         log.info("connected with engine %s of %s", link.name, invitation.model)
+        model.has_application = bool(invitation.application)
         model.add(link, text)
         await self._forget_unused()
         return ""
@@ -128,7 +130,9 @@ class Fleet:
         self._refusals = {name: each for name, each in self._refusals.items() if name in applications}
         deployed = {each.model for each in self._deployed.values()}
         for model in self._models.values():
-            is_used = any(link.takes_requests or not link.invitation.application for link in model.links)
+            is_used = any(
+                link.takes_requests or not cast(EngineLink, link).invitation.application for link in model.links
+            )
             if model.has_application and not is_used and model.model_id not in deployed:
                 model.remove()
         await self._forget_unused()
@@ -147,7 +151,7 @@ class Fleet:
                 self._deployed = {app: each for app, each in self._deployed.items() if each.model != name}
                 await model.stop()
         used = [link.text for model in self._models.values() for link in model.links]
-        self._texts = {digest: text for digest, text in self._texts.items() if text[0] in used}
+        self._texts = {digest: text for digest, text in self._texts.items() if text in used}
 
     async def _greeted(self, link: EngineLink) -> ModelText:
         """The text of the engine's model. Raises OSError, WireError, TimeoutError or LlamaError."""
@@ -157,12 +161,12 @@ class Fleet:
             raise WireError(f"its protocol is {welcome.protocol}: update engines and fronts one version at a time")
         async with self._reading:
             if (files := welcome.files) is not None and welcome.files_digest not in self._texts:
-                self._texts[welcome.files_digest] = await asyncio.to_thread(_read, files)
-        text, tokenizer_digest = (known | self._texts)[welcome.files_digest]
-        link.tokenizer_digest = welcome.tokenizer_digest or tokenizer_digest
-        return text
+                self._texts[welcome.files_digest] = await asyncio.to_thread(unpack, files)
+        link.tokenizer_digest = welcome.tokenizer_digest
+        return (known | self._texts)[welcome.files_digest]
 
-    def _on_lost(self, link: EngineLink) -> None:
+    def _on_lost(self, link: Link) -> None:
+        assert isinstance(link, EngineLink)
         if link.is_leaving:
             self._part(link)
         else:
@@ -179,7 +183,7 @@ class Fleet:
                 return
 
     @property
-    def _served(self) -> list[RemoteEngine]:
+    def _served(self) -> list[ServedModel]:
         """Those with an engine, or all, but for removed ones; by name."""
         models = [model for _, model in sorted(self._models.items()) if not model.is_removed]
         return [model for model in models if model.is_served] or models
@@ -192,7 +196,7 @@ class Fleet:
         return ChainMap(bases, *(cast(dict[str, Engine], adapters) for adapters in reversed(models.values())))
 
     @property
-    def _first(self) -> RemoteEngine:
+    def _first(self) -> ServedModel:
         """Raises NotReady before the first engine has been met."""
         if not (served := self._served):
             raise self.readiness().not_ready()
@@ -236,7 +240,3 @@ class Fleet:
             meeting.cancel()
         for model in self._models.values():
             await model.stop()
-
-
-def _read(files: ModelFiles) -> tuple[ModelText, str]:
-    return unpack(files), files.tokenizer_digest

@@ -13,7 +13,7 @@ from cluster.driver.ray_calls import in_passing_thread
 from deployments.engine.interface import Models
 from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import Cluster, Entry
-from deployments.fleet.messages import Fault, error_of, fault_of
+from deployments.links.messages import Fault, error_of, fault_of
 from llama_core.errors import InvalidParameter, LlamaError, NotReady
 from llama_core.files.adapter import Adapter
 

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, cast, overload
 
 from ray import serve
 from ray.serve.context import _get_serve_request_context
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle.call import Call, ChatReader, HandleEngine, HandleModels
+from deployments.handle.call import Call, HandleEngine, HandleModels
 from deployments.handle.plans import HandlePlans, are_prompts, checked_limit, checked_n
 from deployments.handle_types import (
     ChatAnswer,
@@ -36,6 +37,7 @@ from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
 from deployments.openai.plan import Plan, engine_of
 from deployments.openai.prompt_encoder import PromptEncoder, TextLimits
+from deployments.openai.score import scored
 from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,
@@ -46,7 +48,7 @@ from llama_core.results import (
     generation_params,
     generation_result,
 )
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
 
@@ -184,7 +186,7 @@ class HandleApi:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
             n = checked_n(n, len(prompts), _max_sequences(call.engine))
             limit_s = checked_limit(timeout_s)
-            options = Request((), (), n, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
+            options = Request((), (), n, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
             await call.submit(Plan(await self._plans(call).sample(prompts, params, bad_words, options)), limit_s)
             return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
 
@@ -204,7 +206,7 @@ class HandleApi:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
-            options = Request((), (), 1, tuple(stop), owner, priority, skip_special_tokens=skip_special_tokens)
+            options = Request((), (), 1, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
             request = await self._plans(call).sample([prompt], params, bad_words, options)
             await call.submit(Plan(request, stream=True), limit_s)
             async for part in call.parts(call.streams[0]):
@@ -229,12 +231,12 @@ class HandleApi:
         A text after a text prompt is encoded together with it; the tokens after as many as the prompt alone has are its own.
         """
         with self._call("score", request_id) as call:
-            begins, plan = await self._plans(call).score(prompt, continuations)
+            counts, plan = await self._plans(call).score(prompt, continuations)
             await call.submit(plan)
             for stream in call.streams:
                 await call.read_to_end(stream)
-        streams = iter(call.streams)
-        scores = [[_score(next(streams), begin) for begin in own] for own in begins]
+        all_scores = map(_score, call.streams, plan.scored_from)
+        scores = [list(islice(all_scores, count)) for count in counts]
         if continuations is None:
             return [own for (own,) in scores]
         return scores if are_prompts(prompt) else scores[0]
@@ -245,21 +247,16 @@ class HandleApi:
         """
         with self._call("chat", request.request_id) as call:
             limit_s, plan = checked_limit(request.timeout_s), await self._plans(call).chat(request, params)
-            return whole([part async for part in self._chat_parts(call, plan, limit_s)])
+            await call.submit(plan, limit_s)
+            return whole([part async for part in call.chat_parts(plan)])
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
         with self._call("stream_chat", request.request_id) as call:
             limit_s, plan = checked_limit(request.timeout_s), await self._plans(call).chat(request, params)
-            async for part in self._chat_parts(call, replace(plan, stream=True), limit_s):
+            await call.submit(replace(plan, stream=True), limit_s)
+            async for part in call.chat_parts(plan):
                 yield part
-
-    async def _chat_parts(self, call: Call, plan: Plan, limit_s: float | None) -> AsyncIterator[ChatPart]:
-        await call.submit(plan, limit_s)
-        (stream,) = call.streams
-        reader = ChatReader(call.engine, plan, stream)
-        async for delta in call.deltas(stream):
-            yield reader.part(delta)
 
     async def abort(self, request_id: str) -> bool:
         """End the sequences of the request with this id, by handle or over HTTP, where it is the X-Request-ID of the answer.
@@ -342,7 +339,5 @@ def _max_sequences(engine: HandleEngine) -> int:
 
 
 def _score(stream: SequenceStream, begin: int) -> Score:
-    entries = stream.prompt_logprobs[begin - 1 :]
-    logprobs = [entry.logprob for entry in entries]
-    is_greedy = all(entry.logprob == entry.top[0][1] for entry in entries)
-    return Score(sum(logprobs), stream.prompt_tokens[begin:], logprobs, is_greedy)
+    tokens, logprobs, is_greedy = scored(stream, begin)
+    return Score(sum(logprobs), tokens, logprobs, is_greedy)

@@ -5,17 +5,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from deployments.engine.interface import Delta, Engine, Models, TokenStream
+from deployments.engine.interface import Delta, Engine, Models
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.handle_types import ChatPart, Sampled, ToolCallPart
 from deployments.observe.request_log import RequestRecord
-from deployments.openai.answers.answer_ending import AnswerEnding
-from deployments.openai.answers.parsed_chat import call_id, call_id_seed
-from deployments.openai.answers.single_answer import SingleAnswer
+from deployments.openai.answers.answer import AnswerEnding
+from deployments.openai.answers.parsed_answer import SingleAnswer
 from deployments.openai.plan import Plan
 from llama_core.errors import CallersDeadlineExceeded, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Request
-from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, Reasoning
 
 
 class HandleModels(Models, Protocol):
@@ -114,6 +113,28 @@ class Call:
             )
             of_prompt = False
 
+    async def chat_parts(self, plan: Plan) -> AsyncIterator[ChatPart]:
+        """plan: of one prompt with one choice."""
+        (stream,) = self.streams
+        answer, ending = SingleAnswer(self.engine, plan, [stream]), AnswerEnding(plan.answer_ending)
+        of_prompt = plan.request.params[0].prompt_logprobs  # which no part has had
+        async for delta in self.deltas(stream):
+            pieces = answer.take(ending.without(delta, stream))
+            reason = None if delta.finish_reason is None else delta.finish_reason.value
+            yield ChatPart(
+                "".join(piece.text for piece in pieces if isinstance(piece, Content)),
+                "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
+                [_call_part(piece, answer) for piece in pieces if isinstance(piece, CallStart | Arguments)],
+                "tool_calls" if reason == "stop" and answer.num_calls else reason,
+                delta.tokens,
+                list(delta.logprobs),
+                answer.num_prompt,
+                answer.num_cached,
+                answer.num_reasoning,
+                list(stream.prompt_logprobs) if of_prompt else [],
+            )
+            of_prompt = False
+
     async def read_to_end(self, stream: SequenceStream) -> None:
         async for delta in stream:
             self.record.delta(delta)
@@ -127,48 +148,8 @@ class Call:
         self.record.submitted(self.streams)
 
 
-class ChatReader:
-    """Reads the deltas of one answer."""
-
-    def __init__(self, engine: Engine, plan: Plan, stream: TokenStream) -> None:
-        """plan: of one prompt with one choice."""
-        self._answer = SingleAnswer(engine, plan, [stream])
-        self._ending = AnswerEnding(plan.answer_ending) if plan.answer_ending else None
-        self._stream = stream
-        self._id_seed = call_id_seed(plan.request.params[0].seed, 0, plan.request.prompts[0])
-        self._has_prompt_logprobs = plan.request.params[0].prompt_logprobs  # which no part has had
-
-    def part(self, delta: Delta) -> ChatPart:
-        answer, num_calls = self._answer, self._answer.num_calls
-        shown = delta if self._ending is None else self._ending.without(delta, self._stream)
-        pieces = answer.take(shown)
-        of_prompt = list(self._stream.prompt_logprobs) if self._has_prompt_logprobs else []
-        self._has_prompt_logprobs = False
-        return ChatPart(
-            "".join(piece.text for piece in pieces if isinstance(piece, Content)),
-            "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
-            self._calls(pieces, num_calls),
-            self._finish_reason(delta),
-            delta.tokens,
-            list(delta.logprobs),
-            answer.num_prompt,
-            answer.num_cached,
-            answer.num_reasoning,
-            of_prompt,
-        )
-
-    def _calls(self, pieces: Sequence[Piece], num_calls: int) -> list[ToolCallPart]:
-        """num_calls: before these pieces."""
-        calls: list[ToolCallPart] = []
-        for piece in pieces:
-            if isinstance(piece, CallStart):
-                calls.append(ToolCallPart(num_calls, call_id(self._id_seed, num_calls), piece.name, ""))
-                num_calls += 1
-            elif isinstance(piece, Arguments):
-                calls.append(ToolCallPart(num_calls - 1, "", "", piece.text))
-        return calls
-
-    def _finish_reason(self, delta: Delta) -> str | None:
-        if delta.finish_reason is None:
-            return None
-        return "tool_calls" if delta.finish_reason == "stop" and self._answer.num_calls else delta.finish_reason.value
+def _call_part(piece: CallStart | Arguments, answer: SingleAnswer) -> ToolCallPart:
+    if isinstance(piece, Arguments):
+        return ToolCallPart(answer.last_call, "", "", piece.text)
+    call_id = answer.new_call_id()
+    return ToolCallPart(answer.last_call, call_id, piece.name, "")

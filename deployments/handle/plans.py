@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 from deployments.engine.interface import Engine
 from deployments.handle_types import ChatRequest, Continuation, Prompt
 from deployments.openai.field_types import MAX_CHOICES, bad_words_of
-from deployments.openai.plan import Plan, answer_parsing, chat_grammar, encode_chat
+from deployments.openai.plan import Plan, encode_chat, parsed_answer
 from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.score import begin_of, scoring_plan
 from deployments.openai.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import callers_grammar
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 from llama_core.text.spellings import spellings
 
@@ -43,7 +44,8 @@ class HandlePlans:
             words = bad_words_of(list(bad_words) if isinstance(bad_words, tuple) else bad_words)
         except InvalidParameter as error:
             raise InvalidParameter(f"bad_words: {error.message}", param="bad_words") from None
-        spelled, encoder = spellings(words, self._service.tokenizer), self._encoder.of(options.owner, self._service)
+        spelled = spellings(words, self._service.tokenizer)
+        encoder = self._encoder.of(options.terms.owner, self._service)
         made: dict[int, SamplingParams] = {}  # prompts may share one object
         for own in each:
             if id(own) not in made:
@@ -52,8 +54,8 @@ class HandlePlans:
         ids = [await self.prompt_ids(prompt) for prompt in prompts]
         return replace(options, prompts=ids, params=[made[id(own)] for own in each])
 
-    async def score(self, prompt: Any, continuations: Any) -> tuple[list[list[int]], Plan]:
-        """Where what is scored begins, for each continuation of each prompt, and the plan of all of them."""
+    async def score(self, prompt: Any, continuations: Any) -> tuple[list[int], Plan]:
+        """The number of continuations of each prompt, and the plan of all of them."""
         prompts = list(prompt) if are_prompts(prompt) else [prompt]
         wanted = continuations if are_prompts(prompt) or continuations is None else [continuations]
         if wanted is not None and (len(wanted) != len(prompts) or any(isinstance(own, str) for own in wanted)):
@@ -61,9 +63,8 @@ class HandlePlans:
         pairs = [
             await self._pairs(each, None if wanted is None else wanted[index]) for index, each in enumerate(prompts)
         ]
-        ids = [ids for own in pairs for ids, _ in own]
-        params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
-        return [[begin for _, begin in own] for own in pairs], Plan(Request(ids, [params] * len(ids)))
+        every = [pair for own in pairs for pair in own]
+        return list(map(len, pairs)), scoring_plan([ids for ids, _ in every], [begin for _, begin in every])
 
     async def _pairs(self, prompt: Prompt, continuations: Sequence[Continuation] | None) -> list[tuple[list[int], int]]:
         """The ids of the prompt with each continuation, and where what is scored begins."""
@@ -78,34 +79,27 @@ class HandlePlans:
         """The ids of prompt and continuation, and where the continuation begins."""
         tokenizer = self._service.tokenizer
         if isinstance(prompt, str) and isinstance(continuation, str):
-            ids = tokenizer.encode(prompt + continuation, bos=True, eos=False)
-            begin = min(len(before), len(ids) - 1) if continuation else len(ids)
-        else:
-            if isinstance(continuation, str):
-                continuation = tokenizer.encode(continuation, bos=False, eos=False)
-            ids, begin = [*before, *continuation], len(before)
-        if not 1 <= begin < len(ids):
-            raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
-        return ids, begin
+            whole = tokenizer.encode(prompt + continuation, bos=True, eos=False)
+            return whole, begin_of(continuation, before, whole)
+        if isinstance(continuation, str):
+            continuation = tokenizer.encode(continuation, bos=False, eos=False)
+        return [*before, *continuation], len(before)
 
     async def chat(self, request: ChatRequest, params: SamplingParams) -> Plan:
         body, encoder = request.body(), self._encoder.of(request.owner, self._service)
-        use = body.tool_use()
         prompt = await encode_chat(body, encoder)
         grammar, param = grammar_of(body)
         if grammar and params.grammar:
             raise InvalidParameter(f"{param}: {param} and params.grammar exclude each other", param=param)
         if params.grammar:
             grammar, param = callers_grammar(params.grammar), "grammar"
-        parsing = answer_parsing(body, self._service, use, prompt, has_grammar=bool(grammar))
+        parsing, grammar = await parsed_answer(body, self._service, encoder, prompt, grammar, param)
         bad_words = (*params.bad_words, *spellings(body.bad_words, self._service.tokenizer))
-        grammar = await chat_grammar(grammar, param, encoder, parsing)
         wanted = Request(
             [prompt],
             [replace(params, grammar=grammar, bad_words=bad_words)],
             stop=tuple(body.stop),
-            owner=request.owner,
-            priority=request.priority,
+            terms=Terms(request.owner, request.priority),
             skip_special_tokens=request.skip_special_tokens,
             shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
         )

@@ -17,16 +17,22 @@ from deployments.engine.interface import Models
 from deployments.http.adapter_routes import Loader, adapter_routes
 from deployments.http.auth import AccessGuard, AllowedHosts
 from deployments.http.generation import GenerationEndpoint
-from deployments.http.generation_kinds import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationKind
+from deployments.http.generation_kinds import CHAT, GENERATING, RESPONSES, SCORING, GenerationKind
 from deployments.http.limits import HttpLimits
-from deployments.http.messages_api.routes import MESSAGES, count_tokens_route
 from deployments.http.openapi import openapi_document
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
-from deployments.http.responses_api.routes import RESPONSES
 from deployments.http.responses_api.stored import AskOthers, StoredResponses
 from deployments.http.resume.kept_streams import KeptStreams
-from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
+from deployments.http.routes import (
+    BODY_STATUSES,
+    count_tokens_route,
+    model_routes,
+    page_routes,
+    probe_routes,
+    state_routes,
+    tokenizer_routes,
+)
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
@@ -131,16 +137,15 @@ def build_http_app(
             statuses=(*BODY_STATUSES, *((409, 422) if kind.generates else ()), 500, 504),
         )
 
-    generating: tuple[GenerationKind[Any], ...] = (COMPLETIONS, CHAT, MESSAGES, RESPONSES)
-    scoring: tuple[GenerationKind[Any], ...] = (SCORE, CLASSIFY)
     routes = [
-        *map(endpoint, generating),
+        *map(endpoint, GENERATING),
         count_tokens_route(engine, bodies, encoder),
-        *map(endpoint, scoring),
+        *map(endpoint, SCORING),
         *model_routes(engine),
         *(adapter_routes(loader, bodies) if loader is not None else ()),
         *tokenizer_routes(engine, bodies, encoder),
-        *operator_routes(engine, metrics),
+        *probe_routes(engine),
+        *state_routes(engine, metrics),
         *page_routes(),
     ]
     paths = frozenset(route.path for route in routes)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.openai.answers.answer_ending import AnswerEnding
+from deployments.openai.answers.answer import AnswerEnding
 from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
@@ -48,7 +48,7 @@ class Choices:
         self.num_open = plan.request.num_choices
         self._endings = [AnswerEnding(plan.answer_ending) for _ in self.streams] if plan.answer_ending else []
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[int] = deque()
+        self.ready: deque[int] = deque()  # choices of which `take` may find a delta
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
@@ -57,7 +57,7 @@ class Choices:
 
     def listen(self) -> None:
         """Have `take` find the choices that have a delta. To be called again after `take_to`."""
-        self._ready.clear()
+        self.ready.clear()
         following = set().union(*self._followers.values())
         for index in range(len(self.streams)):
             if index not in following:
@@ -65,8 +65,8 @@ class Choices:
 
     def take(self) -> tuple[int, Delta] | None:
         """The next (choice, delta) that has arrived, or None. Raises the error that ended a choice."""
-        while self._ready:
-            index = self._ready.popleft()
+        while self.ready:
+            index = self.ready.popleft()
             if (delta := self._taken(index)) is not None:
                 return index, delta
         return None
@@ -75,7 +75,7 @@ class Choices:
         """Waits for the delta of this choice that ends there, as `TokenStream.take` has it; None after `timeout_s`, as with
         `wait`."""
         while (delta := self._taken(index, until)) is None:
-            self._ready.clear()
+            self.ready.clear()
             self._listen(index)
             if not await self.wait(timeout_s):
                 return None
@@ -93,14 +93,9 @@ class Choices:
             self.num_open -= 1
         return self._endings[index].without(delta, self.streams[index]) if self._endings else delta
 
-    @property
-    def has_arrivals(self) -> bool:
-        """Whether `take` may find a delta."""
-        return bool(self._ready)
-
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for a delta; False after `timeout_s`, which must be the same at every call."""
-        if self._ready:
+        if self.ready:
             return True
         self._waiter = self._loop.create_future()
         if timeout_s is not None:
@@ -137,7 +132,7 @@ class Choices:
         self.streams[index].listen(partial(self._on_ready, index))
 
     def _on_ready(self, index: int) -> None:
-        self._ready.append(index)
+        self.ready.append(index)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 

@@ -1,11 +1,12 @@
 """The endpoint of the generating and scoring routes; a request is received, planned, submitted, answered, closed."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -25,15 +26,18 @@ from deployments.http.sse import EventStream
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
-from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice, WholeSerializer
-from deployments.openai.answers.slices import run_in_slices
-from deployments.openai.answers.whole_answer import send_whole
-from deployments.openai.field_types import MAX_OWNER_CHARS, Body
+from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice, WholeSerializer, run_in_slices
+from deployments.openai.field_types import MAX_OWNER_CHARS
 from deployments.openai.plan import Plan, engine_of
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import CallersDeadlineExceeded, DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
 
+log = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = (
+    256 * 2**10
+)  # of an answer that is not streamed: the server buffers it for a client that does not read
 # Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with its own
 # text, and cut a stream off. This server's deadline is then earlier by a quarter of the limit, or by this time if that is less:
 # Serve's timer begins in its proxy, to which the messages of a stream take some tenths of a second on a busy machine.
@@ -76,8 +80,9 @@ class _GenerationRequest:
         self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], self._owner, trace)
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
-        self._body: Body | None = None
-        self._raw = b""  # of `_body`
+        self._limit_s: float | None = None
+        self._end_s: float | None = None
+        self._raw = b""  # the body, where the answer is stored
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None
@@ -90,13 +95,18 @@ class _GenerationRequest:
         try:
             endpoint = self._endpoint
             self._resumption = resumption(self._headers, endpoint.streams, endpoint.kind.path, self._owner)
-            limit_s = self._limit_s()
-            end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
-            plan = await self._planned(limit_s, end_s)
-            async with self._within(limit_s, end_s):
+            if (limit_s := self._allowed_s()) is not None:
+                self._limit_s, self._end_s = limit_s, self._began_s + limit_s - self._head_start_s(limit_s)
+            async with self._in_time():
+                plan = await self._plan()
+            self._record.planned(plan)
+            if endpoint.log_prompts:
+                decode = self._engine.tokenizer.decode
+                self._record.prompts_are([decode(prompt) for prompt in plan.request.prompts])
+            async with self._in_time():
                 serializer = await self._submit(plan)
-            if limit_s is not None and end_s is not None and self._choices is not None:
-                self._deadline = self._loop.call_at(end_s, self._choices.end, self._late(limit_s))
+            if self._end_s is not None and self._choices is not None:
+                self._deadline = self._loop.call_at(self._end_s, self._choices.end, self._late())
             await self._answer(plan, serializer)
         except BaseException as error:
             self._was_cut = isinstance(error, RequestCancelled) or not isinstance(error, Exception)
@@ -112,7 +122,7 @@ class _GenerationRequest:
         assert self._choices is not None, "the request has been submitted"
         return self._choices
 
-    def _limit_s(self) -> float | None:
+    def _allowed_s(self) -> float | None:
         """How long this request may take: as its header asks, and no longer than the server allows."""
         server_s = self._endpoint.limits.request_timeout_s
         given = self._headers.get(MOVED_TIMEOUT_HEADER, self._headers.get(TIMEOUT_HEADER))
@@ -128,9 +138,9 @@ class _GenerationRequest:
             )
         return min(seconds, server_s or math.inf)
 
-    def _late(self, limit_s: float) -> DeadlineExceeded:
-        message = f"The answer was not complete within {limit_s:g} s, the limit of this request."
-        is_servers = limit_s == self._endpoint.limits.request_timeout_s
+    def _late(self) -> DeadlineExceeded:
+        message = f"The answer was not complete within {self._limit_s:g} s, the limit of this request."
+        is_servers = self._limit_s == self._endpoint.limits.request_timeout_s
         return DeadlineExceeded(message) if is_servers else CallersDeadlineExceeded(message)
 
     def _head_start_s(self, limit_s: float) -> float:
@@ -138,51 +148,37 @@ class _GenerationRequest:
         return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._headers else 0.0
 
     @asynccontextmanager
-    async def _within(self, limit_s: float | None, end_s: float | None) -> AsyncIterator[None]:
-        """Raises DeadlineExceeded where the block runs beyond `end_s`."""
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded where the block runs beyond the limit."""
         try:
-            async with asyncio.timeout_at(end_s) as timeout:
+            async with asyncio.timeout_at(self._end_s) as timeout:
                 yield
         except TimeoutError:
-            if limit_s is None or not timeout.expired():
+            if not timeout.expired():
                 raise
-            raise self._late(limit_s) from None
-
-    async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
-        async with self._within(limit_s, end_s):
-            plan = await self._plan()
-        self._record.planned(plan)
-        if self._endpoint.log_prompts:
-            tokenizer = self._engine.tokenizer
-            self._record.prompts_are([tokenizer.decode(prompt) for prompt in plan.request.prompts])
-        return plan
+            raise self._late() from None
 
     async def _plan(self) -> Plan:
-        endpoint = self._endpoint
+        endpoint, resumption = self._endpoint, self._resumption
         async with endpoint.bodies.received(self._request) as raw:
             # After the body has arrived, or the connection could not be reused; before it is parsed.
             self._record.received()
             endpoint.engine.check_capacity(self._owner)
-            if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
-                self._engine = kept.engine  # whose adapter may have been unloaded since
-                if endpoint.kind.reads_body:
-                    self._raw, self._body = kept.raw, await endpoint.bodies.parse(kept.raw, endpoint.kind.body)
+            if resumption is not None and (kept := resumption.find(raw)) is not None:
+                self._engine, self._raw = kept.engine, kept.raw  # whose adapter may have been unloaded since
                 return kept.plan
             if endpoint.stored is not None:
-                raw = await endpoint.stored.completed(raw, self._owner)
-            self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
+                raw = self._raw = await endpoint.stored.completed(raw, self._owner)
+            body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
-        now_s = None if self._resumption is None else self._resumption.began_s
-        encoder = endpoint.encoder.of(self._owner_of(body), engine, now_s)
+        # The owner as of the plan, which does not exist yet.
+        owner = self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
+        encoder = endpoint.encoder.of(owner, engine, None if resumption is None else resumption.began_s)
         plan = await endpoint.kind.plan(body, engine, encoder)
-        self._body, self._raw = (body, raw) if endpoint.kind.reads_body else (None, b"")
         if self._owner:
-            plan = replace(plan, request=replace(plan.request, owner=self._owner))
-        return plan if self._resumption is None else self._resumption.repeatable(plan, self._raw)
-
-    def _owner_of(self, body: Any) -> str:
-        """As of the plan, which does not exist yet."""
-        return self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
+            request = plan.request
+            plan = replace(plan, request=replace(request, terms=replace(request.terms, owner=self._owner)))
+        return plan if resumption is None else resumption.repeatable(plan, self._raw)
 
     async def _submit(self, plan: Plan) -> WholeSerializer:
         """What writes the answer."""
@@ -193,15 +189,15 @@ class _GenerationRequest:
         else:
             place = resumption.place(plan)
             self._choices = await resumption.choices(engine, plan, place, is_timed=is_timed)
-        self._record.submitted(self._choices.streams)
-        serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
+        streams = self._choices.streams
+        self._record.submitted(streams)
+        serializer = self._endpoint.kind.serializer(engine, plan, streams)
         if (stored := self._endpoint.stored) is not None:
-            stored.keep_end_of(serializer, self._raw, self._body, self._owner)
+            stored.keep_end_of(serializer, self._raw, self._owner)
         if resumption is None:
             return serializer
         # Plans of routes whose answers cannot be streamed never ask for it.
-        streams, fingerprint = self._choices.streams, resumption.fingerprint
-        return ResumableSerializer(cast(AnswerSerializer, serializer), streams, fingerprint, place)
+        return ResumableSerializer(cast(AnswerSerializer, serializer), streams, resumption.fingerprint, place)
 
     async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:
@@ -210,25 +206,22 @@ class _GenerationRequest:
             if plan.stream:
                 await self._event_stream(cast(AnswerSerializer, serializer)).run(self._send, scope)
                 return
-            await self._send_whole(serializer)
+            body = await self._whole_answer(serializer)
+            self._sends_whole = True
+            await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
         self._record.succeeded()
 
-    async def _send_whole(self, serializer: WholeSerializer) -> None:
-        body = await self._whole_answer(serializer)
-        self._sends_whole = True
-        await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
-
     def _event_stream(self, serializer: AnswerSerializer) -> EventStream:
-        limits = self._endpoint.limits
+        limits, rest = self._endpoint.limits, None
+        if isinstance(serializer, ResumableSerializer):
+            rest = serializer.rest(self._submitted, limits.ping_s)
         self._stream = EventStream(
             self._submitted,
             serializer,
             self._record,
             ping_s=limits.ping_s,
             send_timeout_s=limits.send_timeout_s,
-            rest=serializer.rest(self._submitted, limits.ping_s)
-            if isinstance(serializer, ResumableSerializer)
-            else None,
+            rest=rest,
         )
         return self._stream
 
@@ -246,14 +239,29 @@ class _GenerationRequest:
         if self._deadline is not None:
             self._deadline.cancel()
         if self._resumption is not None:
-            self._resumption.close(failed=self._has_failed)
+            # Failed with an error, and not because nobody reads the answer.
+            failed = self._stream is not None and (self._stream.has_failed or not self._was_cut)
+            self._resumption.close(failed=failed)
         if self._choices is not None:
             self._choices.cancel()
         self._record.closed()
 
-    @property
-    def _has_failed(self) -> bool:
-        """Whether the answer ended with an error, and not because nobody reads it."""
-        if self._stream is None:
-            return False
-        return self._stream.has_failed or not self._was_cut
+
+async def send_whole(body: bytes, send: Send, timeout_s: float) -> None:
+    """Send `body`, which is JSON, in pieces.
+
+    Raises RequestCancelled when the client reads nothing for `timeout_s`."""
+    head = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+    begin, end = 0, len(body)
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            while True:
+                piece, begin = body[begin : begin + PIECE_BYTES], begin + PIECE_BYTES
+                await send({"type": "http.response.body", "body": piece, "more_body": begin < end})
+                if begin >= end:
+                    return
+                limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
+    except TimeoutError:
+        log.warning("a client did not read its answer for %g s; it was cut off", timeout_s)
+        raise RequestCancelled("the client did not read its answer") from None

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.engine.interface import Engine, EngineState, Models
+from deployments.http.messages_api.schemas import CountTokensBody
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.request_body import BodyReader
 from deployments.http.routing import Access, ApiRoute
@@ -60,29 +61,57 @@ def model_routes(engine: Models) -> list[ApiRoute]:
         }
 
     async def models(_: Request) -> Response:
+        """Models.
+
+        The models that are served.
+        """
         names: list[str | None] = [*engine.models] or [None]
         anthropics = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_response({"object": "list", "data": [*map(described, engine.models.values())], **anthropics})
 
     async def one_model(request: Request) -> Response:
+        """Model.
+
+        404 for another name.
+        """
         return json_response(described(engine_of(engine, request.path_params["model_id"])))
 
-    route, all_of_them = partial(ApiRoute, tag="models"), "The models that are served."
+    route = partial(ApiRoute, tag="models")
     return [
-        route("/v1/models", models, summary="Models", description=all_of_them, answer=answer_schemas.ModelList),
-        route(
-            "/v1/models/{model_id:path}",
-            one_model,
-            summary="Model",
-            description="404 for another name.",
-            answer=answer_schemas.Model,
-            statuses=(404,),
-        ),
+        route("/v1/models", models, answer=answer_schemas.ModelList),
+        route("/v1/models/{model_id:path}", one_model, answer=answer_schemas.Model, statuses=(404,)),
     ]
+
+
+def count_tokens_route(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> ApiRoute:
+    async def count_tokens(request: Request) -> Response:
+        """Count tokens.
+
+        Tokens of the prompt that a body of /v1/messages makes, tools included.
+        """
+        check_takes_requests(engine)
+        async with bodies.received(request) as raw:
+            body = await bodies.parse(raw, CountTokensBody)
+        tokens = await body.chat.prompt(encoder.of("", engine_of(engine, body.model)))
+        return json_response({"input_tokens": len(tokens)})
+
+    return ApiRoute(
+        "/v1/messages/count_tokens",
+        count_tokens,
+        method="POST",
+        tag="generation",
+        body=CountTokensBody,
+        answer=answer_schemas.InputTokens,
+        statuses=BODY_STATUSES,
+    )
 
 
 def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> list[ApiRoute]:
     async def tokenize(request: Request) -> Response:
+        """Tokenize.
+
+        Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it.
+        """
         check_takes_requests(engine)
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, TokenizeBody)
@@ -99,6 +128,10 @@ def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder)
         return json_response({**count, "tokens": tokens, "token_strs": names})
 
     async def detokenize(request: Request) -> Response:
+        """Detokenize.
+
+        Text of ids; control tokens have none unless `skip_special_tokens` is false.
+        """
         check_takes_requests(engine)
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, DetokenizeBody)
@@ -107,6 +140,10 @@ def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder)
         return json_response({"prompt": await own.decode(body.tokens, skip_special_tokens=skips)})
 
     async def tokenizer_info(_: Request) -> Response:
+        """Tokenizer.
+
+        Names of the control tokens, and the chat template; null for a model without one.
+        """
         check_takes_requests(engine)
         model = engine_of(engine, None)
         tokenizer = model.tokenizer
@@ -118,45 +155,23 @@ def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder)
         size = {"vocab_size": tokenizer.n_words, "max_model_len": model.max_seq_len}
         return json_response({**names, "chat_template": model.chat_format.client_template, **size})
 
-    text_route = partial(ApiRoute, method="POST", tag="tokenizer", statuses=BODY_STATUSES)
+    route = partial(ApiRoute, method="POST", tag="tokenizer", statuses=BODY_STATUSES)
+    info = answer_schemas.TokenizerInfo
     return [
-        text_route(
-            "/tokenize",
-            tokenize,
-            summary="Tokenize",
-            description="Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template "
-            "writes it.",
-            body=TokenizeBody,
-            answer=answer_schemas.TokenizedText,
-        ),
-        text_route(
-            "/detokenize",
-            detokenize,
-            summary="Detokenize",
-            description="Text of ids; control tokens have none unless `skip_special_tokens` is false.",
-            body=DetokenizeBody,
-            answer=answer_schemas.DetokenizedText,
-        ),
-        ApiRoute(
-            "/tokenizer_info",
-            tokenizer_info,
-            tag="tokenizer",
-            summary="Tokenizer",
-            description="Names of the control tokens, and the chat template; null for a model without one.",
-            answer=answer_schemas.TokenizerInfo,
-            statuses=(503,),
-        ),
+        route("/tokenize", tokenize, body=TokenizeBody, answer=answer_schemas.TokenizedText),
+        route("/detokenize", detokenize, body=DetokenizeBody, answer=answer_schemas.DetokenizedText),
+        ApiRoute("/tokenizer_info", tokenizer_info, tag="tokenizer", answer=info, statuses=(503,)),
     ]
 
 
-def operator_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
-    return [*_probe_routes(engine), *_state_routes(engine, metrics)]
-
-
-def _probe_routes(engine: Models) -> list[ApiRoute]:
+def probe_routes(engine: Models) -> list[ApiRoute]:
     """Whether the process lives, and whether it takes requests."""
 
     async def health(request: Request) -> Response:
+        """Liveness.
+
+        503 when only a restart helps. A server that loads is alive; see /ready.
+        """
         if engine.live():
             return json_response({"status": "ok"})
         detail = engine.readiness().detail if request.state.is_trusted else ""
@@ -164,6 +179,10 @@ def _probe_routes(engine: Models) -> list[ApiRoute]:
         return json_response({"status": "dead", **error_object(cause)}, 503)
 
     async def ready(request: Request) -> Response:
+        """Readiness.
+
+        503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or has failed.
+        """
         readiness = engine.readiness()
         if not request.state.is_trusted:
             readiness = replace(readiness, detail="")
@@ -175,41 +194,51 @@ def _probe_routes(engine: Models) -> list[ApiRoute]:
         return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
 
     probe = partial(ApiRoute, access=Access.ANYONE, tag="operation", statuses=(503,))
-    liveness = partial(probe, endpoint=health, summary="Liveness", answer=answer_schemas.Health)
+    liveness = partial(probe, endpoint=health, answer=answer_schemas.Health)
     as_health = "The same as /health, by the name that SageMaker asks for."
     return [
-        liveness("/health", description="503 when only a restart helps. A server that loads is alive; see /ready."),
+        liveness("/health"),
         liveness("/ping", description=as_health),
         liveness("/ping", method="POST", description=as_health),
-        probe(
-            "/ready",
-            ready,
-            summary="Readiness",
-            description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
-            "has failed.",
-            answer=answer_schemas.ServerReadiness,
-        ),
+        probe("/ready", ready, answer=answer_schemas.ServerReadiness),
     ]
 
 
-def _state_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
+def state_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
     """Load, version, metrics, and what is served."""
     replica = {"X-Replica": secrets.token_hex(8)}  # by which a reader of several replicas' answers tells them apart
 
     async def load(_: Request) -> Response:
+        """Load.
+
+        Requests that run or wait in this replica.
+        """
         state = engine.describe()
         return json_response({"server_load": state.requests_running + state.requests_waiting})
 
     async def version(_: Request) -> Response:
+        """Version.
+
+        Of the server.
+        """
         try:
             return json_response({"version": metadata.version("llama-on-ray")})
         except metadata.PackageNotFoundError:  # run from a folder without an installation
             return json_response({"version": "unknown"})
 
     async def prometheus(_: Request) -> Response:
+        """Metrics.
+
+        This replica's metrics as Prometheus text; Ray's own metrics have them too. Needs an admin key where there are several
+        API keys.
+        """
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE, **replica})
 
     async def props(request: Request) -> Response:
+        """Properties.
+
+        Model, ranks, limits and load. Where there are several API keys, only an admin key gets counts of tokens and blocks.
+        """
         state = engine.describe()
         if not request.state.reads_metrics:
             shown = {field.name: getattr(state, field.name) for field in fields(state)}
@@ -217,27 +246,11 @@ def _state_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
         return json_response(state, headers=replica)
 
     route = partial(ApiRoute, tag="operation")
-    of_load = "Requests that run or wait in this replica."
     return [
-        route("/load", load, summary="Load", description=of_load, answer=answer_schemas.ServerLoad),
-        route("/version", version, summary="Version", description="Of the server.", answer=answer_schemas.Version),
-        route(
-            "/metrics",
-            prometheus,
-            access=Access.METRICS,
-            summary="Metrics",
-            description="This replica's metrics as Prometheus text; Ray's own metrics have them too. Needs an admin key "
-            "where there are several API keys.",
-            media_type="text/plain",
-        ),
-        route(
-            "/props",
-            props,
-            summary="Properties",
-            description="Model, ranks, limits and load. Where there are several API keys, only an admin key gets counts "
-            "of tokens and blocks.",
-            answer=EngineState,
-        ),
+        route("/load", load, answer=answer_schemas.ServerLoad),
+        route("/version", version, answer=answer_schemas.Version),
+        route("/metrics", prometheus, access=Access.METRICS, media_type="text/plain"),
+        route("/props", props, answer=EngineState),
     ]
 
 

@@ -1,5 +1,6 @@
 """A route of the application, with who may have its answer, and its entry of the API reference."""
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -38,7 +39,8 @@ class Access(Enum):
 
 
 class ApiRoute(Route):
-    """One method of one path. A route without a `tag` is left out of the API reference.
+    """One method of one path. A route without a `tag` is left out of the API reference. `summary` and `description` are those
+    of the endpoint's docstring unless given.
 
     body: its body's schema. answer: the type of a 200's content. statuses: of its errors, beside 401 and 403.
     """
@@ -62,8 +64,9 @@ class ApiRoute(Route):
         self.method = method.lower()
         self.access = access
         self.tag = tag
-        self.summary = summary
-        self.description = description
+        title, _, text = (inspect.getdoc(endpoint) or "").partition("\n\n")
+        self.summary = summary or title.rstrip(".")
+        self.description = description or text.replace("\n", " ")
         self.body = body
         self.answer = answer
         self.statuses = statuses

@@ -55,39 +55,38 @@ class EventStream:
         self._rest = rest
         self._events: Iterator[bytes] | None = None  # the rest of a delta with log-probabilities
         self._sending_since_s: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self._watch: asyncio.TimerHandle | None = None
 
     async def run(self, send: Send, scope: DisconnectScope) -> None:
         """Run it in the block that `scope` can cancel. Raises an error that occurs before the first event."""
-        loop = asyncio.get_running_loop()
-        opening = self._serializer.opening()
-        body = b"" if opening else await self._next()
-        while not (opening or body or self._is_over):
-            body = await self._next()
-        self.has_started = True
-        self._record.streaming()
-        self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
+        body = self._serializer.opening()
         try:
-            self._sending_since_s = loop.time()
-            await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
-            if opening:
-                await send({"type": "http.response.body", "body": opening, "more_body": True})
-                self._sending_since_s = None
-                body = await self._next()
-            while not self._is_over:
-                if body:
-                    self._sending_since_s = loop.time()
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    self._sending_since_s = None
-                body = await self._next()
-            self._sending_since_s = loop.time()
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            while True:
+                while not (body or self._is_over):
+                    if self._has_more or self._rest is not None:
+                        body = await self._next_slice()
+                    else:
+                        body = self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
+                if not self.has_started:
+                    self.has_started = True
+                    self._record.streaming()
+                    self._watch = self._loop.call_later(self._send_timeout_s, self._check_sending, scope)
+                    self._sending_since_s = self._loop.time()
+                    await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
+                self._sending_since_s = self._loop.time()
+                await send({"type": "http.response.body", "body": body, "more_body": not self._is_over})
+                if self._is_over:
+                    break
+                self._sending_since_s, body = None, b""
         finally:
-            self._watch.cancel()
+            if self._watch is not None:
+                self._watch.cancel()
         if not self.has_failed:
             self._record.succeeded()
 
-    async def _next(self) -> bytes:
-        """What can be read now, or after a while; a ping where nothing arrives."""
+    async def _next_slice(self) -> bytes:
+        """What is to be sent before the choices' own events, or what is left of those that have been read."""
         if self._rest is not None:
             try:
                 if (body := await anext(self._rest, None)) is not None:
@@ -96,9 +95,7 @@ class EventStream:
                 if not self.has_started:
                     raise
                 return self._failed(error)
-            self._rest, self._has_more = None, True
-        if not self._has_more:
-            return self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
+            self._rest = None
         await asyncio.sleep(0)  # other tasks run between slices
         return self._take()
 
@@ -129,31 +126,32 @@ class EventStream:
         num_bytes = 0
         while num_bytes < SLICE_BYTES:
             if self._events is not None:
-                chunk = next(self._events, None)
-                if chunk is None:
+                if (further := next(self._events, None)) is None:
                     self._events = None
                     continue
+                chunk = further
             else:
                 item = self._choices.take()
                 if item is None:
                     return False
                 self._record.delta(item[1])
-                if self._serializer.has_logprobs:
-                    self._events = self._serializer.chunks(*item)
+                written = self._serializer.chunk(*item)
+                if not isinstance(written, bytes):
+                    self._events = written
                     continue
-                chunk = self._serializer.chunk(*item)
+                chunk = written
             chunks.append(chunk)
-            if self._events is None and not self._choices.has_arrivals:  # as with most tokens
+            if self._events is None and not self._choices.ready:  # as with most tokens
                 return False
             num_bytes += len(chunk)
         return True
 
-    def _check_sending(self, loop: asyncio.AbstractEventLoop, scope: DisconnectScope) -> None:
+    def _check_sending(self, scope: DisconnectScope) -> None:
         """One timer for all writes: it checks the current write and is set to that write's remaining time."""
-        since_s = loop.time() if self._sending_since_s is None else self._sending_since_s
-        left_s = since_s + self._send_timeout_s - loop.time()
+        since_s = self._loop.time() if self._sending_since_s is None else self._sending_since_s
+        left_s = since_s + self._send_timeout_s - self._loop.time()
         if left_s > 0:
-            self._watch = loop.call_later(left_s, self._check_sending, loop, scope)
+            self._watch = self._loop.call_later(left_s, self._check_sending, scope)
             return
         log.warning("a client did not read its stream for %g s and was disconnected", self._send_timeout_s)
         scope.cancel(RequestCancelled("the client did not read its stream"))

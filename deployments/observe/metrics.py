@@ -10,13 +10,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import prometheus_client
 import ray
 
-from deployments.engine.interface import FLEET_EVENTS, Models
-from deployments.engine.live_streams import TokenSink
+from deployments.engine.interface import FLEET_EVENTS, EngineState
+from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.timeline import Timeline
 from deployments.observe.metric import MetricSet
@@ -50,6 +50,10 @@ REQUEST_S: Final = (
 TOKENS: Final = tuple(float(part * 10**power) for power in range(6) for part in (1, 2, 5))
 
 
+class Described(Protocol):
+    def describe(self) -> EngineState: ...
+
+
 class Metrics:
     """Every metric of one replica. Each instance has a registry of its own, so that tests and replicas share none."""
 
@@ -62,7 +66,7 @@ class Metrics:
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
         self._timed_ranks: set[int] = set()  # ranks with a value of rank_step_seconds
-        self._engine: Models | None = None
+        self._engine: Described | None = None
         self._kept_bytes: Callable[[], int] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._define_the_references(reference)
@@ -237,7 +241,7 @@ class Metrics:
         for seconds, num_tokens in stats.token_intervals:
             self.inter_token_latency.observe(seconds, num_tokens)
 
-    def on_end(self, stream: TokenSink) -> None:
+    def on_end(self, stream: MeasuredStream) -> None:
         """A sequence has ended, for whatever reason."""
         seq = stream.sequence
         assert seq.finish_reason is not None
@@ -265,7 +269,7 @@ class Metrics:
         for rank in self._timed_ranks:
             self.rank_step_seconds.set(compute_ms.get(rank, 0.0) / 1e3, rank=str(rank))
 
-    def watch(self, engine: Models) -> None:
+    def watch(self, engine: Described) -> None:
         """Read queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
         self._engine = engine
         try:

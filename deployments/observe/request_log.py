@@ -72,8 +72,8 @@ class RequestRecord:
             if plan.request.n > 1:
                 asked["gen_ai.request.choice.count"] = plan.request.n
             self._trace.encoded(plan.request.prompts, sampling_attributes(plan.request.params[0]) | asked)
-        if plan.request.owner and not self._owner:
-            self._owner = hashlib.sha256(plan.request.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
+        if plan.request.terms.owner and not self._owner:
+            self._owner = hashlib.sha256(plan.request.terms.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
 
     def submitted(self, streams: Sequence[TokenStream]) -> None:
         if self._trace is not None:

@@ -22,7 +22,7 @@ from deployments.openai.unsupported import (
     refuse_unsupported,
 )
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
 from llama_core.text.spellings import spellings
@@ -72,6 +72,7 @@ class Plan:
     continuous_usage: bool = False
     names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
     only_prompt: bool = False  # the answer is the echoed prompt alone
+    token_limit: int | None = None  # as the request has it: the context may have less room
     answer_ending: str = ""  # which the chat format writes after each answer, and the answer leaves out
     continues_prompt: bool = False  # the answer's text goes on where that of the prompt ends, within a word too
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
@@ -79,6 +80,7 @@ class Plan:
     normalizes: bool = False  # by the number of tokens
     parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
     is_seeded: bool = False  # the request names its seed
+    form: Any = None  # of the answer: what else a dialect's serializer reads
     # From which all ids in the answer are made.
     answer_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
@@ -123,16 +125,13 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     for index, message in enumerate(body.messages):
         if message.model_extra:
             refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
-    use = body.tool_use()
     prompt = await encode_chat(body, encoder)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body, engine.max_seq_len, engine)]
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
     _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
-    wanted, param = grammar_of(body)
-    parsing = answer_parsing(body, engine, use, prompt, has_grammar=bool(wanted))
-    grammar = await chat_grammar(wanted, param, encoder, parsing)
+    parsing, grammar = await parsed_answer(body, engine, encoder, prompt, *grammar_of(body))
     return _plan(
         body,
         [prompt],
@@ -155,34 +154,26 @@ async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
     return await encoder.dialog(body.messages, options, n=body.n or 1)
 
 
-def answer_parsing(
-    body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int], *, has_grammar: bool
-) -> AnswerParsing | None:
-    """How the answer to `prompt` is divided; None where its text is passed on as it is. has_grammar: the request has one."""
-    answer_format = engine.answer_format
-    if use is None and answer_format.reasoning is None:
-        return None
-    begun = answer_format.begins_reasoning(prompt)
-    is_either = has_grammar and use is not None and use.mode == "auto"
-    hides_reasoning = body.include_reasoning is False
-    return AnswerParsing(answer_format, use, begun, body.is_legacy, is_either, hides_reasoning)
-
-
-async def chat_grammar(wanted: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
-    """The grammar of a chat's answer. wanted: the grammar that the field `param` asks for, or "". Raises what
-    `PromptEncoder.grammar` raises."""
-    if parsing is None:
-        return await encoder.grammar(wanted, param)
-    reasons = parsing.answer_format.reasoning is not None
-    return await encoder.grammar(wanted, param, parsing.use, begun=parsing.begun if reasons else None)
+async def parsed_answer(
+    body: ChatBody, engine: Engine, encoder: PromptEncoder, prompt: list[int], wanted: str, param: str
+) -> tuple[AnswerParsing | None, str]:
+    """How the answer to `prompt` is divided, None where its text is passed on as it is; and its grammar, checked. wanted: the
+    grammar that the field `param` asks for, or "". Raises what `PromptEncoder.grammar` raises."""
+    form, use = engine.answer_format, body.tool_use()
+    if use is None and form.reasoning is None:
+        return None, await encoder.grammar(wanted, param)
+    begun = form.begins_reasoning(prompt)
+    is_either = bool(wanted) and use is not None and use.mode == "auto"
+    parsing = AnswerParsing(form, use, begun, body.is_legacy, is_either, body.include_reasoning is False)
+    return parsing, await encoder.grammar(wanted, param, use, begun=begun if form.reasoning is not None else None)
 
 
 def engine_of(engine: Models, model: str | None) -> Engine:
     """The engine of the model that a request names; of the first one where it names none. Raises ModelNotFound."""
     models = engine.models
     model = engine.model_id if model is None else model
-    if model in models:
-        return models[model]
+    if (found := models.get(model)) is not None:
+        return found
     served = ", ".join(f"'{name}'" for name in models)
     text = f"the one served is {served}" if len(models) == 1 else f"those served are {served}"
     raise ModelNotFound(f"model: no such model here; {text}", param="model")
@@ -266,8 +257,7 @@ def _plan(
         [first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
         stop=tuple(body.stop),
-        owner=body.user or "",
-        priority=body.priority or 0,
+        terms=Terms(body.user or "", body.priority or 0),
         skip_special_tokens=body.skip_special_tokens is not False,
         shown_tokens=frozenset() if parsing is None else parsing.shown_tokens,
     )
@@ -280,6 +270,7 @@ def _plan(
         echo=echo,
         names_service_tier=body.service_tier is not None,
         only_prompt=token_limit == 0,
+        token_limit=token_limit,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),

@@ -15,19 +15,19 @@ import msgspec
 from pydantic import Field
 
 from deployments.engine.interface import Engine, TokenStream
-from deployments.openai.answers.answer import CollectedChoice
+from deployments.openai.answers.answer import CollectedChoice, Sliced
 from deployments.openai.answers.completions import usage_of
-from deployments.openai.answers.slices import Sliced
 from deployments.openai.dialog_fields import DialogOptions, Messages
 from deployments.openai.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, OptionalInteger, Prompt, User
 from deployments.openai.plan import MAX_PROMPT_LOGPROBS, Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import ChatOptions
 
 MAX_LABEL_CHARS = 4096
+NO_TERMS = Terms()
 
 
 class ScoringBody(Body):
@@ -85,27 +85,39 @@ async def _plan_texts(body: ScoringBody, encoder: PromptEncoder, prompt: str, te
     """Prompt and continuation are encoded together, as one text: a token may begin in neither of them alone."""
     [before] = await encoder.prompts([prompt], bos=bos, n=1, num_new=0)
     whole = await encoder.prompts([prompt + text for text in texts], bos=bos, n=1, num_new=0)
-    # As lm-eval counts: the tokens after as many as the prompt alone has. An empty text has none.
-    begins = [min(len(before), len(ids) - 1) if text else len(ids) for text, ids in zip(texts, whole, strict=True)]
-    return _plan(body, whole, begins)
+    return _plan(body, whole, [begin_of(text, before, ids) for text, ids in zip(texts, whole, strict=True)])
+
+
+def begin_of(text: str, before: list[int], whole: list[int]) -> int:
+    """Where the continuation `text` begins in the ids of prompt and continuation, as lm-eval counts: the tokens after as many
+    as the prompt alone has, `before`. An empty text has none."""
+    return min(len(before), len(whole) - 1) if text else len(whole)
+
+
+def scoring_plan(prompts: list[list[int]], begins: Sequence[int], terms: Terms = NO_TERMS) -> Plan:
+    """prompts: each with its continuation, which begins at the place of `begins`."""
+    if not all(1 <= begin < len(ids) for begin, ids in zip(begins, prompts, strict=True)):
+        raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
+    params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
+    return Plan(Request(prompts, [params] * len(prompts), terms=terms), scored_from=tuple(begins))
 
 
 def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Plan:
-    for begin, ids in zip(begins, prompts, strict=True):
-        if begin < 1 or begin >= len(ids):
-            raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
+    plan = scoring_plan(prompts, begins, Terms(body.user or "", body.priority or 0))
     if (num_tokens := sum(map(len, prompts))) * 2 > MAX_PROMPT_LOGPROBS:
         raise InvalidParameter(
             f"continuations: the prompt's tokens, once for each continuation, and the continuations' may be "
             f"{MAX_PROMPT_LOGPROBS // 2}, not {num_tokens}",
             param="continuations",
         )
-    params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
-    owner, priority = body.user or "", body.priority or 0
-    return Plan(
-        Request(prompts, [params] * len(prompts), owner=owner, priority=priority),
-        scored_from=tuple(begins),
-    )
+    return plan
+
+
+def scored(stream: TokenStream, begin: int) -> tuple[list[int], list[float], bool]:
+    """The tokens of the continuation that begins there, their log-probabilities, and whether greedy decoding writes them."""
+    entries = stream.prompt_logprobs[begin - 1 :]
+    is_greedy = all(entry.logprob == entry.top[0][1] for entry in entries)
+    return stream.prompt_tokens[begin:], [entry.logprob for entry in entries], is_greedy
 
 
 class ScoreSerializer:
@@ -137,17 +149,13 @@ class ScoreSerializer:
         return scored
 
     def _scored(self, index: int) -> dict[str, Any]:
-        begin = self._plan.scored_from[index]
-        tokens = self._plan.request.prompts[index][begin:]
-        entries = self._streams[index].prompt_logprobs[begin - 1 :]
-        logprobs = [entry.logprob for entry in entries]
-        greedy = all(entry.logprob == entry.top[0][1] for entry in entries)
+        tokens, logprobs, is_greedy = scored(self._streams[index], self._plan.scored_from[index])
         return {
             "index": index,
             "object": "score",
             "score": math.fsum(logprobs),
             "num_tokens": len(tokens),
-            "is_greedy": greedy,
+            "is_greedy": is_greedy,
             "tokens": tokens,
             "token_logprobs": logprobs,
         }

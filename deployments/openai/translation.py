@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from deployments.engine.interface import Engine
+from deployments.openai.plan import Plan, encode_chat, plan_chat
+from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.schemas import ChatBody
 from deployments.openai.validation import KIND_MARK, validate
 from llama_core.errors import InvalidDialog, InvalidRequest
@@ -42,16 +45,20 @@ class ClientsWords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TranslatedChat:
-    """A chat's body. words: those of the client for its fields."""
+    """A chat's body. words: those of the client for its fields, which errors name."""
 
     body: ChatBody
     words: ClientsWords
 
-    @contextmanager
-    def in_the_clients_words(self) -> Iterator[None]:
-        """Errors of the block name the client's fields."""
+    async def plan(self, engine: Engine, encoder: PromptEncoder) -> Plan:
+        """Raises what `plan_chat` raises."""
         with _in_the_clients_words(self.words):
-            yield
+            return await plan_chat(self.body, engine, encoder)
+
+    async def prompt(self, encoder: PromptEncoder) -> list[int]:
+        """Raises what `encode_chat` raises."""
+        with _in_the_clients_words(self.words):
+            return await encode_chat(self.body, encoder)
 
 
 def translated(

@@ -6,15 +6,14 @@ from typing import Any
 
 from deployments.args import EngineArgs
 from deployments.engine.service import LlamaService
-from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool
-from deployments.fleet import model_files
 from deployments.fleet.cluster import FRONT, Cluster
-from deployments.fleet.front_server import FrontServer
-from deployments.fleet.invitation import Invitation
 from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
 from deployments.fleet.scaling import SEQUENCES
 from deployments.fleet.successor import Successor
+from deployments.links import model_files
+from deployments.links.front_server import FrontServer
+from deployments.links.invitation import Invitation
 from deployments.observe.metrics import Metrics
 from llama_core.errors import ConfigError, LlamaError
 
@@ -29,7 +28,7 @@ class EngineProcess(AdapterCalls):
         self.service = LlamaService(
             args,
             open_pool,
-            on_step=self._on_step,
+            on_step=metrics.on_step,
             on_failure=self._on_failure,
             on_compute_ms=metrics.on_compute_ms,
             on_end=metrics.on_end,
@@ -93,11 +92,6 @@ class EngineProcess(AdapterCalls):
     def _tell_adapters(self) -> None:
         if self.fronts is not None:
             self.fronts.tell_adapters()
-
-    def _on_step(self, stats: StepStats) -> None:
-        self._metrics.on_step(stats)
-        if self.fronts is not None:
-            self.fronts.elapsed_ms = stats.elapsed_ms
 
     def _on_failure(self, error: LlamaError) -> None:
         self._metrics.on_failure(error)

@@ -17,11 +17,11 @@ from deployments.engine.callers import Callers
 from deployments.engine.interface import Models
 from deployments.fleet.cluster import ENGINE, FRONT, Cluster
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.invitation import Invitation
 from deployments.fleet.loaded_adapters import AdapterLoader
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume.kept_streams import KeepLimits
+from deployments.links.invitation import Invitation
 from deployments.observe.metrics import Metrics
 from deployments.observe.tracing import Tracing, open_tracing
 
@@ -79,6 +79,7 @@ class FrontProcess:
             args.drain_timeout_s,
             metrics.on_step,
             metrics.on_end,
+            args.routing,
         )
         metrics.watch(self.fleet)
         self.metrics, self.keys = metrics, keys_of(args)

@@ -17,6 +17,7 @@ from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.directory import RayCluster, http_address
 from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
+from deployments.fleet.own_engine import OwnEngine
 from deployments.handle.api import HandleApi
 from deployments.local.banner import banner
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
@@ -40,21 +41,21 @@ class LlamaIngress(HandleApi, AdapterCalls):
         log_like_serve(args.log_format)
         self._keys, self.logs_prompts = keys_of(args), args.log_prompts
         self.metrics = Metrics(model_name=args.model_id)
-        self.service = self._local = LlamaService(
+        service = LlamaService(
             args,
             pool_for(args),
             on_step=self.metrics.on_step,
             on_failure=self.metrics.on_failure,
             on_compute_ms=self.metrics.on_compute_ms,
-            on_end=self.metrics.on_end,
         )
+        self.service = self._own = OwnEngine(service, args, self.metrics.on_end)
         self.metrics.watch(self.service)
         cluster = RayCluster()
         self.tracing = open_tracing(self.service, args.model_id, cluster.replica)
-        self.adapters = LoadedAdapters(self.service, cluster)
+        self.adapters = LoadedAdapters(service, cluster, self._own.tell_adapters)
         if args.lora_root:
             await self.adapters.start()
-        self._starting = asyncio.create_task(self.service.start())
+        self._starting = asyncio.create_task(self._own.start())
         self._starting.add_done_callback(self._started)
         try:
             # Serve sends requests to a replica from here on. If another replica serves, this one waits until it is ready.
@@ -66,7 +67,7 @@ class LlamaIngress(HandleApi, AdapterCalls):
             log.info("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
         except BaseException:
             self._starting.cancel()
-            await self.service.stop()
+            await self._own.stop()
             raise
 
     def _started(self, starting: asyncio.Task[None]) -> None:
@@ -85,7 +86,7 @@ class LlamaIngress(HandleApi, AdapterCalls):
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change limits and sampling defaults while requests run. Raises ConfigError for other arguments."""
-        self._local.reconfigure(user_config)
+        self._own.reconfigure(user_config)
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -93,11 +94,11 @@ class LlamaIngress(HandleApi, AdapterCalls):
             raise RuntimeError(self.service.readiness().detail or "no step completes")
 
     async def __del__(self) -> None:
-        service = getattr(self, "service", None)
-        if service is not None:
-            await service.drain()
+        own = getattr(self, "_own", None)
+        if own is not None:
+            await own.drain()
             self._starting.cancel()
-            await service.stop()
+            await own.stop()
             if self.tracing is not None:
                 await self.tracing.close()
             for handler in logging.getLogger("llama").handlers:

@@ -29,27 +29,27 @@ class AdapterPlaces:
 
     def drop(self, adapter: str, running: Iterable[Sequence]) -> None:
         """The ranks may not have been able to read it: they try again for its next sequence, unless another one runs."""
-        if all(other.adapter != adapter for other in running):
+        if all(other.terms.adapter != adapter for other in running):
             self._held.pop(adapter, None)
 
     def has_place(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether the sequence may run beside these."""
-        if not seq.adapter or seq.adapter in self._held or len(self._held) < self.num_places:
+        if not seq.terms.adapter or seq.terms.adapter in self._held or len(self._held) < self.num_places:
             return True
-        return not self._held.keys() <= {other.adapter for other in running}
+        return not self._held.keys() <= {other.terms.adapter for other in running}
 
     def take(self, seq: Sequence, running: Iterable[Sequence]) -> tuple[int, AdapterLoad | None]:
         """The place of an admitted sequence, and what the ranks have to load there. `has_place` is true."""
-        if not seq.adapter:
+        if not seq.terms.adapter:
             return 0, None
-        place, load = self._held.pop(seq.adapter, 0), None
+        place, load = self._held.pop(seq.terms.adapter, 0), None
         if not place:
             free = set(range(1, self.num_places + 1)) - set(self._held.values())
             if free:
                 place = min(free)
             else:
-                used = {other.adapter for other in running}
+                used = {other.terms.adapter for other in running}
                 place = self._held.pop(next(adapter for adapter in self._held if adapter not in used))
-            load = AdapterLoad(place, seq.adapter, self.folders[seq.adapter])
-        self._held[seq.adapter] = place
+            load = AdapterLoad(place, seq.terms.adapter, self.folders[seq.terms.adapter])
+        self._held[seq.terms.adapter] = place
         return place, load

@@ -2,10 +2,8 @@
 
 The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks. While it waits only
 for older prompts, those with much shorter prompts overtake it (`admit_before`). No other does, unless no place for its adapter
-is free. Then it stays first until one is, and those that need no new place overtake it: sequences without an adapter, those
-that have tokens or a lower priority number, and of its own priority those of owners that use no more places than its owner,
-and, unless it has tokens itself, as many others as there are slots. A sequence's prefix is looked up in the cache when it is
-admitted, not before. Knows nothing of steps and their budget.
+is free. Then it stays first until one is, and those for which a row of OVERTAKING holds overtake it. A sequence's prefix is
+looked up in the cache when it is admitted, not before. Knows nothing of steps and their budget.
 
 Owners share what runs. Where the next sequence lacks a slot or blocks, and some owners run at least two sequences more than
 its owner, the newest sequence of the owner that runs most is preempted, at most one a step, and waits before its owner's
@@ -15,10 +13,10 @@ are never chosen. A single owner loses nothing. Adapters' places are shared alik
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.model_config import FULL_ATTENTION
@@ -40,9 +38,58 @@ def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
     """The adapters of each owner's running sequences."""
     adapters = defaultdict[str, set[str]](set)
     for seq in running:
-        if seq.adapter:
-            adapters[seq.owner].add(seq.adapter)
+        if seq.terms.adapter:
+            adapters[seq.terms.owner].add(seq.terms.adapter)
     return adapters
+
+
+class _Pair(NamedTuple):
+    """A waiting sequence whose adapter has a place, if it has one, and the first of the queue, whose adapter has none. used:
+    adapters that run, by owner. num_passed: sequences with adapters that were admitted since the first lacks a place."""
+
+    seq: Sequence
+    first: Sequence
+    used: Mapping[str, set[str]]
+    num_passed: int
+    num_slots: int
+
+    @property
+    def are_peers(self) -> bool:
+        return self.seq.terms.priority == self.first.terms.priority
+
+
+def _needs_no_place(pair: _Pair) -> bool:
+    return not pair.seq.terms.adapter
+
+
+def _has_tokens(pair: _Pair) -> bool:
+    return pair.seq.length > pair.seq.prompt_len
+
+
+def _has_priority(pair: _Pair) -> bool:
+    return pair.seq.terms.priority < pair.first.terms.priority
+
+
+def _is_of_an_owner_with_no_more_places(pair: _Pair) -> bool:
+    own, others = pair.seq.terms, pair.first.terms
+    is_least = len(pair.used[own.owner] | {own.adapter}) <= len(pair.used[others.owner])
+    return pair.are_peers and own.owner != others.owner and is_least
+
+
+def _is_one_of_few(pair: _Pair) -> bool:
+    """As many as there are slots, unless the first has tokens."""
+    is_new = pair.first.length == pair.first.prompt_len
+    return pair.are_peers and is_new and pair.num_passed < pair.num_slots
+
+
+# Who may overtake a sequence that waits for its adapter's place: those for which one of these holds.
+OVERTAKING: Final = (
+    _needs_no_place,
+    _has_tokens,
+    _has_priority,
+    _is_of_an_owner_with_no_more_places,
+    _is_one_of_few,
+)
 
 
 class Admission:
@@ -70,6 +117,7 @@ class Admission:
         self._max_waiting_tokens = max_waiting_tokens
         self._prefix_caching = prefix_caching
         self._window = window
+        self.has_window = window.size != FULL_ATTENTION  # whether `release_behind_window` ever releases a block
         self._head_lacks_blocks = False  # no block has been released since the next sequence was refused
         self._lacks_place: Sequence | None = None  # the first of the queue, when no place was free for its adapter
         self._num_adapted = 0  # sequences with adapters that were admitted since then
@@ -105,7 +153,7 @@ class Admission:
     def _exceeded(self, lengths: Seq[int], owner: str, victims: Collection[Sequence]) -> tuple[str, bool] | None:
         """The limit that the request would exceed without the victims, and whether it is the one of tokens. Raises what
         `victims` raises."""
-        num_waiting, num_free = len(self.waiting) - len(victims), len(self.free_slots)
+        num_waiting, num_free = self.waiting.length - len(victims), len(self.free_slots)
         if num_waiting + len(lengths) <= num_free:
             return None
         self._check_fits_idle(lengths)
@@ -143,9 +191,9 @@ class Admission:
     def admit_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The next sequence, with a slot and blocks for all its known tokens, or as many as it ever holds; None if it cannot
         be admitted now."""
-        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+        if not (self.waiting.length and self.free_slots) or self._head_lacks_blocks:
             return None
-        seq = self._next(running, Counter(other.owner for other in running))
+        seq = self._next(running, Counter(other.terms.owner for other in running))
         if seq is None or not self._may_run(seq, running):
             return None
         if not self._admit(seq, running, self.prefixes.lookup(seq)):
@@ -156,9 +204,9 @@ class Admission:
     def admit_before(self, older: Sequence, running: Seq[Sequence]) -> Sequence | None:
         """`admit_next`, of the sequences whose prompts may be computed before the rest of `older`, a running one. One whose
         prefix is being computed waits for it."""
-        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+        if not (self.waiting.length and self.free_slots) or self._head_lacks_blocks:
             return None
-        num_running = Counter(other.owner for other in running)
+        num_running = Counter(other.terms.owner for other in running)
         places = self._adapter_places
         if places.has_place(first := self.waiting.first(num_running), running):
             turns = self.waiting.in_turn(num_running, LOOK_AHEAD_OF_OWNER)
@@ -184,7 +232,7 @@ class Admission:
             return False
         self.waiting.remove(seq)
         seq.progress.has_begun = True
-        self._num_adapted += bool(seq.adapter)
+        self._num_adapted += bool(seq.terms.adapter)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks
         seq.num_registered, seq.num_released = len(cached), num_released
@@ -199,49 +247,45 @@ class Admission:
         """The running sequences to preempt for a waiting one, which is the next then and lacks a place for its adapter: all
         those of one adapter, in the order of admission. [] unless its owner is due a place."""
         by_adapter: dict[str, list[Sequence]] = {}
-        for seq in running if self.waiting and self._adapter_places.num_places else ():
-            if seq.adapter:
-                by_adapter.setdefault(seq.adapter, []).append(seq)
+        for seq in running if self._adapter_places.num_places else ():
+            if seq.terms.adapter:
+                by_adapter.setdefault(seq.terms.adapter, []).append(seq)
         if not by_adapter or len(by_adapter) < self._adapter_places.num_places:
             return []
         used = adapters_by_owner(running)
-        kept = {seq.owner: seq.adapter for seq in reversed(running) if seq.adapter}  # by the owner's oldest sequence
-        for seq in self.waiting.in_turn(Counter(other.owner for other in running), 1):
-            if not seq.adapter or seq.adapter in by_adapter or not self._may_run(seq, running):
+        with_adapters = (seq.terms for seq in reversed(running) if seq.terms.adapter)
+        kept = {terms.owner: terms.adapter for terms in with_adapters}  # by the owner's oldest sequence
+        for seq in self.waiting.in_turn(Counter(other.terms.owner for other in running), 1):
+            if not seq.terms.adapter or seq.terms.adapter in by_adapter or not self._may_run(seq, running):
                 continue
             groups = [
                 group
                 for adapter, group in reversed(by_adapter.items())  # the newest first
-                if len({other.owner for other in group}) == 1
-                and kept[group[0].owner] != adapter
-                and len(used[group[0].owner]) >= len(used[seq.owner]) + 2
-                and min(other.priority for other in group) >= seq.priority
+                if len({other.terms.owner for other in group}) == 1
+                and kept[group[0].terms.owner] != adapter
+                and len(used[group[0].terms.owner]) >= len(used[seq.terms.owner]) + 2
+                and min(other.terms.priority for other in group) >= seq.terms.priority
             ]
             if groups:
                 self.waiting.remove(seq)
                 self.waiting.add_first(seq)
-                return min(groups, key=lambda group: (-len(used[group[0].owner]), len(group)))
+                return min(groups, key=lambda group: (-len(used[group[0].terms.owner]), len(group)))
         return []
 
     def preemptible_for_next(self, running: Seq[Sequence]) -> Sequence | None:
         """The running sequence to preempt for the next one, which lacks a slot or blocks; None unless its owner is due one."""
-        if not self.waiting or (self.free_slots and not self._head_lacks_blocks):
+        if not self.waiting.length or (self.free_slots and not self._head_lacks_blocks):
             return None
-        num_running = Counter(seq.owner for seq in running)
+        num_running = Counter(seq.terms.owner for seq in running)
         most = max(num_running.values(), default=0)
         if most < 2 or (first := self._next(running, num_running)) is None:
             return None
-        least = num_running[first.owner] + 2
+        least = num_running[first.terms.owner] + 2
         if most < least or not self._may_run(first, running):
             return None
-        others = (seq for seq in reversed(running) if seq.priority >= first.priority)
-        victim = max(others, key=lambda seq: num_running[seq.owner], default=None)
-        return victim if victim is not None and num_running[victim.owner] >= least else None
-
-    @property
-    def has_window(self) -> bool:
-        """Whether `release_behind_window` ever releases a block."""
-        return self._window.size != FULL_ATTENTION
+        others = (seq for seq in reversed(running) if seq.terms.priority >= first.terms.priority)
+        victim = max(others, key=lambda seq: num_running[seq.terms.owner], default=None)
+        return victim if victim is not None and num_running[victim.terms.owner] >= least else None
 
     def release_behind_window(self, seq: Sequence) -> None:
         """Release the blocks that no row of the sequence from `seq.scheduled` on reads. Rows of earlier steps may still read
@@ -284,18 +328,11 @@ class Admission:
             self.waiting.remove(first)
             self.waiting.add_first(first)
             self._lacks_place, self._num_adapted = first, 0
-        takes_peers = first.length == first.prompt_len and self._num_adapted < self._num_slots
-        used = adapters_by_owner(running)
+        used, held = adapters_by_owner(running), {"", *self._adapter_places.held}
 
         def may_overtake(seq: Sequence) -> bool:
-            if not seq.adapter:
-                return True
-            if seq.adapter not in self._adapter_places.held:
-                return False
-            if seq.length > seq.prompt_len or seq.priority < first.priority:
-                return True
-            has_less = seq.owner != first.owner and len(used[seq.owner] | {seq.adapter}) <= len(used[first.owner])
-            return seq.priority == first.priority and (takes_peers or has_less)
+            pair = _Pair(seq, first, used, self._num_adapted, self._num_slots)
+            return seq.terms.adapter in held and any(holds(pair) for holds in OVERTAKING)
 
         return filter(may_overtake, self.waiting.in_turn(num_running))
 

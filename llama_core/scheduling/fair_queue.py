@@ -35,20 +35,20 @@ class _PriorityClass:
 
     def add(self, seq: Sequence, num_tokens: int) -> bool:
         """Whether none of the owner's requests waited before."""
-        waiting = self.by_owner.get(seq.owner)
+        waiting = self.by_owner.get(seq.terms.owner)
         is_new = waiting is None
         if waiting is None:
-            waiting = self.by_owner[seq.owner] = OrderedDict()
-            self.counters[seq.owner] = max(self.counters.get(seq.owner, 0.0), self.floor)
+            waiting = self.by_owner[seq.terms.owner] = OrderedDict()
+            self.counters[seq.terms.owner] = max(self.counters.get(seq.terms.owner, 0.0), self.floor)
         waiting[seq] = num_tokens
         return is_new
 
     def remove(self, seq: Sequence) -> int:
         """Remove `seq`. Returns its counted tokens."""
-        waiting = self.by_owner[seq.owner]
+        waiting = self.by_owner[seq.terms.owner]
         num_tokens = waiting.pop(seq)
         if not waiting:
-            del self.by_owner[seq.owner]
+            del self.by_owner[seq.terms.owner]
         return num_tokens
 
     def first(self, num_running: Mapping[str, int]) -> Sequence:
@@ -78,18 +78,18 @@ class _PriorityClass:
 
 
 class WaitingQueue:
-    """The waiting requests in the order of the module's docstring. num_tokens: of those that never ran."""
+    """The waiting requests in the order of the module's docstring. length: how many. num_tokens: of those that never ran."""
 
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
-        self._length = 0
+        self.length = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}
         self._begun: OrderedDict[Sequence, None] = OrderedDict()
         self._classes: dict[int, _PriorityClass] = {}  # by priority; one without waiting requests keeps its counters
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __iter__(self) -> Iterator[Sequence]:
         """The begun requests, then the others by priority and owner: not in the order of their turns."""
@@ -101,18 +101,18 @@ class WaitingQueue:
     def add(self, seq: Sequence) -> None:
         """Add a new request after its owner's others, a preempted one before them."""
         num_tokens = seq.length if seq.num_cached is None else 0
-        part = self._class(seq.priority)
+        part = self._class(seq.terms.priority)
         if part.add(seq, num_tokens):
             self._evict_idle_owners()
         if seq.num_cached is not None:
-            part.by_owner[seq.owner].move_to_end(seq, last=False)
-        self._count_waiting(seq.owner, 1, num_tokens)
+            part.by_owner[seq.terms.owner].move_to_end(seq, last=False)
+        self._count_waiting(seq.terms.owner, 1, num_tokens)
 
     def add_first(self, seq: Sequence) -> None:
         """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn."""
         self._begun[seq] = None
         self._begun.move_to_end(seq, last=False)
-        self._length += 1
+        self.length += 1
 
     def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
         """Whether the queue's free capacity, in requests and in tokens (None: no limit), is open to `owner`. All of it is if no
@@ -135,7 +135,7 @@ class WaitingQueue:
         sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items() if one})
         for seq in without:
             if seq not in self._begun:
-                sizes[seq.owner] -= seq.length if by_tokens else 1
+                sizes[seq.terms.owner] -= seq.length if by_tokens else 1
         largest = max(sizes, key=lambda one: sizes[one], default="")
         if not largest or sizes[largest] <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
             return []
@@ -148,7 +148,7 @@ class WaitingQueue:
 
     def tokens_behind(self, num_free: int, without: Collection[Sequence]) -> int:
         """Tokens of the requests that still wait when the first `num_free` have found a slot. without: do not count these."""
-        if len(self) - len(without) <= num_free:
+        if self.length - len(without) <= num_free:
             return 0
         first = islice((seq for seq in self if seq not in without), num_free)
         gone = [seq for seq in (*first, *without) if seq.num_cached is None and seq not in self._begun]
@@ -158,9 +158,9 @@ class WaitingQueue:
         """Remove `seq`, which must be waiting."""
         if seq in self._begun:
             del self._begun[seq]
-            self._length -= 1
+            self.length -= 1
         else:
-            self._count_waiting(seq.owner, -1, -self._classes[seq.priority].remove(seq))
+            self._count_waiting(seq.terms.owner, -1, -self._classes[seq.terms.priority].remove(seq))
 
     def first(self, num_running: Mapping[str, int]) -> Sequence:
         """The next request. num_running: each owner's running sequences. The queue must not be empty."""
@@ -178,8 +178,8 @@ class WaitingQueue:
 
     def count_served(self, seq: Sequence, cost: float) -> None:
         """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""
-        part = self._classes.get(seq.priority) or self._class(seq.priority)
-        part.counters[seq.owner] = part.counters.get(seq.owner, part.floor) + cost
+        part = self._classes.get(seq.terms.priority) or self._class(seq.terms.priority)
+        part.counters[seq.terms.owner] = part.counters.get(seq.terms.owner, part.floor) + cost
 
     def _class(self, priority: int) -> _PriorityClass:
         part = self._classes.get(priority)
@@ -188,7 +188,7 @@ class WaitingQueue:
         return part
 
     def _count_waiting(self, owner: str, num_sequences: int, num_tokens: int) -> None:
-        self._length += num_sequences
+        self.length += num_sequences
         self.num_tokens += num_tokens
         sequences, tokens = self._waiting_of.pop(owner, (0, 0))
         if sequences + num_sequences:

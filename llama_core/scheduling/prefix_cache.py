@@ -125,10 +125,10 @@ class PrefixCache:
         end = (num_found + 1) * self._block_size
         if not self._is_enabled or seq.wants_prompt_logprobs or end >= seq.length:
             return False
-        root = seq.cache_scope, seq.adapter
+        root = seq.terms.cache_scope, seq.terms.adapter
         return any(
             other.scheduled < end <= other.length
-            and (other.cache_scope, other.adapter) == root
+            and (other.terms.cache_scope, other.terms.adapter) == root
             and other.tokens[:end] == seq.tokens[:end]
             for other in running
         )
@@ -151,6 +151,6 @@ class PrefixCache:
         hashes, size = seq.block_hashes, self._block_size
         for i in range(begin, end):
             if i == len(hashes):
-                parent = hashes[-1] if hashes else root_hash(seq.cache_scope, seq.adapter)
+                parent = hashes[-1] if hashes else root_hash(seq.terms.cache_scope, seq.terms.adapter)
                 hashes.append(prefix_hash(parent, seq.tokens[i * size : (i + 1) * size]))
             yield hashes[i]

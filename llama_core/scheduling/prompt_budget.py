@@ -56,6 +56,6 @@ def for_shorter(budget: int) -> int:
 
 def overtakes(seq: Sequence, num_left: int, older: Sequence) -> bool:
     """Whether a prompt of which `num_left` tokens are left to compute may be computed before the rest of an older one."""
-    if seq.priority != older.priority:
-        return seq.priority < older.priority
+    if seq.terms.priority != older.terms.priority:
+        return seq.terms.priority < older.terms.priority
     return 2 * num_left <= older.num_pending

@@ -38,6 +38,9 @@ class PromptLookup:
             if first >= end:
                 continue
             # tokens[at - n : at] continues at `at`, for `at` in first .. end; later occurrences replace earlier ones.
-            ngrams = zip(*(tokens[first - n + i : end - n + i] for i in range(n)), strict=True)
+            if end - first == 1:  # as after most steps
+                self._after[tuple(tokens[first - n : first])] = first
+                continue
+            ngrams = zip(*[tokens[first - n + i : end - n + i] for i in range(n)], strict=True)
             self._after.update(zip(ngrams, range(first, end), strict=True))
         self._num_indexed = end

@@ -17,7 +17,7 @@ from typing import Final
 
 from llama_core.errors import PoisonRequest, RankFailure
 from llama_core.log_lines import of_request
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Quarantine:
             seq.length,
             record.num_failures,
             failure.message,
-            extra=of_request(seq.request_id),
+            extra=of_request(seq.terms.request_id),
         )
         seq.error = PoisonRequest(
             f"the model's processes failed {record.num_failures} times while they computed this request, which has ended"
@@ -123,8 +123,8 @@ class Quarantine:
         if self._quarantined:
             prompt, params = [token] * 2, SamplingParams(temperature=0.0, ignore_eos=True)
             # With a quarantined request's owner, because a new owner would get a share of the queue.
-            owner = next(seq.owner for seq in live if seq in self._quarantined)
-            self.canary = Sequence(prompt, params, max_length=len(prompt) + CANARY_TOKENS, owner=owner)
+            owner = next(seq.terms.owner for seq in live if seq in self._quarantined)
+            self.canary = Sequence(prompt, params, max_length=len(prompt) + CANARY_TOKENS, terms=Terms(owner))
             # A failure on its record keeps quarantined requests from running beside the canary until it has ended.
             self._records[self.canary] = _Record(num_failures=1, safe_length=self.canary.max_length)
         return self.canary

@@ -52,6 +52,21 @@ def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[in
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """Whose a request is, and how it is served; the same for all of its sequences.
+
+    owner: owners share the capacity fairly. priority: the lowest number is served first. cache_scope: cached blocks are shared
+    within one scope. adapter: the digest of a LoRA adapter. request_id: for log lines, and to abort.
+    """
+
+    owner: str = ""
+    priority: int = 0
+    cache_scope: str = ""
+    adapter: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a client asks of the engine. HTTP bodies and calls by handle become one; its choices become sequences.
 
@@ -62,10 +77,7 @@ class Request:
     params: Seq[SamplingParams]  # one for each prompt, because the default max_tokens depends on the prompt's length
     n: int = 1
     stop: tuple[str, ...] = ()
-    owner: str = ""  # owners share the capacity fairly
-    priority: int = 0  # the lowest number is served first
-    cache_scope: str = ""  # cached blocks are shared within one scope; the engine sets it by the owner
-    adapter: str = ""  # the digest of a LoRA adapter
+    terms: Terms = Terms()
     skip_special_tokens: bool = True  # the text has no names of control tokens
     shown_tokens: frozenset[int] = frozenset()  # but of these
 
@@ -79,7 +91,7 @@ class Request:
                 yield prompt, own
 
 
-def sequences_of(request: Request, vocab_size: int, max_seq_len: int, request_id: str = "") -> "list[Sequence]":
+def sequences_of(request: Request, vocab_size: int, max_seq_len: int) -> "list[Sequence]":
     """The sequences of a request's choices. Raises InvalidParameter or ContextLengthExceeded."""
     prompts = [check_prompt(prompt, vocab_size, max_seq_len) for prompt in request.prompts]
     for params in {id(params): params for params in request.params}.values():
@@ -89,10 +101,7 @@ def sequences_of(request: Request, vocab_size: int, max_seq_len: int, request_id
         max_length = min(max_seq_len, len(prompt) + params.max_tokens)
         if params.min_tokens > (room := max_length - len(prompt)):
             raise InvalidParameter(f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens")
-        owner, priority, scope = request.owner, request.priority, request.cache_scope
-        sequences.append(
-            Sequence(prompt, params, max_length, owner, priority, scope, request_id, request.adapter, progress)
-        )
+        sequences.append(Sequence(prompt, params, max_length, request.terms, progress))
     return sequences
 
 
@@ -136,11 +145,7 @@ class Sequence:
     prompt: list[int]
     params: SamplingParams
     max_length: int  # prompt + generated tokens at most
-    owner: str = ""  # owners share the capacity fairly
-    priority: int = 0  # the lowest number is served first
-    cache_scope: str = ""  # cached blocks are shared within one scope
-    request_id: str = ""  # for log lines
-    adapter: str = ""  # the digest of a LoRA adapter
+    terms: Terms = Terms()
     progress: RequestProgress = field(default_factory=RequestProgress)
     tokens: list[int] = field(init=False)
     slot: int | None = None
@@ -169,11 +174,7 @@ class Sequence:
 
     def continued(self) -> "Sequence":
         """A new sequence that goes on after these tokens, which are computed again."""
-        owner, priority, scope = self.owner, self.priority, self.cache_scope
-        adapter, progress = self.adapter, self.progress
-        seq = Sequence(
-            self.prompt, self.params, self.max_length, owner, priority, scope, adapter=adapter, progress=progress
-        )
+        seq = Sequence(self.prompt, self.params, self.max_length, self.terms, self.progress)
         seq.tokens += self.output
         seq.logprobs = list(self.logprobs)
         if not self.wants_prompt_logprobs:

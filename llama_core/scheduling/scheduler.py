@@ -41,10 +41,11 @@ from llama_core.scheduling.step_costs import StepCosts
 
 @dataclass(slots=True)
 class _InFlightStep:
-    """A step whose output has not been read back, and the sequence of each of its rows."""
+    """A step whose output has not been read back, and the sequence of each of its rows. learns: drafts were possible."""
 
     batch: StepInput
     sequences: list[Sequence] = field(default_factory=list)
+    learns: bool = False
 
     def add(self, seq: Sequence, row: Row) -> None:
         """Count the row's tokens as computed, without its drafts, and its sample as in flight."""
@@ -94,7 +95,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._waiting.length
 
     @property
     def num_running(self) -> int:
@@ -109,15 +110,6 @@ class Scheduler:
     def num_prefix_hits(self) -> int:
         """Tokens found in the prefix cache instead of computed."""
         return self.admission.num_prefix_hits
-
-    @property
-    def num_drafts(self) -> int:
-        """Proposed tokens that a step has checked."""
-        return self.speculation.num_drafts
-
-    @property
-    def num_drafts_accepted(self) -> int:
-        return self.speculation.num_accepted
 
     @property
     def has_work(self) -> bool:
@@ -149,7 +141,7 @@ class Scheduler:
         all others, for a sequence that another engine has begun."""
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
-        assert not seq.adapter or seq.adapter in self.adapter_places.folders, "the adapter is unknown"
+        assert not seq.terms.adapter or seq.terms.adapter in self.adapter_places.folders, "the adapter is unknown"
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
             seq.finish_reason = FinishReason.LENGTH
             return
@@ -169,8 +161,8 @@ class Scheduler:
             self._running.remove(seq)
         else:
             self.admission.leave_queue(seq)
-        if reason is FinishReason.ERROR and seq.adapter and seq.num_cached is not None:
-            self.adapter_places.drop(seq.adapter, self._running)
+        if reason is FinishReason.ERROR and seq.terms.adapter and seq.num_cached is not None:
+            self.adapter_places.drop(seq.terms.adapter, self._running)
 
     def restart(self, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
         """Start every live sequence over from its tokens, in its old order: the ranks are new and have none of them.
@@ -223,7 +215,7 @@ class Scheduler:
     def admits_newcomers(self) -> bool:
         """Whether a request that came now could be admitted to the next step: a slot is free, and none waits before it, or a
         prompt is being computed, which it could overtake."""
-        return bool(self.admission.free_slots) and (self._leaves_prompt or not self._waiting)
+        return bool(self.admission.free_slots) and (self._leaves_prompt or not self._waiting.length)
 
     def drop_unsent(self) -> None:
         """Forget the step made last, which has reached no rank. `restart` must follow: its tokens count as computed and are
@@ -234,23 +226,21 @@ class Scheduler:
 
     def schedule(self) -> StepInput | None:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
-        if over_share := self.admission.preemptible_for_place(self._running):
-            for seq in reversed(over_share):
-                self._preempt(seq)
-        elif (newest := self.admission.preemptible_for_next(self._running)) is not None:
-            self._preempt(newest)
+        if self._waiting.length:
+            self._preempt_for_waiting()
         step = _InFlightStep(StepInput(self.epoch, self._step + 1, rows=[]))
         prefills, budget = self._add_decodes(step)
-        num_prompts = len(prefills) + min(len(self._waiting), len(self.admission.free_slots))
+        num_prompts = len(prefills) + min(self._waiting.length, len(self.admission.free_slots))
         num_decodes = len(step.sequences)
-        budget = min(budget, self.prompt_budget.of_step(num_decodes, num_prompts))
+        budget = min(budget, self.prompt_budget.of_step(num_decodes, num_prompts)) if num_prompts else 0
         if prefills:
             budget = self._add_shorter(prefills, step, budget)
         for seq in prefills:
             budget -= self._add_prefill(seq, step, budget)
-        while budget and (admitted := self._admit(step)) is not None:
+        while budget and self._waiting.length and (admitted := self._admit(step)) is not None:
             budget -= self._add_prefill(admitted, step, budget)
-        self._leaves_prompt = not all(row.samples for row in step.batch.rows[num_decodes:])
+        prompts = step.batch.rows[num_decodes:]
+        self._leaves_prompt = bool(prompts) and not all(row.samples for row in prompts)
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
             return None
@@ -279,7 +269,6 @@ class Scheduler:
                 gained[seq] = []
         for index, start, tokens in output.forced:
             step.sequences[index].forced = start, tokens
-        learns = self.speculation.max_drafts_per_row(len(self._running)) > 0
         drafts = iter(batch.drafts)
         begin = 0  # of the row's samples
         for row, seq in zip(batch.rows, step.sequences, strict=True):
@@ -293,7 +282,7 @@ class Scheduler:
                     seq.defer()
                 else:
                     num_accepted = 0
-                    if learns or proposed:
+                    if step.learns or proposed:
                         drafting = seq.drafting = seq.drafting or new_drafting()
                         num_accepted = self.speculation.verify(drafting, seq.tokens, proposed, output.tokens[begin:end])
                     gained[seq] = self._append(seq, output, begin, num_accepted)
@@ -342,14 +331,22 @@ class Scheduler:
             self.finish(seq, reason)
         return appended
 
+    def _preempt_for_waiting(self) -> None:
+        if over_share := self.admission.preemptible_for_place(self._running):
+            for seq in reversed(over_share):
+                self._preempt(seq)
+        elif (newest := self.admission.preemptible_for_next(self._running)) is not None:
+            self._preempt(newest)
+
     # The rows of a step.
 
     def _add_decodes(self, step: _InFlightStep) -> tuple[list[Sequence], int]:
         """Add a row for each sequence with one token to compute. Returns the sequences with more, and the step's remaining
         budget."""
-        batch, block_size, has_window = step.batch, self.pool.block_size, self.admission.has_window
+        batch, block_size, has_window = step.batch, self.admission.pool.block_size, self.admission.has_window
         max_drafts = self.speculation.max_drafts_per_row(len(self._running))
-        price = self.speculation.price(len(self._running), len(self._waiting)) if max_drafts else PRICE_ALONE
+        step.learns = max_drafts > 0
+        price = self.speculation.price(len(self._running), self._waiting.length) if max_drafts else PRICE_ALONE
         prefills: list[Sequence] = []
         num_tokens = 0
         # Oldest first: a preempted sequence is never older than the one that needs the blocks, so it comes later in this loop.
@@ -395,7 +392,7 @@ class Scheduler:
         oldest, *others = prefills
         shorter = sorted(
             (seq for seq in others if overtakes(seq, seq.num_pending, oldest)),
-            key=lambda seq: (seq.priority, seq.num_pending),
+            key=lambda seq: (seq.terms.priority, seq.num_pending),
         )
         left = share = for_shorter(budget)
         while left:

@@ -19,8 +19,7 @@ class Speculation:
 
     def __init__(self, max_drafts: int, max_step_tokens: int, stop_ids: frozenset[int]) -> None:
         """max_drafts: of one step, 0 for no speculation."""
-        self.num_drafts = 0
-        self.num_accepted = 0
+        self.num_drafts = self.num_accepted = 0  # that steps have checked, and sampled
         self.costs: StepCosts | None = None
         self._max_drafts = max_drafts
         self._max_step_tokens = max_step_tokens

@@ -50,7 +50,7 @@ class SlotInit:
             prompt_logprobs=seq.wants_prompt_logprobs,
             prompt_length=seq.prompt_len,
             delayed=tuple(sorted(stop_ids.union(params.stop_token_ids))) if ends else (),
-            cache_scope=seq.cache_scope if params.grammar else "",
+            cache_scope=seq.terms.cache_scope if params.grammar else "",
             adapter_place=adapter_place,
         )
 

@@ -56,7 +56,9 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """The rest, after the last id: U+FFFD for the bytes held back."""
         held, self._held = self._held, b""
-        return self._begun(REPLACEMENT * (len(held) if self._by_byte else min(len(held), 1)))
+        if held:
+            self._drops_space = False
+        return REPLACEMENT * (len(held) if self._by_byte else min(len(held), 1))
 
     def _take_control(self, token_id: int) -> str:
         is_shown = not self._skips_special or token_id in self._shown
@@ -88,9 +90,6 @@ class IncrementalDetokenizer:
                 # SentencePiece skips one byte and tries again; others skip the whole beginning of a character.
                 text, held = text + REPLACEMENT, held[1 if self._by_byte else error.end - error.start :]
         self._held = held
-        return self._begun(text)
-
-    def _begun(self, text: str) -> str:
         if text:
             self._drops_space = False
         return text

@@ -1,4 +1,4 @@
-"""The load client: reading received bytes, and requests to a real server."""
+"""The load client, and the questions beside and overload: reading received bytes, requests to a real server, refusals."""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.harness.load import Answer, HttpSession, Load, drive, read_answer
 from benchmarks.harness.workload import uniform_batch
+from benchmarks.questions import beside as bench_beside
+from benchmarks.questions import overload as bench_overload
 from llama_core.errors import NonFiniteLogits
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, serve
 
@@ -96,3 +98,36 @@ async def test_refusals_failures_and_a_missing_server_are_counted() -> None:
         await session.close()
     load = await drive([HttpSession(served.url, MODEL_ID)], uniform_batch(1, 8, 10, 200))
     assert (load.answers[0].error or "").startswith("HTTP 000")
+
+
+# The question `beside`: a short request beside a long prompt, on any server.
+
+
+def test_the_command_compares_both_requests_with_themselves_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(FakeEngine("One two three four five.", step_s=0.05)) as served:
+        sizes = ["--prompt", "8", "--long-prompt", "40", "--output", "3", "--vocab-size", "200", "--rounds", "2"]
+        bench_beside.main(["--url", served.url, "--model", MODEL_ID, *sizes])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    times = result["times_ms"]
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(times, 2)
+    assert result["long_ratio"] == pytest.approx(result["long_beside_p50_ms"] / result["long_alone_p50_ms"], rel=1e-3)
+
+
+# The question `overload`: a server that refuses loses no request.
+
+
+def test_the_command_loses_nothing_on_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine("One two three four five.", step_s=0.01)
+    engine.max_streams = 4
+    with serve(engine) as served:
+        # A pause of the machine in too short a peak leaves no goodput, or one so low that four times as much is no overload.
+        load = ["--clients", "2", "4", "--peak-seconds", "2", "--seconds", "1", "--factor", "4"]
+        sizes = ["--prompt", "8", "--output", "10", "--vocab-size", "200"]
+        bench_overload.main(["--url", served.url, "--model", MODEL_ID, *load, *sizes])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    over = result["overload"]
+    assert over["lost"] == 0 and over["whole"] > 0 and over["refused"] > 0
+    assert over["requests"] == over["whole"] + over["refused"]
+    peaks = (result["peak"]["goodput_tok_s"], result["peak_again"]["goodput_tok_s"])
+    assert result["goodput_of_peak"] == pytest.approx(over["goodput_tok_s"] / (sum(peaks) / 2), rel=1e-4)
+    assert result["peak_clients"] in (2, 4)

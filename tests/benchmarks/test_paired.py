@@ -1,14 +1,18 @@
-"""The paired runner: contenders' files, and the whole command with a real server."""
+"""The paired runner: contenders' files, the whole command with a real server, and the end of programs that it starts."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.harness.common import REPOSITORY, last_json
 from benchmarks.harness.contenders import QUESTIONS, Contender, read_recipes, values_for
 from benchmarks.harness.paired import OURS
+from benchmarks.harness.programs import Program
 from tests.support.scripted_engine import MODEL_ID
+from tests.support.waiting import wait_until
 
 
 def test_the_example_file_and_ours_describe_every_contender_of_the_page() -> None:
@@ -62,3 +66,26 @@ online = ["{{python}}", "-c", "raise SystemExit(3)"]
     assert "ttft_p50_ms (less is better)" in done.stdout
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in running
+
+
+# The end of programs that a benchmark starts.
+
+
+# Starts a child in a session of its own that ignores SIGTERM, as faulty programs do.
+STUBBORN = """
+import subprocess, sys, time
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def test_every_descendant_of_a_program_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.harness.programs.PATIENCE_S", 0.5)
+    program = Program([sys.executable, "-c", STUBBORN], tmp_path / "output")
+    wait_until("the program has a child", lambda: program.said().strip() == "started")
+    # A process that is just being started has no environment, and so no tag, for a moment.
+    wait_until("both processes carry the tag", lambda: len(program.processes()) == 2)
+    program.end()
+    assert program.processes() == []

@@ -29,7 +29,7 @@ from tests.chaos.asks import asks
 from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
 from tests.chaos.load import Streams
-from tests.support.rank_faults import Kind, Phase
+from tests.support.fake_runner import Kind, Phase
 from tests.support.server import Server, served
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*?(recovering|recovered after)")
@@ -161,15 +161,12 @@ def report(
             )
             if sign:
                 detection[sign].append(seen[index] - fault.at)
-    pauses, pauses_since_last = [], []
-    ends = sorted(fault.at for fault in faults if fault.kind != "slow")
+    pauses = []
     for at, following_s in zip_longest(seen, seen[1:], fillvalue=math.inf):
         for _, times in streams.times:
             index = bisect_right(times, at)
             if 0 < index < len(times) and times[index] < following_s:
-                # Half of the faults strike before the server has recovered from the one before.
                 pauses.append(times[index] - at)
-                pauses_since_last.append(times[index] - max([at, *ends[: bisect_right(ends, times[index])][-1:]]))
     return {
         "faults": len(faults),
         "kinds": dict(Counter(fault.kind for fault in faults)),
@@ -184,7 +181,6 @@ def report(
         "detection_s": {name: spread(values) for name, values in detection.items()},
         "recovery_s": spread([float(x) for x in re.findall(r"recovered after ([\d.]+) s", output)]),
         "first_new_token_s": spread(pauses),
-        "first_new_token_after_the_last_fault_s": spread(pauses_since_last),
         "before": before,
         "after": after,
         "left": leaks(before, after, num_ranks(options)),

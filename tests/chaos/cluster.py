@@ -5,7 +5,6 @@ python -m tests.chaos.cluster --faults 500 --streams 50 --json report.json
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -19,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +27,11 @@ from ray.exceptions import RayError
 from deployments.args import resolve
 from tests.chaos.asks import KINDS as REQUESTS_OF_ONE_ENGINE
 from tests.chaos.asks import Ask, asks
-from tests.chaos.free_slots import FreeSlots
 from tests.chaos.from_outside import spread
 from tests.chaos.load import Streams
 from tests.chaos.nodes import LOADED, MODEL, SECOND, Nodes
 from tests.support import adapters
-from tests.support.main_thread import MainThread
-from tests.support.ray_nodes import few_processes
+from tests.support.ray_nodes import MainThread, few_processes
 from tests.support.waiting import until_true
 
 REQUESTS: Final = (*REQUESTS_OF_ONE_ENGINE, "four choices", "adapter")
@@ -44,10 +40,9 @@ ADAPTERS: Final = ("all", "stabilized", "patterns")
 NAMES: Final = (*ADAPTERS, LOADED)
 MAX_LORAS: Final = 2  # of an engine: an adapter replaces another one, or waits
 SLOW_STREAMS: Final = 0.1  # share of --num-streams, at least, where clients are slow
-SINGLE: Final = ("engine", "node", "power", "rank", "cut", "silence", "stop", "slow")  # faults of one engine
-FRONTS: Final = ("front", "front_power")  # whose clients come back
+SINGLE: Final = ("engine", "node", "rank", "cut", "stop")  # faults of one engine
 UPDATES: Final = ("down", "upgrade", "upgrade_with_room", "front_down", "template", "adapter")
-KINDS: Final = (*SINGLE, *FRONTS, *UPDATES, "controller")
+KINDS: Final = (*SINGLE, "front", *UPDATES, "controller")
 
 
 @dataclass
@@ -62,13 +57,9 @@ class Fault:
 
 @dataclass
 class Course:
-    """What happened. memory: of the processes of fronts and engines, resident MB every 30 s."""
-
     streams: Streams
     slow: Streams
-    free_slots: FreeSlots
     faults: list[Fault] = field(default_factory=list)
-    memory: dict[str, list[int]] = field(default_factory=dict)
 
     async def answered(self, count: float) -> None:
         """Wait for so many answers."""
@@ -79,15 +70,9 @@ class Course:
 
         await until_true(f"{count:g} streams are answered", is_reached, 3600.0)
 
-    async def watch_memory(self, nodes: Nodes) -> None:
-        while True:
-            for process, mb in (await asyncio.to_thread(nodes.memory)).items():
-                self.memory.setdefault(process, []).append(mb)
-            await asyncio.sleep(30.0)
-
 
 async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namespace) -> Course:
-    returns, kinds = bool({*FRONTS} & {*options.kinds}), options.requests
+    returns, kinds = "front" in options.kinds, options.requests  # the clients of a front that ends come back
     num_slow = round(options.slow * options.streams)
     num_fast = options.streams - num_slow
     requests = asks(max(num_fast, 3 * len(kinds)), MODEL, options.max_tokens, kinds=kinds, adapters=NAMES)
@@ -97,26 +82,24 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     slow = Streams(nodes.url, of_both_models(requests), num_slow, returns=returns, lasts_s=options.slow_s)
     if "adapter" in kinds:
         await main_thread.run(nodes.load_adapter)
-    course = Course(streams, slow, FreeSlots(nodes.url, options.max_batch_size))
+    course = Course(streams, slow)
     for each in (streams, slow):
         await each.learn(MODEL)
     for each in (streams, slow):
         each.start()
-    watching = asyncio.gather(course.watch_memory(nodes), course.free_slots.watch())
     faults = course.faults
     is_settled, draw = True, nodes.draw
     for kind in chain.from_iterable(draw.sample(options.kinds, len(options.kinds)) for _ in range(2 * options.faults)):
         await asyncio.sleep(draw.uniform(0.5, options.pause))
         await course.answered((len(faults) + 0.5) / options.faults * options.num_streams)
-        settles = draw.random() >= options.overlap or len(faults) == options.faults - 1
         try:
-            began = await main_thread.run(partial(nodes.strike, kind, settles=settles))
+            began = await main_thread.run(partial(nodes.strike, kind))
         except (ProcessLookupError, psutil.NoSuchProcess, RayError) as error:
             print(f"{kind} has not struck: an earlier fault has ended its target ({error!r:.80})", file=sys.stderr)
             is_settled = False
             continue
-        faults.append(Fault(kind, began, time.time(), is_settled and settles))
-        is_settled = settles
+        faults.append(Fault(kind, began, time.time(), is_settled))
+        is_settled = True
         failed = [*streams.lost, *slow.lost, *streams.differing, *slow.differing]
         answers = f"{streams.num_answers} and {slow.num_answers} slow answers, {len(failed)} failed {failed[-1:]}"
         print(f"{len(faults)} {kind}: {time.time() - began:.1f} s; {answers}", file=sys.stderr, flush=True)
@@ -126,9 +109,6 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
         raise AssertionError(f"only {len(faults)} faults have struck")
     await course.answered(options.num_streams)
     await asyncio.gather(streams.stop(), slow.stop())
-    watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
     return course
 
 
@@ -140,34 +120,27 @@ def of_both_models(requests: Sequence[Ask]) -> list[Ask]:
     ]
 
 
-def pauses(fault: Fault, streams: Streams, until: float) -> list[tuple[float, str]]:
-    """The longest time between two events of each stream that lived between the fault and `until`, and its request's kind."""
+def pauses(fault: Fault, streams: Streams) -> list[float]:
+    """The longest time between two events of each stream that was live at the fault."""
     found = []
-    for kind, times in streams.times:
-        if times and times[0] < until and fault.began < times[-1]:
+    for _, times in streams.times:
+        if times and times[0] < fault.began < times[-1]:
             around = [
                 after - before
                 for before, after in pairwise(times)
                 # A pause that began earlier is another fault's.
                 if fault.began < after and fault.began - 0.5 < before < fault.settled
             ]
-            found += [(max(around), kind)] if around else []
+            found += [max(around)] if around else []
     return found
 
 
 def summary(faults: Sequence[Fault], streams: Streams) -> dict[str, Any]:
     """Of faults that were alone, in seconds."""
     alone = [fault for fault in faults if fault.is_alone]
-    longest = [(*max(pauses(fault, streams, fault.settled), default=(0.0, "")), fault) for fault in alone]
-    longest.sort(key=itemgetter(0), reverse=True)
     return {
         "settled": spread([fault.settled - fault.began for fault in alone]),
-        "pauses of streams live at the fault": spread([s for f in alone for s, _ in pauses(f, streams, f.began)]),
-        "longest pause of a fault": spread([seconds for seconds, _, _ in longest]),
-        "longest of all": [
-            f"{seconds:.2f} s: {kind}, {fault.kind} at {time.strftime('%H:%M:%S', time.localtime(fault.began))}"
-            for seconds, kind, fault in longest[:5]
-        ],
+        "pauses of streams live at the fault": spread([s for fault in alone for s in pauses(fault, streams)]),
     }
 
 
@@ -182,16 +155,8 @@ def report(course: Course) -> dict[str, Any]:
         "endings": streams.endings(),
         "lost": len(lost),
         "differing": len(differing),
-        "doubled": streams.num_doubled + slow.num_doubled,
-        "waits beside a free slot": spread(list(course.free_slots.waits.values())),
-        "longest waits beside a free slot": sorted(
-            (f"{seconds:.2f} s: {name}" for name, seconds in course.free_slots.waits.items()),
-            key=lambda text: float(text.partition(" ")[0]),
-            reverse=True,
-        )[:5],
         "examples": (lost + differing)[:10],
         "slow answers": {"as slow as asked": slow.num_slow, "seconds": spread(slow.lasted)},
-        "MB every 30 s": {process: " ".join(map(str, each)) for process, each in course.memory.items()},
         "single faults": summary([fault for fault in faults if fault.kind in SINGLE], streams),
     } | {kind: summary([fault for fault in faults if fault.kind == kind], streams) for kind in kinds}
 
@@ -252,17 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-s", type=float, default=125.0, help="seconds of a slow client's stream")
     parser.add_argument("--slow-tokens", type=int, default=1000, help="--max-tokens of slow clients")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
-    parser.add_argument(
-        "--overlap", type=float, default=0.0, help="share of faults that the next one does not wait for"
-    )
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, "other_numerics"], help="of faults")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of faults")
     parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
-    parser.add_argument(
-        "--free-slot-s",
-        type=float,
-        default=2.0,
-        help="a wait beside a free slot that fails: 1 s, and as fronts tell it",
-    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="file for the logs of the replicas")
@@ -272,8 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(text)
     if options.json:
         options.json.write_text(text + "\n")
-    waits = result["waits beside a free slot"]
-    if result["lost"] or result["differing"] or (waits and waits["most"] > options.free_slot_s):
+    if result["lost"] or result["differing"]:
         sys.exit(1)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.rank.runner_factory import load_model_runner
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from llama_core.config import EngineConfig
-from tests.support.rank_faults import Fault, Faults, FaultyRunner, Kind, Phase
+from tests.support.fake_runner import Fault, Faults, FaultyRunner, Kind, Phase
 
 DIRECTORY = "LLAMA_CHAOS_DIR"
 FACTORY = "tests.chaos.faulty_ranks:load"

@@ -181,7 +181,6 @@ class Streams:
         self.num_answers = 0
         self.lost: list[str] = []
         self.differing: list[str] = []
-        self.num_doubled = 0  # of those that differ, answers with more tokens than expected
         self.lasted: list[float] = []  # seconds, of each answer
         self.times: deque[tuple[str, list[float]]] = deque(maxlen=20_000)  # of the latest answers, with their kinds
 
@@ -238,7 +237,6 @@ class Streams:
                 self.lost.append(f"{ask.kind}: {heard.error or 'ended without an error'}")
                 await asyncio.sleep(0.2)
             elif heard.content != expected.content:
-                self.num_doubled += heard.num_tokens > expected.num_tokens
                 self.differing.append(f"{ask.kind}: {heard.content!r:.400} instead of {expected.content!r:.400}")
             number += self.num_clients + 1
             await asyncio.sleep(0)

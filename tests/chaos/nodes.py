@@ -1,9 +1,11 @@
 """Nodes of Ray on this machine, of which two have a front each and the others an engine each; and what can happen to them."""
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
+import socket
 import time
 import uuid
 from collections import Counter
@@ -21,12 +23,11 @@ from ray.serve.schema import ServeDeploySchema
 from benchmarks.harness.programs import free_port
 from deployments.local import process_tag
 from deployments.local.serve_run import cluster_variables
-from tests.chaos.connections import cut_connections, ports_to
-from tests.chaos.relays import Relays
 from tests.support.programs import REPOSITORY
 from tests.support.waiting import wait_until
 
 NUM_FRONTS: Final = 2
+PIDFD_GETFD: Final = 438  # the system call's number, the same on every architecture
 LOADED: Final = "loaded"  # an adapter
 MODEL: Final = "llama-demo"
 SECOND: Final = "llama-second"
@@ -66,7 +67,6 @@ class Nodes:
         process_tag.start_watcher(self._tag, str(directory))
         os.environ |= cluster_variables(directory) | {"RAY_TMPDIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
         os.environ |= {process_tag.VARIABLE: self._tag, "SPT_NOENV": "1", "LLAMA_ADMIN_KEYS": ADMIN_KEY}
-        self._relays = Relays(directory / "relays")
         front: dict[str, Any] = {"num_cpus": 0, "resources": {"front": 1}}
         self._cluster = Cluster(
             initialize_head=True,
@@ -92,15 +92,6 @@ class Nodes:
         files = sorted(self._directory.glob("**/logs/serve/*.log"))
         return "\n".join(f"==== {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
-    def memory(self) -> dict[str, int]:
-        """Resident MB of fronts and engines, also of those that leave."""
-        found = {}
-        for deployment in ("LlamaIngress", "LlamaEngine"):
-            for pid in self._processes(f":{deployment}"):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    found[f"{deployment} {pid}"] = psutil.Process(pid).memory_info().rss // 2**20
-        return found
-
     def change(
         self, application: str = "", num_engines: int = 0, num_fronts: int = NUM_FRONTS, **engine_args: Any
     ) -> None:
@@ -120,7 +111,7 @@ class Nodes:
         config["applications"].append({"name": "llama", "args": {"drain_timeout_s": DRAIN_TIMEOUT_S}} | of_front)
         for name, args in self._args.items():
             engine = {"name": "LlamaEngine", "num_replicas": self._sizes[name]}
-            place = {"name": name, "route_prefix": None, "import_path": "tests.chaos.relays:build_engine"}
+            place = {"name": name, "route_prefix": None, "import_path": "deployments.app:build_engine"}
             config["applications"].append(place | {"args": args, "deployments": [engine]})
         self._strikes()
         _client().deploy_apps(ServeDeploySchema.model_validate(config))
@@ -144,13 +135,12 @@ class Nodes:
 
         return wait_until(f"all fronts have engines {sizes}", found, SETTLED_WITHIN_S, 0.2)
 
-    def strike(self, kind: str, *, settles: bool) -> float:
-        """Have something happen. When it did, by time.time(). settles: wait until the cluster serves as before."""
+    def strike(self, kind: str) -> float:
+        """Have something happen, and wait until the cluster serves as before. When it happened, by time.time()."""
         self._struck_s = 0.0
         getattr(self, kind)()
-        if settles:
-            time.sleep(0.5)  # the fronts notice that an engine has ended
-            self.settle()
+        time.sleep(0.5)  # the fronts notice that an engine has ended
+        self.settle()
         return self._struck_s
 
     # What can happen.
@@ -169,44 +159,6 @@ class Nodes:
         self._kill(*_pids(node))
         self._replace(node)
 
-    def power(self) -> None:
-        """An engine's node loses power: no connection with a front ends."""
-        node = self.draw.choice(self._engine_nodes)
-        pids = _pids(node)
-        self._strikes()
-        for pid in pids:
-            if (relay := self._relays.of.get(pid)) is not None:
-                relay.silence(("to", "from"))
-        self._kill(*pids)
-        self._replace(node)
-
-    def front_power(self) -> None:
-        """A front's process ends, and no engine is told."""
-        pid = self._replica("llama", "LlamaIngress")
-        self._strikes()
-        for relay in self._relays.of.values():
-            for port in ports_to(relay.port, pid):
-                relay.silence(("to", "from"), port)
-        self._kill(pid)
-
-    def silence(self) -> None:
-        """What one engine sends to some fronts, or they to it, does not arrive for a while."""
-        pid = self._engine()
-        wait_until("the engine has a relay", lambda: pid in self._relays.of, SETTLED_WITHIN_S)
-        relay, fronts = self._relays.of[pid], _replicas("llama", "LlamaIngress")
-        directions = self.draw.choice((("to",), ("from",), ("to", "from")))
-        ports: list[int | None] = [
-            port for front in self.draw.sample(fronts, 1) for port in ports_to(relay.port, front)
-        ]
-        if self.draw.random() < 0.5:
-            ports = [None]
-        self._strikes()
-        for port in ports:
-            relay.silence(directions, port)
-        time.sleep(self.draw.choice((1.0, 3.0, 3.0, 18.0)))
-        for port in ports:
-            relay.silence((), port)
-
     def rank(self) -> None:
         self._kill(self._one("a rank runs", lambda: self._processes("ray::RankWorker")))
 
@@ -218,18 +170,15 @@ class Nodes:
         fronts = self.draw.sample(pids, self.draw.randint(min(1, len(pids)), len(pids)))
         self._strikes()
         for pid in fronts:
-            cut_connections(pid, engine.port)
+            _cut_connections(pid, engine.port)
 
     def stop(self) -> None:
-        """An engine's process stands still for 4 s."""
-        self._pause(self._engine(), self.draw.choice((4.0, 4.0, 18.0)))
-
-    def slow(self) -> None:
-        """An engine's process stands still again and again."""
+        """An engine's process stands still for 4 or 18 s."""
         pid = self._engine()
-        for _ in range(8):
-            self._pause(pid, 0.3)
-            time.sleep(0.2)
+        self._strikes()
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(self.draw.choice((4.0, 4.0, 18.0)))
+        os.kill(pid, signal.SIGCONT)
 
     def controller(self) -> None:
         """Serve's controller is killed."""
@@ -286,11 +235,6 @@ class Nodes:
         self.change(name, self.num_engines - 1, max_queue=self._args[name]["max_queue"] + 1)
         self.change(name, self.num_engines)
 
-    def other_numerics(self) -> None:
-        """An upgrade to engines that compute other bits: answers may differ."""
-        count = 3 - self._args["demo"]["model_parallel_size"]
-        self.change("demo", self.num_engines, model_parallel_size=count, cpus_per_rank=1 / count)
-
     def _replace(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
         self._engine_nodes.remove(node)
@@ -304,12 +248,6 @@ class Nodes:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    def _pause(self, pid: int, seconds: float) -> None:
-        self._strikes()
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)
 
     def _processes(self, name: str) -> list[int]:
         return [pid for pid in process_tag.tagged_processes(self._tag) if name in _command(pid)]
@@ -332,6 +270,18 @@ def _pids(node: Any) -> list[int]:
     """Of a node's raylet and of all that it has started."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     return [process.pid for process in [raylet, *raylet.children(recursive=True)]]
+
+
+def _cut_connections(pid: int, port: int) -> None:
+    """Shut down, from outside, the connections of a process to a port."""
+    for connection in psutil.Process(pid).net_connections("tcp"):
+        if connection.raddr and connection.raddr.port == port:
+            handle = os.pidfd_open(pid)
+            descriptor = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, handle, connection.fd, 0)
+            os.close(handle)
+            assert descriptor >= 0, os.strerror(ctypes.get_errno())
+            with socket.socket(fileno=descriptor) as own, contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
 
 
 def _command(pid: int) -> str:

@@ -16,7 +16,9 @@ from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.placement import group_bundles
 from cluster.driver.rank_actors import RankActors
 from cluster.driver.rank_group import RankGroup
+from cluster.wire.process_end import ProcessIdentity, is_running
 from cluster.wire.rank_runner import RunnerFactory
+from cluster.wire.socket_dir import PREFIX, parent_dir
 from tests.support.fake_runner import CONFIG, FakeFactory
 from tests.support.ray_nodes import few_processes
 
@@ -56,6 +58,20 @@ def two_rank_placement(ray_cluster: None) -> Iterator[PlacementGroup]:
     ray.get(group.ready(), timeout=120)
     yield group
     remove_placement_group(group)
+
+
+def processes(info: GroupInfo) -> list[ProcessIdentity]:
+    return [identity.process for identity in info.identities]
+
+
+def socket_directories() -> set[Path]:
+    return set(parent_dir().glob(PREFIX + "*"))
+
+
+async def assert_gone(group: RankGroup, running: list[ProcessIdentity]) -> None:
+    await asyncio.wait_for(group.stop(), 60)
+    assert not any(is_running(process) for process in running)
+    assert not socket_directories()
 
 
 Start = Callable[..., Awaitable[tuple[RankGroup, GroupInfo]]]

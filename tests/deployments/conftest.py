@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
-from deployments.fleet import front_server
+from deployments.links import front_server
 from tests.support.virtual_loop import listener
 
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s

@@ -12,8 +12,8 @@ from deployments.handle_types import ChatRequest
 from deployments.http.app import build_http_app
 from llama_core.errors import RequestAborted
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
-from tests.support.handles import ingress_over
 from tests.support.waiting import until_true
 
 PARAMS = SamplingParams(0.0, max_tokens=60, ignore_eos=True)

@@ -14,9 +14,9 @@ from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool
+from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS
-from tests.support.handles import ingress_over
 from tests.support.tool_calls import TOOLS, random_answer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -55,7 +55,7 @@ class Replica:
         self.service.submit = noted
 
     def writes(self, text: str) -> None:
-        self.script.answer = self.service.tokenizer.encode(text, bos=False, eos=False)
+        self.script.answer = self.service.service.tokenizer.encode(text, bos=False, eos=False)
 
     async def chat(self, **fields: Any) -> ChatAnswer:
         """The answer, which is the same in parts."""
@@ -103,7 +103,7 @@ async def test_calls_and_results_are_in_the_next_prompt(replica: Replica) -> Non
         messages=[*HELLO, first.message(), call.result("25 degrees")], tools=[TOOLS[0].described()]
     )
     assert (second.content, second.tool_calls, second.finish_reason) == ("It is sunny.", [], "stop")
-    prompt = replica.service.tokenizer.decode(replica.prompt)
+    prompt = replica.service.service.tokenizer.decode(replica.prompt)
     assert '"city": "Rome"' in prompt and "25 degrees" in prompt
 
 

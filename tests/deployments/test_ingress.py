@@ -9,10 +9,10 @@ import pytest
 
 from deployments.observe.replica_log import log_like_serve
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
+from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import continuation
-from tests.support.handles import ingress_over
-from tests.support.metric_samples import samples
+from tests.support.http import samples
 
 
 @pytest.fixture

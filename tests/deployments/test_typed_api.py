@@ -17,9 +17,9 @@ from llama_core.scheduling.request import Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.spellings import spellings
+from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import FakeRanks, continuation
-from tests.support.handles import ingress_over
 from tests.support.waiting import until_true
 
 
@@ -39,7 +39,7 @@ async def test_prompts_are_continued_with_their_own_parameters(ingress: Any) -> 
     assert [one.tokens for one in found] == [continuation([1, 5], 3), continuation([1, 9, 4], 5)]
     assert [one.finish_reason for one in found] == ["length", "stop"]
     assert [one.num_prompt_tokens for one in found] == [2, 3]
-    tokenizer = ingress.service.tokenizer
+    tokenizer = ingress.service.service.tokenizer
     assert [one.text for one in found] == [tokenizer.decode(one.tokens) for one in found]
     assert ingress.service.describe().blocks_used == 0
     assert await ingress.sample([], params[0]) == []
@@ -68,7 +68,7 @@ async def test_an_n_of_too_many_choices_is_refused_before_any_prompt_is_read(
 
 
 async def test_bad_words_are_texts_beside_the_parameters_own(ingress: Any) -> None:
-    tokenizer = ingress.service.tokenizer
+    tokenizer = ingress.service.service.tokenizer
     params = SamplingParams(0.0, max_tokens=3, bad_words=((3, 4),))
     expected = ((3, 4), *spellings(["cat"], tokenizer))
     calls: list[Awaitable[Any]] = [
@@ -180,14 +180,16 @@ async def test_prompts_are_scored_one_by_one_or_together(ingress: Any) -> None:
 
 async def test_prompts_without_continuations_are_scored_themselves(ingress: Any) -> None:
     ingress.group.ranks = ScoringRanks(16)
-    encode = ingress.service.tokenizer.encode
+    encode = ingress.service.service.tokenizer.encode
     texts = ["hi", "hello there"]
     found = await ingress.score(texts)
     assert [one.tokens for one in found] == [encode(text, bos=True, eos=False)[1:] for text in texts]
     assert [one.token_logprobs for one in found] == [[float(1 + i) for i in range(len(one.tokens))] for one in found]
     assert await ingress.score("hi") == found[:1]
     dialog = [{"role": "user", "content": "hi"}]
-    assert len((await ingress.score(dialog))[0].tokens) == len(ingress.service.chat_format.encode(dialog)) - 1
+    assert (
+        len((await ingress.score(dialog))[0].tokens) == len(ingress.service.service.text.chat_format.encode(dialog)) - 1
+    )
     assert await ingress.score([dialog, "hi"]) == [*await ingress.score(dialog), found[0]]
 
 
@@ -223,6 +225,6 @@ async def test_the_prompts_logprobs_are_returned_where_they_are_asked_for(ingres
     assert (await ingress.sample([prompt], replace(asked, prompt_logprobs=False)))[0].prompt_logprobs == []
     dialog = [{"role": "user", "content": "hi"}]
     answer = await ingress.chat(ChatRequest(dialog), asked)
-    assert len(answer.prompt_logprobs) == len(ingress.service.chat_format.encode(dialog)) - 1
+    assert len(answer.prompt_logprobs) == len(ingress.service.service.text.chat_format.encode(dialog)) - 1
     plain = await ingress.chat(ChatRequest(dialog), replace(asked, prompt_logprobs=False))
     assert plain.prompt_logprobs == []

@@ -21,26 +21,23 @@ from tests.support.chat_templates import FAMILIES, make_chat_model
 
 # Control tokens of families whose tokenizers the parts below do not have: they must be plain text too.
 _FOREIGN: Final = (
-    "<|endoftext|>",
-    "<end_of_turn>",
-    "<|eom_id|>",
-    "[AVAILABLE_TOOLS]",
-    "<|reserved_special_token_0|>",
-    "<<SYS>>",
+    *("<|endoftext|>", "<end_of_turn>", "<|eom_id|>", "[AVAILABLE_TOOLS]", "<|reserved_special_token_0|>", "<<SYS>>"),
 )
 _TEXTS: Final = (
-    "Hello",
-    " spaces ",
-    "été 🦙",
-    "\n\n",
-    "日本語",
-    "a" * 40,
-    "{{ x }}{% y %}",
-    "0",
-    "\t",
-    ".",
-    "</think>",
-    "e\u0301",
+    *(
+        "Hello",
+        " spaces ",
+        "été 🦙",
+        "\n\n",
+        "日本語",
+        "a" * 40,
+        "{{ x }}{% y %}",
+        "0",
+        "\t",
+        ".",
+        "</think>",
+        "e\u0301",
+    ),
 )
 _ODD: Final = ("<|", "|>", "<", ">", "[", "]", "\u2581", "\ufdd0", "\u200b", "\0", "｜")
 

@@ -1,16 +1,23 @@
-"""Damaged checkpoints, params.json and tokenizers, made from the demo model's."""
+"""Damaged checkpoints, params.json and tokenizers, made from the demo model's, and GGUF files."""
 
 import io
 import pickle
 import shutil
+import struct
+import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import gguf
+
+from llama_core.files.gguf.file import GgufFile
 from tests.fuzz.file_worker import DEMO
 from tests.fuzz.json_damage import damage_json, damaged
+from tests.support.gguf_models import write_model
 
 PARAMS_FIELDS = ("ffn_dim_multiplier", "rope_theta", "use_scaled_rope", "max_seq_len")
 SHARDS = ("consolidated.00.pth", "consolidated.01.pth")
@@ -88,6 +95,33 @@ def hostile_pickle(draw: Random) -> bytes:
     return b"\x80\x02" + draw.choice([call, b"}X\x01\0\0\0a" + call + b"s", call * 3]) + b"."
 
 
+# GGUF files: bytes of the header and of the weights, and lengths, counts and offsets that lie
+
+GGUF_NAME = "m.gguf"
+_LYING = (0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1)
+
+
+@cache
+def _model(encoding: gguf.GGMLQuantizationType) -> tuple[bytes, int]:
+    """A small model, and the end of its header."""
+    with tempfile.TemporaryDirectory() as name:
+        path = write_model(Path(name), encoding=encoding, plain={"tokenizer.ggml.tokens": ["a", "b"] * 48})
+        begin = min(tensor.offset for tensor in GgufFile(path).tensors.values())
+        return path.read_bytes(), begin
+
+
+def _lie(content: bytes, header: int, draw: Random) -> bytes:
+    """Numbers of 4 or 8 bytes in the header become others."""
+    data = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2))):
+        number = draw.choice(_LYING)
+        if draw.random() < 0.5:
+            struct.pack_into("<Q", data, draw.randrange(8, header - 8), number)
+        else:
+            struct.pack_into("<I", data, draw.randrange(4, header - 8), number % 2**32)
+    return bytes(data)
+
+
 Damage = Callable[[Random], tuple[str, bytes, bool]]
 
 
@@ -103,8 +137,23 @@ def damages() -> dict[str, Damage]:
         name = archive.name if draw.random() < 0.97 else draw.choice(SHARDS)
         return name, content, is_rewritten
 
+    def gguf_model(draw: Random) -> tuple[str, bytes, bool]:
+        kinds = gguf.GGMLQuantizationType
+        content, header = _model(draw.choice([kinds.F32, kinds.F16, kinds.Q8_0, kinds.Q4_1, kinds.Q6_K]))
+        how = draw.random()
+        if how < 0.4:
+            return GGUF_NAME, damaged(content, draw, 0, header), True
+        if how < 0.7:
+            return GGUF_NAME, _lie(content, header, draw), True
+        if how < 0.8:
+            return GGUF_NAME, content[: draw.randrange(len(content))], True
+        if how < 0.85:
+            return GGUF_NAME, draw.choice([b"", b"GGUF", content * 2, draw.randbytes(2000), content[:header]]), True
+        return GGUF_NAME, damaged(content, draw), True
+
     return {
         "checkpoint": checkpoint,
+        "gguf": gguf_model,
         "params": lambda draw: ("params.json", damage_json(params, draw, PARAMS_FIELDS), False),
         "tokenizer": lambda draw: ("tokenizer.model", damaged(tokenizer, draw), False),
     }

@@ -1,12 +1,8 @@
-"""Loads damaged files in a process of its own, because they may crash it. Started by `files.py`.
-
-Each line in is JSON: `[kind, directory, whether the checksums still match the changed bytes]`. Each line out has the outcome,
-and the finding if there is one.
-"""
+"""Loads damaged files in a process of its own, because they may crash it. `files.py` starts it."""
 
 import contextlib
 import hashlib
-import json
+import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -41,13 +37,8 @@ _HARMLESS = ("os.listdir", "os.scandir", "os.fwalk", "os.walk", "os.stat")
 _TEXTS = ("Hello there, how are you?", "naïve 🦙 \u2581 x", "", " ", "a" * 300, "\n\t\x00", "日本語")
 
 _LONG_TEXTS = (
-    "a" * 2000 + "!",
-    "x" * 900 + " ",
-    " " * 2000 + ".",
-    "ab " * 300,
-    "\ufb01\uff21" * 100,
-    "1" * 900 + "\n",
-    "ae" * 300,
+    *("a" * 2000 + "!", "x" * 900 + " ", " " * 2000 + ".", "1" * 900 + "\n"),
+    *("ab " * 300, "ae" * 300, "\ufb01\uff21" * 100),
 )
 
 _EXPECTED: dict[str, tuple[type[LlamaError], ...]] = {
@@ -112,6 +103,13 @@ def use_folder(folder: Path, *, is_config: bool) -> str | None:
 
 
 @cache
+def _undamaged() -> tuple[int, str]:
+    """Of the demo model: the tokens of its tokenizer, and the digest of its weights."""
+    vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
+    return vocab_size, load_checkpoint(DEMO, vocab_size)
+
+
+@cache
 def _undamaged_folder() -> str:
     return _digest(random_weights(read(CONFIGS["qwen3"])))
 
@@ -123,23 +121,9 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def use_tokenizer(directory: Path) -> None:
-    """Load a tokenizer, then encode and decode with it: a tokenizer that loads must also work."""
-    tokenizer = load_tokenizer(directory / "tokenizer.model")
-    for text in _TEXTS:
-        ids = tokenizer.encode(text, bos=True, eos=False)
-        tokenizer.decode(ids)
-    detokenizer = IncrementalDetokenizer(tokenizer)
-    for token in range(tokenizer.n_words):
-        tokenizer.token_bytes(token)
-        tokenizer.token_text(token)
-        detokenizer.push([token])
-    detokenizer.flush()
-
-
-def use_tokenizer_folder(folder: Path) -> str | None:
+def use_tokenizer(path: Path) -> str | None:
     """Load any kind of tokenizer and use it on texts that take long with bad expressions. A fault as text, or None."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(path)
     ids = list(range(min(tokenizer.n_words, 1000)))
     for text in (*_TEXTS, *_LONG_TEXTS):
         with contextlib.suppress(SpecialTags):  # where the file calls a plain character a control token
@@ -155,21 +139,18 @@ def use_tokenizer_folder(folder: Path) -> str | None:
     return None
 
 
-def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:
-    """The outcome of loading, and the finding if there is one."""
+def judge(kind: str, directory: Path, is_rewritten: bool) -> tuple[str, str | None]:
+    vocab_size, undamaged = _undamaged()
+    fault = None
     try:
-        if kind == "tokenizer":
-            use_tokenizer(directory)
-        elif kind in ("tokenizer_json", "gguf_vocabulary"):
-            if (fault := use_tokenizer_folder(directory)) is not None:
-                return "loaded", fault
+        if kind in ("tokenizer", "tokenizer_json", "gguf_vocabulary"):
+            fault = use_tokenizer(directory / "tokenizer.model" if kind == "tokenizer" else directory)
         elif kind in ("safetensors", "config"):
-            if (fault := use_folder(directory / FOLDER, is_config=kind == "config")) is not None:
-                return "loaded", fault
+            fault = use_folder(directory / FOLDER, is_config=kind == "config")
         elif kind == "gguf":
             load_checkpoint(directory / "m.gguf", gguf_models.VOCABULARY)
         elif load_checkpoint(directory, vocab_size) != undamaged and kind == "checkpoint" and not is_rewritten:
-            return "loaded", "damaged weights were loaded"
+            fault = "damaged weights were loaded"
     except LlamaError as error:
         expected = _EXPECTED.get(kind, (CheckpointError, ConfigError))
         if not isinstance(error, expected):
@@ -181,29 +162,29 @@ def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undam
         return type(error).__name__, None
     except BaseException as error:
         return "escaped", f"{type(error).__name__}: {str(error)[:300]}"
-    return "loaded", None
+    return "loaded", fault
 
 
-def main() -> None:
-    global _is_loading
+def begin() -> None:
+    """Limit this process, which must do nothing beside loading."""
+    os.chdir(REPOSITORY)
+    sys.dont_write_bytecode = True  # a file that it writes is a finding
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_num_threads(1)
-    vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
-    undamaged = load_checkpoint(DEMO, vocab_size)
+    _undamaged()
     _undamaged_folder()
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))
     sys.addaudithook(_audit)
-    print(json.dumps(["ready", None]), flush=True)
-    for line in sys.stdin:
-        kind, directory, is_rewritten = json.loads(line)
-        _is_loading = True
-        ended, fault = judge(kind, Path(directory), is_rewritten, vocab_size, undamaged)
-        _is_loading = False
-        if _deeds:
-            fault = f"{fault or ''} side effects: {_deeds}"
-            _deeds.clear()
-        print(json.dumps([ended, fault]), flush=True)
 
 
-if __name__ == "__main__":
-    main()
+def load(kind: str, directory: Path, is_rewritten: bool) -> tuple[str, str | None]:
+    """The outcome, and the finding if there is one. is_rewritten: checksums match the changed bytes."""
+    global _is_loading
+    _is_loading = True
+    ended, fault = judge(kind, directory, is_rewritten)
+    _is_loading = False
+    if _deeds:
+        fault = f"{fault or ''} side effects: {_deeds}"
+        _deeds.clear()
+    return ended, fault

@@ -4,23 +4,68 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import msgspec
 
 from cluster.rank.step_executor import StepExecutor
-from cluster.wire.messages import FrameSocket, Hello, WireError, frame
+from cluster.wire.messages import FrameSocket, Hello, WireError, decode_hello, decode_reply, decode_step, frame
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Grow, Pending, Row, SlotInit, StepInput, StepOutput
-from tests.fuzz.group_rules import EPOCH, WRONG, GroupBench, read_as_everything, refused
+from tests.fuzz.group_rules import EPOCH, GroupBench
+from tests.fuzz.json_damage import damaged
 from tests.fuzz.outcome import Outcome
 from tests.support.virtual_loop import VirtualLoop
 
 OPERATIONS_A_GROUP = 40
 
 
+def _stranger(bench: GroupBench, draw: Random) -> None:
+    secret = bench.listener._secret
+    others = [
+        (EPOCH, 0, b"x" * 32),
+        (EPOCH, 0, secret),
+        (EPOCH - 1, 0, secret),
+        (EPOCH, 99, secret),
+        (EPOCH, -1, secret),
+    ]
+    hello = frame(Hello(*draw.choice([*others, (EPOCH, 0, b"")])))
+    bench.stranger(draw.choice([hello, hello[:-1], _bytes(draw), b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n"]))
+
+
+def _damage(bench: GroupBench, draw: Random) -> None:
+    payload = _bytes(draw)
+    junk = len(payload).to_bytes(4, "big") + payload if draw.random() < 0.7 else payload
+    is_flipped = draw.random() < 0.6
+    bench.damage(_one(bench, draw), lambda left: damaged(left, draw) if left and is_flipped else left + junk)
+
+
+def _one(bench: GroupBench, draw: Random) -> int:
+    return draw.randrange(bench.num_ranks)
+
+
+Operation = Callable[[GroupBench, Random], Any]
+HONEST: dict[str, tuple[Operation, float]] = {
+    "submit": (lambda bench, draw: bench.submit(draw.randint(0, 4)), 20),
+    "answer": (lambda bench, draw: bench.answer(_one(bench, draw)), 16),
+    "arrive": (lambda bench, draw: bench.deliver(_one(bench, draw), draw.choice((1, 3, 5, 20, 1000, 10_000))), 24),
+    "all answer": (lambda bench, draw: bench.all_answer(draw.sample(range(bench.num_ranks), bench.num_ranks)), 12),
+    "cancel": (lambda bench, draw: bench.cancel(draw.randrange(100)), 2),
+    "wait": (lambda bench, draw: bench.loop.wait(draw.choice((0.01, 0.1, 0.3))), 4),
+    "silence": (lambda bench, draw: bench.loop.wait(1.5), 0.5),
+    "stranger": (_stranger, 2),
+}
+OPERATIONS = HONEST | {
+    "wrong answer": (lambda bench, draw: bench.wrong_answer(_one(bench, draw), draw), 1.5),
+    "damage": (_damage, 2.5),
+    "close": (lambda bench, draw: bench.close(_one(bench, draw), is_error=draw.random() < 0.5), 0.5),
+    "sign": (lambda bench, draw: bench.note_failure_sign(_one(bench, draw), certain=draw.random() < 0.5), 0.5),
+    "fail": (lambda bench, draw: bench.fail(), 0.3),
+}
+
+
 def run(cases: int, seed: int) -> Outcome:
-    outcome = Outcome("group")
-    loop = VirtualLoop()
+    outcome, loop = Outcome("group"), VirtualLoop()
     number = groups = 0
     try:
         while outcome.cases < cases:
@@ -42,91 +87,15 @@ def run(cases: int, seed: int) -> Outcome:
 
 
 def _one_group(loop: VirtualLoop, draw: Random, outcome: Outcome) -> None:
-    bench = GroupBench(loop, draw.randint(1, 3))
-    names, weights = zip(*_OPERATIONS, strict=True)
-    is_honest = draw.random() < 0.3
+    bench, possible = GroupBench(loop, draw.randint(1, 3)), HONEST if draw.random() < 0.3 else OPERATIONS
     try:
         for _ in range(OPERATIONS_A_GROUP):
-            operation = draw.choices(names, weights)[0]
-            if is_honest and operation not in _HONEST:
-                continue
-            outcome.case(operation.__name__)
-            operation(bench, draw)
+            (name,) = draw.choices(list(possible), [weight for _, weight in possible.values()])
+            outcome.case(name)
+            possible[name][0](bench, draw)
             bench.check()
     finally:
         bench.end()
-
-
-def submit(bench: GroupBench, draw: Random) -> None:
-    bench.submit(draw.randint(0, 4))
-
-
-def answer(bench: GroupBench, draw: Random) -> None:
-    bench.answer(draw.randrange(bench.num_ranks))
-
-
-def arrive(bench: GroupBench, draw: Random) -> None:
-    bench.deliver(draw.randrange(bench.num_ranks), draw.choice((1, 3, 5, 20, 1000, 10_000)))
-
-
-def all_answer(bench: GroupBench, draw: Random) -> None:
-    for index in draw.sample(range(bench.num_ranks), bench.num_ranks):
-        bench.answer(index)
-        bench.deliver(index, 10_000)
-
-
-def wrong_answer(bench: GroupBench, draw: Random) -> None:
-    bench.wrong_answer(draw.randrange(bench.num_ranks), draw.choice(WRONG))
-
-
-def junk(bench: GroupBench, draw: Random) -> None:
-    payload = _bytes(draw)
-    data = len(payload).to_bytes(4, "big") + payload if draw.random() < 0.7 else payload
-    bench.say(draw.randrange(bench.num_ranks), data, is_fatal=False)
-
-
-def flip(bench: GroupBench, draw: Random) -> None:
-    bench.flip(draw.randrange(bench.num_ranks), draw.randrange(10_000))
-
-
-def close(bench: GroupBench, draw: Random) -> None:
-    bench.close(draw.randrange(bench.num_ranks), is_error=draw.random() < 0.5)
-
-
-def note_failure_sign(bench: GroupBench, draw: Random) -> None:
-    bench.note_failure_sign(draw.randrange(bench.num_ranks), certain=draw.random() < 0.5)
-
-
-def fail(bench: GroupBench, draw: Random) -> None:
-    bench.fail()
-
-
-def cancel(bench: GroupBench, draw: Random) -> None:
-    bench.cancel(draw.randrange(100))
-
-
-def wait(bench: GroupBench, draw: Random) -> None:
-    bench.wait(draw.choice((0.01, 0.1, 0.3)))
-
-
-def silence(bench: GroupBench, draw: Random) -> None:
-    bench.wait(1.5)
-
-
-def stranger(bench: GroupBench, draw: Random) -> None:
-    secret = bench.listener._secret
-    hello = draw.choice(
-        [Hello(EPOCH, 0, b"x" * 32), Hello(EPOCH, 0, secret), Hello(EPOCH - 1, 0, secret), Hello(EPOCH, 99, secret),
-         Hello(EPOCH, -1, secret), Hello(EPOCH, 0, b"")]
-    )  # fmt: skip
-    bench.stranger(draw.choice([frame(hello), frame(hello)[:-1], _bytes(draw), b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n"]))
-
-
-_OPERATIONS: tuple[tuple[Callable[[GroupBench, Random], None], float], ...] = (
-    (submit, 20), (answer, 16), (arrive, 24), (all_answer, 12), (cancel, 2), (wait, 4), (stranger, 2), (wrong_answer, 1.5),
-    (junk, 1), (flip, 1.5), (close, 0.5), (note_failure_sign, 0.5), (fail, 0.3), (silence, 0.5),
-)  # fmt: skip
-_HONEST = (submit, answer, arrive, all_answer, cancel, wait, stranger, silence)
 
 
 def _step(draw: Random, epoch: int, step: int) -> StepInput:
@@ -141,29 +110,13 @@ def _step(draw: Random, epoch: int, step: int) -> StepInput:
     )
 
 
-def _damaged(draw: Random, data: bytes) -> bytes:
-    damaged = bytearray(data)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(damaged) + 1)
-        how = draw.randrange(4)
-        if how == 0 and at < len(damaged):
-            damaged[at] ^= 1 << draw.randrange(8)
-        elif how == 1:
-            del damaged[at:]
-        elif how == 2:
-            damaged[at:at] = draw.randbytes(draw.randint(1, 6))
-        elif at < len(damaged):
-            damaged[at] = draw.choice((0xC0, 0xC1, 0xDD, 0xDF, 0xC6, 0xDB, 0xD3, 0xCF, 0x9F, 0x8F, 0xFF, 0xCB))
-    return bytes(damaged)
-
-
 def _bytes(draw: Random) -> bytes:
     """Bytes that resemble a message, random bytes, or deeply nested ones."""
     kind = draw.randrange(5)
     if kind < 2:
-        return _damaged(draw, frame(_step(draw, EPOCH, 1))[4:])
+        return damaged(frame(_step(draw, EPOCH, 1))[4:], draw)
     if kind == 2:
-        return _damaged(draw, frame(Hello(EPOCH, 0, draw.randbytes(32)))[4:])
+        return damaged(frame(Hello(EPOCH, 0, draw.randbytes(32)))[4:], draw)
     if kind == 3:
         return draw.randbytes(draw.randint(0, 60))
     nested = draw.choice((b"\x91", b"\x81\xa1a", b"\xc7\x01\x05")) * draw.choice((5, 500, 5000, 60_000)) + b"\xc0"
@@ -177,10 +130,10 @@ def _stream(draw: Random) -> bytes:
     for step in range(draw.randint(0, 4)):
         whole = frame(_step(draw, draw.choice((EPOCH,) * 8 + (EPOCH - 1, EPOCH + 1)), step))
         if draw.random() < 0.3:
-            payload = _damaged(draw, whole[4:])
+            payload = damaged(whole[4:], draw)
             whole = len(payload).to_bytes(4, "big") + payload
         data += whole
-    return _damaged(draw, data) if data and draw.random() < 0.2 else data
+    return damaged(data, draw) if data and draw.random() < 0.2 else data
 
 
 class _Runner:
@@ -227,3 +180,20 @@ def rank_that_reads(data: bytes) -> str:
     assert num_answers <= len(runner.batches)
     assert ended == "refused" or num_answers == len(runner.batches), "a step was not answered"
     return ended
+
+
+def read_as_everything(payload: bytes) -> str:
+    """Read a payload as every message type. Raises any error but a WireError."""
+    taken = []
+    for decode in (decode_step, decode_reply, decode_hello):
+        try:
+            taken.append(type(decode(payload)).__name__)
+        except WireError as error:
+            refused(error)
+    return " and ".join(taken) or "refused"
+
+
+def refused(error: WireError) -> str:
+    """The refusal is short and does not repeat the input."""
+    assert len(str(error)) < 1000, "an error repeats its input"
+    return "refused"

@@ -62,18 +62,13 @@ def damages() -> dict[str, Damage]:
 
 
 def _damage_shard(content: bytes, other: bytes, draw: Random) -> bytes:
-    how = draw.random()
-    begin = 8 + int.from_bytes(content[:8], "little")
-    if how < 0.1:
-        return damaged(content, draw)
-    if how < 0.35:
-        return damaged(content, draw, 0, begin)
+    how, begin = draw.random(), 8 + int.from_bytes(content[:8], "little")
     if how < 0.4:
-        return damaged(content, draw, 0, 8)
-    if how < 0.5:
-        return draw.choice([content[: draw.randrange(len(content))], content + draw.randbytes(draw.randint(1, 9))])
+        return damaged(content, draw, 0, draw.choice((8, begin, begin, len(content))))
     if how < 0.55:
-        return draw.choice([b"", other, draw.randbytes(2000), bytes(8), b"\x02" + bytes(7) + b"{}", content * 2])
+        cut = content[: draw.randrange(len(content))]
+        return draw.choice([cut, cut, content + draw.randbytes(draw.randint(1, 9)), b"", other, draw.randbytes(2000), bytes(8),
+                            b"\x02" + bytes(7) + b"{}", content * 2])  # fmt: skip
     text = content[8:begin]
     if draw.random() < 0.6:
         return _framed(damage_json(text, draw)) + content[begin:]

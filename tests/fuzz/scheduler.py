@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from llama_core.scheduling.request import FinishReason
 from tests.fuzz.outcome import Outcome
@@ -23,7 +24,7 @@ def run(cases: int, seed: int) -> Outcome:
         scheduler = bench.scheduler
         preemptions, hits = preemptions + scheduler.num_preemptions, hits + scheduler.num_prefix_hits
         deferrals += bench.num_deferrals
-        drafts, accepted = drafts + scheduler.num_drafts, accepted + scheduler.num_drafts_accepted
+        drafts, accepted = drafts + scheduler.speculation.num_drafts, accepted + scheduler.speculation.num_accepted
         if done is not None:
             outcome.found(f"world {world_seed}: {done}")
     outcome.extra = {
@@ -36,15 +37,15 @@ def run(cases: int, seed: int) -> Outcome:
 def _in_one_world(seed: int, operations: int, outcome: Outcome) -> tuple[Bench, str | None]:
     draw = Random(seed)
     bench = Bench(World.random(draw))
-    names, weights = zip(*_OPERATIONS, strict=True)
+    names, weights = list(OPERATIONS), [weight for _, weight in OPERATIONS.values()]
     for index in range(operations):
         operation = draw.choices(names, weights)[0]
-        outcome.case(operation.__name__)
+        outcome.case(operation)
         try:
-            operation(bench, draw)
+            OPERATIONS[operation][0](bench, draw)
             bench.check()
         except Exception as error:
-            return bench, f"operation {index} ({operation.__name__}): {type(error).__name__}: {error}"
+            return bench, f"operation {index} ({operation}): {type(error).__name__}: {error}"
     try:
         bench.drain()
     except Exception as error:
@@ -52,7 +53,7 @@ def _in_one_world(seed: int, operations: int, outcome: Outcome) -> tuple[Bench, 
     return bench, None
 
 
-def add(bench: Bench, draw: Random) -> None:
+def _add(bench: Bench, draw: Random) -> None:
     bench.add(
         draw.randrange(len(PREFIXES)),
         [draw.randint(3, 6) for _ in range(draw.randint(1, 9))],
@@ -69,49 +70,32 @@ def add(bench: Bench, draw: Random) -> None:
     )
 
 
-def abort(bench: Bench, draw: Random) -> None:
+def _abort(bench: Bench, draw: Random) -> None:
     if bench.heard:
         bench.finish(draw.choice(list(bench.heard)), draw.choice((FinishReason.ABORT, FinishReason.ERROR)))
 
 
-def schedule(bench: Bench, draw: Random) -> None:
-    bench.schedule()
-
-
-def commit(bench: Bench, draw: Random) -> None:
-    bench.commit()
-
-
-def step(bench: Bench, draw: Random) -> None:
+def _step(bench: Bench, draw: Random) -> None:
     """One round of the engine loop."""
     while bench.schedule():
         pass
     bench.commit(sends_first=True)
 
 
-def stop_string(bench: Bench, draw: Random) -> None:
-    bench.commit(stops=True, sends_first=draw.random() < 0.5)
-
-
-def not_finite(bench: Bench, draw: Random) -> None:
-    bench.commit(spoilt=draw.randrange(100))
-
-
-def failure(bench: Bench, draw: Random) -> None:
-    least = -(-MAX_LENGTH // 4)
-    num_blocks = draw.randint(least, 20) if draw.random() < 0.3 else None
+def _fail(bench: Bench, draw: Random) -> None:
+    num_blocks = draw.randint(-(-MAX_LENGTH // 4), 20) if draw.random() < 0.3 else None
     bench.fail(unsent=draw.random() < 0.3, raises=draw.random() < 0.5, num_blocks=num_blocks)
 
 
-def slow_ranks(bench: Bench, draw: Random) -> None:
-    bench.limit_prompts(draw.choice((1, 3, 100)))
-
-
-def drain(bench: Bench, draw: Random) -> None:
-    bench.drain()
-
-
-_OPERATIONS: tuple[tuple[Callable[[Bench, Random], None], float], ...] = (
-    (add, 20), (abort, 4), (schedule, 20), (commit, 16), (step, 30), (stop_string, 3), (not_finite, 1), (failure, 1.5),
-    (slow_ranks, 0.5), (drain, 0.3),
-)  # fmt: skip
+OPERATIONS: dict[str, tuple[Callable[[Bench, Random], Any], float]] = {
+    "add": (_add, 20),
+    "abort": (_abort, 4),
+    "schedule": (lambda bench, draw: bench.schedule(), 20),
+    "commit": (lambda bench, draw: bench.commit(), 16),
+    "step": (_step, 30),
+    "stop string": (lambda bench, draw: bench.commit(stops=True, sends_first=draw.random() < 0.5), 3),
+    "not finite": (lambda bench, draw: bench.commit(spoilt=draw.randrange(100)), 1),
+    "failure": (_fail, 1.5),
+    "slow ranks": (lambda bench, draw: bench.limit_prompts(draw.choice((1, 3, 100))), 0.5),
+    "drain": (lambda bench, draw: bench.drain(), 0.3),
+}

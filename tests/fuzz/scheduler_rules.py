@@ -11,7 +11,7 @@ from random import Random
 from llama_core.errors import InvalidParameter, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, RequestProgress, Sequence
+from llama_core.scheduling.request import FinishReason, RequestProgress, Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -136,8 +136,8 @@ class Bench:
             return []
         gone = {seq for seq in self.heard if seq.finished}
         for seq in victims:
-            assert isinstance(seq.error, QueueFull) and seq.owner
-            sizes = zip(held[seq.owner], held.get(owner, (0, 0)), strict=True)
+            assert isinstance(seq.error, QueueFull) and seq.terms.owner
+            sizes = zip(held[seq.terms.owner], held.get(owner, (0, 0)), strict=True)
             assert any(theirs > ours for theirs, ours in sizes), "it gives way to an owner that has more waiting"
             assert not self._begun & self.requests[seq], "a request that has begun gives way"
             assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
@@ -152,9 +152,7 @@ class Bench:
                 grammar="a grammar" if has_grammar and not ignore_eos else "",
             )
             max_length = min(len(prompt) + max_new, MAX_LENGTH)
-            seq = Sequence(
-                prompt, params, max_length, owner=owner, priority=priority, adapter=adapter, progress=progress
-            )
+            seq = Sequence(prompt, params, max_length, Terms(owner, priority, adapter=adapter), progress)
             seq.drafting = Oracle(self.world.model, adapted(params.seed, adapter)) if oracle else None
             self._numbers += 1
             heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
@@ -311,7 +309,7 @@ class Bench:
         if never_fits or mine or n > 1 or most is None or most_tokens is not None or len(queue) > most + free:
             return
         # A newcomer gets a place, unless all that the largest owner has waiting have begun.
-        unbegun = {one.owner for one in {*queue} - {*queue._begun} if not self._begun & self.requests[one]}
+        unbegun = {one.terms.owner for one in {*queue} - {*queue._begun} if not self._begun & self.requests[one]}
         sizes = {one: num for one, (num, _) in queue._waiting_of.items() if one}
         largest = [one for one, num in sizes.items() if num == max(sizes.values())]
         assert max(sizes.values(), default=0) < 2 or not unbegun.issuperset(largest), "a newcomer has no place"
@@ -323,38 +321,43 @@ class Bench:
             assert seq is next(iter(queue._begun))
             return
         waiting = [heard for heard in self.heard.values() if heard.seq.slot is None and not heard.seq.finished]
-        best = min(heard.seq.priority for heard in waiting)
-        mine = [heard for heard in waiting if heard.seq.priority == best]
-        assert seq.priority == best, "a sequence of a lower priority number waits"
+        best = min(heard.seq.terms.priority for heard in waiting)
+        mine = [heard for heard in waiting if heard.seq.terms.priority == best]
+        assert seq.terms.priority == best, "a sequence of a lower priority number waits"
         counters = queue._classes[best].counters
-        running = Counter(one.owner for one in self.scheduler._running)
+        running = Counter(one.terms.owner for one in self.scheduler._running)
 
         def served(owner: str) -> tuple[int, float]:
             return running[owner], counters[owner]
 
-        assert served(seq.owner) == min(served(heard.seq.owner) for heard in mine), "an owner that is served less waits"
+        assert served(seq.terms.owner) == min(served(heard.seq.terms.owner) for heard in mine), (
+            "an owner that is served less waits"
+        )
 
         def turn(heard: Heard) -> int:
             """A sequence that has run comes before those that have not."""
             return heard.number if heard.seq.num_cached is None else 0
 
-        least = min(turn(heard) for heard in mine if heard.seq.owner == seq.owner)
+        least = min(turn(heard) for heard in mine if heard.seq.terms.owner == seq.terms.owner)
         assert turn(self.heard[seq]) == least, "an older sequence of the same owner waits"
 
     def _is_due_a_place(self) -> bool:
         """Whether one owner uses both places, and a sequence of another one, whose turn it is, has to get one."""
         by_adapter: dict[str, list[Sequence]] = {}
         for seq in self.scheduler._running:
-            if seq.adapter:
-                by_adapter.setdefault(seq.adapter, []).append(seq)
-        owners = {seq.owner for group in by_adapter.values() for seq in group}
+            if seq.terms.adapter:
+                by_adapter.setdefault(seq.terms.adapter, []).append(seq)
+        owners = {seq.terms.owner for group in by_adapter.values() for seq in group}
         if len(by_adapter) < 2 or len(owners) > 1 or self.scheduler.quarantine._quarantined:
             return False
-        least = min(seq.priority for seq in list(by_adapter.values())[-1])  # of those that make way
+        least = min(seq.terms.priority for seq in list(by_adapter.values())[-1])  # of those that make way
         queue = self.scheduler.admission.waiting
-        turns = queue.in_turn(Counter(seq.owner for seq in self.scheduler._running), 1) if queue else ()
+        turns = queue.in_turn(Counter(seq.terms.owner for seq in self.scheduler._running), 1) if queue else ()
         return any(
-            seq.adapter and seq.adapter not in by_adapter and {seq.owner} != owners and seq.priority <= least
+            seq.terms.adapter
+            and seq.terms.adapter not in by_adapter
+            and {seq.terms.owner} != owners
+            and seq.terms.priority <= least
             for seq in turns
             if not seq.inflight
         )
@@ -372,8 +375,10 @@ class Bench:
         own = rows.pop(oldest)
         assert own.length == prompts[oldest] or 3 * own.length >= own.length + sum(row.length for row in rows.values())
         for seq, row in rows.items() if own.length < prompts[oldest] else ():
-            is_shorter = seq.priority == oldest.priority and 2 * (seq.length - row.start) <= prompts[oldest]
-            assert seq.priority < oldest.priority or is_shorter, "a prompt overtakes one that is not much longer"
+            is_shorter = seq.terms.priority == oldest.terms.priority and 2 * (seq.length - row.start) <= prompts[oldest]
+            assert seq.terms.priority < oldest.terms.priority or is_shorter, (
+                "a prompt overtakes one that is not much longer"
+            )
 
     def check(self) -> None:
         """The rules that hold after every operation."""

@@ -34,16 +34,6 @@ def _leak(pool: BlockPool, blocks: Any) -> None:
     _release(pool, blocks[1:])
 
 
-def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
-    blocks = _allocate(pool, num_blocks, **asked)
-    return [*blocks[:-1], 0] if blocks else blocks
-
-
-def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
-    queue._begun[seq] = None
-    queue._length += 2
-
-
 def _lose(self: Scheduler, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
     harmful = _restart(self, epoch, failure)
     if self.num_waiting > 1:
@@ -55,48 +45,22 @@ def _forget_drafts(self: Speculation, *given: Any) -> int:
     return min(_verify(self, *given) + 1, len(given[3]) - 1)
 
 
-def _go_on(seq: Sequence) -> None:
-    scheduled = seq.scheduled
-    _defer(seq)
-    seq.scheduled = scheduled
-
-
-def _forget_deferrals(own: Admission, seq: Sequence) -> None:
-    inflight, seq.inflight = seq.inflight, 0
-    _release_behind_window(own, seq)
-    seq.inflight = inflight
-
-
 def _newest_first(queue: WaitingQueue, num_running: Any) -> Sequence:
     return list(queue)[-1]
 
 
-def _admit_unseen(own: Admission, seq: Sequence, *given: Any) -> bool:
-    is_admitted = _admit(own, seq, *given)
-    seq.progress.has_begun = False
-    return is_admitted
-
-
-_admit = Admission._admit
-_release, _allocate = BlockPool.release, BlockPool.try_allocate
-_restart, _verify = Scheduler.restart, Speculation.verify
-_defer, _release_behind_window = Sequence.defer, Admission.release_behind_window
+_release, _restart, _verify = BlockPool.release, Scheduler.restart, Speculation.verify
 
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a leak": (BlockPool, "release", _leak),
-    "two owners": (BlockPool, "try_allocate", _share),
-    "a miscount": (WaitingQueue, "add_first", _miscount),
     "one is passed over": (WaitingQueue, "first", _newest_first),
     "a request is lost": (Scheduler, "restart", _lose),
     "a wrong draft": (Speculation, "verify", _forget_drafts),
-    "a deferred sample is left out": (Sequence, "defer", _go_on),
-    "a deferred sample's window is released": (Admission, "release_behind_window", _forget_deferrals),
     "new ranks lack adapters": (AdapterPlaces, "forget", lambda places: None),
     "short prompts take whole steps": (scheduling, "for_shorter", lambda budget: budget),
     "a long prompt overtakes": (admission, "overtakes", lambda *given: True),
     "a newcomer is shut out": (WaitingQueue, "last_of_largest", lambda *given, **limit: []),
-    "a begun request gives way": (Admission, "_admit", _admit_unseen),
     "one owner keeps all places": (Admission, "preemptible_for_place", lambda *given: []),
     "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fuzz.damage import Damage
 from tests.fuzz.json_damage import damage_json, damaged
-from tests.support.gguf_vocabularies import byte_level_fields, sentencepiece_fields, write_vocabulary
+from tests.support.gguf_models import byte_level_fields, sentencepiece_fields, write_vocabulary
 from tests.support.vocabularies import FAMILIES, make_family, write_tiktoken
 
 KINDS = ("tokenizer_json", "gguf_vocabulary")
@@ -107,38 +107,28 @@ def _pattern(draw: Random) -> Any:
     return {"Regex": draw.choice(_REGEXES)}
 
 
-def _step(draw: Random) -> tuple[str, str, Any]:
-    """A field of tokenizer.json that holds steps, the name of its sequence, and a step."""
-    content = draw.choice(("", "x", "aa", "a" * 60, _LARGE, "\ud800", "▁"))
-    behavior = draw.choice(("Isolated", "Removed", "MergedWithPrevious", "Contiguous", "unknown"))
-    replace = {"type": "Replace", "pattern": _pattern(draw), "content": content}
-    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    return draw.choice((
-        ("pre_tokenizer", "pretokenizers", draw.choice((
-            {"type": "Split", "pattern": _pattern(draw), "behavior": behavior, "invert": draw.random() < 0.3},
-            {"type": "Split", "pattern": _pattern(draw), "behavior": "Isolated", "invert": False},
-            {"type": "Metaspace", "replacement": draw.choice(("▁", "", "ab")), "prepend_scheme": "always"},
-            {"type": "Digits", "individual_digits": True}, {"type": "Unknown"}, {"type": "UnicodeScripts"}, None,
-            {"type": "FixedLength", "length": draw.choice((0, 1, -1, 2**64))},
-        ))),
-        ("normalizer", "normalizers", draw.choice((
-            replace, {"type": "Prepend", "prepend": content}, {"type": "Unknown"}, {"type": "NFKD"},
-            {"type": "ByteLevel"},
-            {"type": "Precompiled", "precompiled_charsmap": draw.choice(("", "====", "//////8=", "é"))},
-            {"type": "Nmt"}, {"type": "Sequence", "normalizers": [twice] * 64},
-        ))),
-        ("decoder", "decoders", draw.choice((
-            {"type": "Unknown"}, {"type": "CTC"}, {"type": "ByteLevel"}, {"type": "ByteFallback"}, {"type": "Fuse"},
-            None, replace, {"type": "Strip", "content": " ", "start": 2**40, "stop": -1},
-        ))),
-    ))  # fmt: skip
-
-
 def _change_steps(value: Any, draw: Random) -> None:
     """Make a step the field, or a member of its sequence, or put it below many sequences."""
-    field, plural, step = _step(draw)
-    old = value.get(field)
-    how = draw.random()
+    content = draw.choice(("", "x", "aa", "a" * 60, _LARGE, "\ud800", "▁"))
+    behavior = draw.choice(("Isolated", "Isolated", "Removed", "MergedWithPrevious", "Contiguous", "unknown"))
+    replace = {"type": "Replace", "pattern": _pattern(draw), "content": content}
+    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    names = ("Unknown", "UnicodeScripts", "NFKD", "ByteLevel", "Nmt", "CTC", "ByteFallback", "Fuse")
+    steps: dict[str, tuple[str, list[Any]]] = {
+        "pre_tokenizer": ("pretokenizers", [
+            *[{"type": "Split", "pattern": _pattern(draw), "behavior": behavior, "invert": draw.random() < 0.2}] * 6,
+            {"type": "Metaspace", "replacement": draw.choice(("▁", "", "ab")), "prepend_scheme": "always"},
+            {"type": "Digits", "individual_digits": True}, {"type": "FixedLength", "length": draw.choice((0, 1, -1, 2**64))},
+        ]),
+        "normalizer": ("normalizers", [
+            *[replace] * 3, {"type": "Prepend", "prepend": content}, {"type": "Sequence", "normalizers": [twice] * 64},
+            {"type": "Precompiled", "precompiled_charsmap": draw.choice(("", "====", "//////8=", "é"))},
+        ]),
+        "decoder": ("decoders", [*[replace] * 2, {"type": "Strip", "content": " ", "start": 2**40, "stop": -1}]),
+    }  # fmt: skip
+    field = draw.choice(list(steps))
+    plural, made = steps[field]
+    step, old, how = draw.choice([*made, *({"type": name} for name in names), None]), value.get(field), draw.random()
     if how < 0.4:
         step = {"type": "Sequence", plural: draw.sample([step, *([old] if old else [])], k=2 if old else 1)}
     elif how < 0.5:

@@ -82,28 +82,19 @@ def test_the_scaled_rope_of_metas_files_is_that_of_its_release() -> None:
     "content",
     [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 6000],
 )
-def test_a_params_file_without_a_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_params_file_that_is_missing_or_has_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"params\.json: no such file"):
+        read_params(tmp_path, vocab_size=640)
     (tmp_path / "params.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"params\.json"):
         read_params(tmp_path, vocab_size=640)
 
 
-def test_a_missing_params_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"params\.json: no such file"):
-        read_params(tmp_path, vocab_size=640)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("max_seq_len", 0),
-        ("max_batch_size", -1),
-        ("device", "tpu"),
-        ("dtype", "int4"),
-        ("kv_cache_bytes", 0),
-        ("max_step_tokens", 3),
-    ],
-)
+    [("max_seq_len", 0), ("max_batch_size", -1), ("device", "tpu"), ("dtype", "int4"), ("kv_cache_bytes", 0),
+     ("max_step_tokens", 3)],
+)  # fmt: skip
 def test_an_invalid_engine_setting_is_named(field: str, value: Any) -> None:
     fields: dict[str, Any] = {"ckpt_dir": "x", "vocab_size": 640, "max_seq_len": 64, "max_batch_size": 4}
     with pytest.raises(ConfigError, match=field):

@@ -1,7 +1,6 @@
 """The reference's API in process: limits, defaults, echoes, seeds; alone and under torchrun."""
 
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,11 @@ import torch
 from llama_core import Llama
 from llama_core.backends.fused.backend import FusedBackend
 from llama_core.backends.native.backend import NativeBackend
+from llama_core.batch_loop import run_batch
 from llama_core.config import BackendName
 from llama_core.errors import ConfigError, ContextLengthExceeded, InvalidDialog, InvalidParameter, NonFiniteLogits
+from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Row, SlotInit, StepInput
 from llama_core.text.chat_format import SAFE_RESPONSE
 from tests.conftest import GOLDEN
 
@@ -85,7 +85,8 @@ def test_a_parameter_out_of_range_is_named(llama: Llama, field: str, value: Any)
 def test_invalid_and_too_long_prompts_are_refused(llama: Llama) -> None:
     with pytest.raises(ContextLengthExceeded, match=r"Input tokens exceed .* 160 tokens, .*, which has 161"):
         llama.generate([[1] * 161], 4)
-    for prompt in ([], [-1], [640], [1, 10**9]):
+    wrong: list[Any] = [[], [-1], [640], [1, 10**9], *([1, token] for token in (1.0, True, "1", None, 2.5))]
+    for prompt in wrong:
         with pytest.raises(InvalidParameter):
             llama.generate([prompt], 4)
 
@@ -97,14 +98,6 @@ def test_a_dialog_with_tags_gets_the_refusal_and_others_an_answer(llama: Llama) 
     assert len(answered["tokens"]) == 6
     with pytest.raises(InvalidDialog, match=r"messages\[0\]"):
         llama.chat_completion([[{"role": "assistant", "content": "x"}]])
-
-
-def test_a_request_and_its_unfinished_generations_are_logged(llama: Llama, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="llama_core"):
-        llama.generate([PROMPT, PROMPT[:3]], 2, temperature=0.5, top_p=0.8)
-    assert "batch size 2, prompt length 5, max_gen_len 2, temperature 0.5, top_p 0.8" in caplog.text
-    assert "ended without EOS" in caplog.text
-    assert {record.levelno for record in caplog.records} == {logging.INFO}, "a token limit is usual"
 
 
 @pytest.mark.parametrize("backend_name", ["native", "torch"])
@@ -121,31 +114,14 @@ def test_a_non_finite_embedding_fails_only_its_own_request(backend_name: Backend
         with torch.inference_mode():
             backend.model._embeddings[333] = float("nan")
     bad = [1] + [333] * 21
-    # The other rows are a shorter one, whose block table is padded, and a longer one. The bad row has slot 0 and blocks 0, 1.
-    admit = [
-        SlotInit(0, bad, [0, 1], SamplingParams(temperature=0.7)),
-        SlotInit(1, PROMPT, [2, 3], SamplingParams(0.0)),
-        SlotInit(2, long, [4, 5, 6, 7], SamplingParams(0.0)),
-    ]
-    rows = [Row(0, 0, 22, True), Row(1, 0, 5, True), Row(2, 0, 41, True)]
-    output = model.runner.step(StepInput(0, 0, rows, admit=admit))
-    sampled = [output.tokens[1:]]
-    assert output.non_finite == [0]
-    for i in range(1, 8):
-        rows = [Row(0, 21 + i, 1, True), Row(1, 4 + i, 1, True), Row(2, 40 + i, 1, True)]
-        output = model.runner.step(StepInput(0, i, rows))
-        assert output.non_finite == [0]
-        sampled.append(output.tokens[1:])
-    assert [list(tokens) for tokens in zip(*sampled, strict=True)] == [tokens[:8] for tokens in good]
+    # The other rows are a shorter one, whose block table is padded, and a longer one.
+    params = [SamplingParams(0.7), SamplingParams(0.0), SamplingParams(0.0)]
+    sequences = [Sequence(p, each, len(p) + 16) for p, each in zip((bad, PROMPT, long), params, strict=True)]
+    run_batch(model.runner, model.runner.max_num_blocks(), model.tokenizer.stop_ids, sequences)
+    assert isinstance(sequences[0].error, NonFiniteLogits) and [seq.output for seq in sequences[1:]] == good
     with pytest.raises(NonFiniteLogits):
         model.generate([bad, PROMPT, long], 6, temperature=0.7)
     assert model.generate([PROMPT, long], 16, temperature=0)[0] == good, "NaN values left in the cache have no effect"
-
-
-@pytest.mark.parametrize("token", [1.0, True, "1", None, 2.5])
-def test_a_prompt_with_a_value_that_is_not_an_integer_is_refused(llama: Llama, token: Any) -> None:
-    with pytest.raises(InvalidParameter):
-        llama.generate([[1, token]], 4)
 
 
 def test_numpy_numbers_are_accepted(llama: Llama) -> None:

@@ -1,7 +1,6 @@
 """Run by test_autoscaling.py as a program: `llama-ray up` on a cluster without free CPUs, which nodes join later.
 
-With the argument `full`, then a replica's node is lost, and the application is deleted. Prints its observations as one line of
-JSON.
+Prints its observations as one line of JSON.
 """
 
 import asyncio
@@ -21,7 +20,6 @@ from typing import Any
 import httpx
 import ray
 import yaml
-from ray import serve
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
@@ -29,57 +27,32 @@ from ray.util import placement_group_table
 from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, is_running
 from tests.conftest import GOLDEN
-from tests.support.counting_client import PROMPT, CountingClient
-from tests.support.main_thread import MainThread
+from tests.programs.counting_client import PROMPT, CountingClient
 from tests.support.programs import REPOSITORY
-from tests.support.ray_nodes import few_processes
-from tests.support.waiting import until
+from tests.support.ray_nodes import MainThread, few_processes
+from tests.support.waiting import until, until_true
 
 LOOK_EACH_S = 0.25  # each look is a request or several, which take processor time from the processes that start
 
 
 def config(port: int) -> dict[str, Any]:
-    args = {
-        "model_id": "golden",
-        "ckpt_dir": str(GOLDEN / "mp2"),
-        "max_seq_len": 4096,
-        "dtype": "float32",
-        "spare_ranks": False,
-        "answer_after_s": 0,  # so that a loading replica answers requests
-    }
-    autoscaling = {
-        "min_replicas": 1,
-        "max_replicas": 2,
-        "target_ongoing_requests": 1,
-        "upscale_delay_s": 0.5,
-        # A short dip of the load on a busy machine must not remove a replica that waits for resources.
-        "downscale_delay_s": 4,
-        "look_back_period_s": 2,
-        "metrics_interval_s": 0.5,
-    }
+    args = {"model_id": "golden", "ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 4096, "dtype": "float32"}
+    args |= {"spare_ranks": False, "answer_after_s": 0}  # so that a loading replica answers requests
+    autoscaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0.5}
+    # A short dip of the load on a busy machine must not remove a replica that waits for resources.
+    autoscaling |= {"downscale_delay_s": 4, "look_back_period_s": 2, "metrics_interval_s": 0.5}
+    deployments = [{"name": "LlamaIngress", "autoscaling_config": autoscaling}]
+    application = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_app"}
     return {
         "http_options": {"host": "127.0.0.1", "port": port},
         "proxy_location": "HeadOnly",  # all nodes of this cluster have one address, and so one port
-        "applications": [
-            {
-                "name": "llama",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build_app",
-                "args": args,
-                "deployments": [{"name": "LlamaIngress", "autoscaling_config": autoscaling}],
-            }
-        ],
+        "applications": [application | {"args": args, "deployments": deployments}],
     }
 
 
 def groups() -> dict[str, str]:
     """Placement groups that are not removed: id -> state."""
     return {key: group["state"] for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
-
-
-def nodes_of_groups() -> set[str]:
-    table = placement_group_table().values()
-    return {node for group in table if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
 
 
 def pending_cpus() -> list[float]:
@@ -104,15 +77,12 @@ def running(processes: Processes) -> list[int]:
     return [pid for pid, process in processes.items() if is_running(process)]
 
 
-class Observations:
+class Observations(dict[str, Any]):
     """What this program prints."""
 
     def __init__(self, log: Path) -> None:
-        self.seen: dict[str, Any] = {}
+        super().__init__()
         self._log = log  # of the server
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.seen[name] = value
 
     async def said(self, words: str) -> str | None:
         """The first line of the server's log with these words."""
@@ -122,11 +92,7 @@ class Observations:
 
 async def no_node_has_room(client: CountingClient, seen: Observations) -> None:
     """The first replica waits, and the server says so."""
-
-    async def is_pending() -> bool:
-        return "PENDING" in groups().values()
-
-    await until("a placement group waits", is_pending, 160, LOOK_EACH_S)
+    await until_true("a placement group waits", lambda: "PENDING" in groups().values(), 160, LOOK_EACH_S)
     early: list[int] = []
 
     async def waits() -> str | None:
@@ -174,14 +140,15 @@ async def the_first_replica_starts(client: CountingClient, seen: Observations) -
 async def a_second_replica_waits(client: CountingClient, seen: Observations) -> None:
     """More load than one replica takes makes another placement group wait, which a cluster autoscaler sees."""
 
-    async def wants_more() -> bool:
+    def wants_more() -> bool:
         return sorted(groups().values()) == ["CREATED", "PENDING"]
 
-    await until("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
-    seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
+    await until_true("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
+    await until_true("the autoscaler sees it", pending_cpus)
+    seen["autoscaler_sees_cpus"] = pending_cpus()
     served = client.endings.total()
-    await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 4))
-    await until("a second placement group still waits", wants_more)
+    await until_true("completions meanwhile", lambda: client.endings.total() >= served + 4)
+    await until_true("a second placement group still waits", wants_more)
     seen["groups_while_waiting"] = sorted(groups().values())
     seen["replicas_while_waiting"] = len(client.ranks)
 
@@ -219,50 +186,9 @@ async def one_replica_ends(client: CountingClient, ranks: Processes, seen: Obser
     seen["left_is_one_replica"] = tuple(left) in client.ranks
     seen["groups_left"] = list(groups().values())
     served = client.endings.total()
-    await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() > served))
+    await until_true("completions afterwards", lambda: client.endings.total() > served)
     seen["answers"] = list(await until("an answer", client.props))
     return left
-
-
-async def the_replicas_node_is_lost(
-    cluster: Cluster, client: CountingClient, ranks: Processes, seen: Observations
-) -> list[int]:
-    """The node is lost during a stream; the other node has room for the replica. Returns the pids of its new ranks."""
-    begun = asyncio.Event()
-    cut = asyncio.create_task(client.stream_until_it_fails(begun))
-    await asyncio.wait_for(begun.wait(), 120)
-    (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
-    removing = asyncio.get_running_loop().run_in_executor(None, lambda: cluster.remove_node(lost, allow_graceful=False))
-    seen["stream_of_the_lost_node"] = await cut
-    # Requests now wait for the next replica, or get 503 with Retry-After.
-    meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
-    await until("the lost node's ranks are gone", lambda: asyncio.sleep(0, not running(ranks)))
-    anew = await until("another replica serves", client.props, 360, LOOK_EACH_S)
-    seen["meanwhile"] = await asyncio.gather(*meanwhile)
-    seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
-    await removing
-    return list(anew)
-
-
-async def the_application_is_deleted(client: CountingClient, ranks: Processes, seen: Observations) -> None:
-    """During streams, which end whole."""
-    all_begun, late = [asyncio.Event() for _ in range(8)], set()
-    # Together they last long enough for a busy machine to ask for readiness meanwhile.
-    last = asyncio.gather(*(client.stream(2000, begun) for begun in all_begun))
-    await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in all_begun)), 120)
-    deleting = asyncio.create_task(asyncio.to_thread(serve.delete, "llama"))
-
-    async def is_drained() -> bool:
-        ready = await client.look("GET", "/ready")
-        if ready is not None and not last.done():
-            late.add(ready.status_code)
-        return last.done()
-
-    await until("the live streams have ended", is_drained, 240)
-    seen["ready_while_draining"], seen["streams_while_draining"] = sorted(late - {200}), sorted(set(await last))
-    await deleting
-    what = "the application's ranks and placement groups are gone"
-    await until(what, lambda: asyncio.sleep(0, not groups() and not running(ranks)))
 
 
 async def the_server_ends(up: subprocess.Popen[bytes], ranks: Processes, seen: Observations) -> None:
@@ -287,7 +213,7 @@ async def load(client: CountingClient, num_streams: int) -> AsyncIterator[None]:
 
 
 async def main(
-    cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str, *, is_full: bool
+    cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str
 ) -> dict[str, Any]:
     seen = Observations(log)
     async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0)) as http:
@@ -303,14 +229,11 @@ async def main(
             client.streams_wanted = 1
             ranks = identified(await one_replica_ends(client, ranks, seen))
         seen["endings"] = client.endings
-        if is_full:
-            ranks = identified(await the_replicas_node_is_lost(cluster, client, ranks, seen))
-            await the_application_is_deleted(client, ranks, seen)
         await the_server_ends(up, ranks, seen)
-    return seen.seen
+    return seen
 
 
-def run(directory: str, *, is_full: bool) -> dict[str, Any]:
+def run(directory: str) -> dict[str, Any]:
     # Ray keeps the address of the machine's cluster here, so no other program joins this cluster by accident.
     os.environ["RAY_TMPDIR"] = directory
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
@@ -318,19 +241,12 @@ def run(directory: str, *, is_full: bool) -> dict[str, Any]:
     os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] = "0.4"
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
     path.write_text(yaml.safe_dump(config(port)))
-    # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
-    health_checks = {
-        "health_check_period_ms": 1000,
-        "health_check_timeout_ms": 10_000,
-        "health_check_failure_threshold": 6,
-    }
-    # The head has no CPUs: it must not be lost with a replica.
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": health_checks}
+    head = {"num_cpus": 0, "include_dashboard": False}
     with few_processes(logs_to_driver=True):  # `llama-ray up -v` shows the lines of workers
-        return serve_on(Cluster(initialize_head=True, head_node_args=head), port, path, log, is_full=is_full)
+        return serve_on(Cluster(initialize_head=True, head_node_args=head), port, path, log)
 
 
-def serve_on(cluster: Cluster, port: int, path: Path, log: Path, *, is_full: bool) -> dict[str, Any]:
+def serve_on(cluster: Cluster, port: int, path: Path, log: Path) -> dict[str, Any]:
     """Run the server of the configuration `path` on a cluster, which ends with it."""
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:
@@ -345,7 +261,7 @@ def serve_on(cluster: Cluster, port: int, path: Path, log: Path, *, is_full: boo
         main_thread = MainThread()
         with ThreadPoolExecutor(1) as pool:
             url = f"http://127.0.0.1:{port}"
-            seen = pool.submit(asyncio.run, main(cluster, main_thread, up, log, url, is_full=is_full))
+            seen = pool.submit(asyncio.run, main(cluster, main_thread, up, log, url))
             main_thread.serve_until(seen)
         return seen.result()
     except BaseException:
@@ -363,4 +279,4 @@ def serve_on(cluster: Cluster, port: int, path: Path, log: Path, *, is_full: boo
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        print("SEEN " + json.dumps(run(directory, is_full=sys.argv[1:] == ["full"])))
+        print("SEEN " + json.dumps(run(directory)))

@@ -17,7 +17,7 @@ import torch
 from llama_core.backends.parallel import alone
 from tests.conftest import RankPool
 from tests.support import families
-from tests.support.interpreter import interpreted_environment, prepare_interpreter
+from tests.support.forking import interpreted_environment, prepare_interpreter
 
 
 def report(name: str, where: str, results: list[families.Expected], expected: families.Expected) -> bool:

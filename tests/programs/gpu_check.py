@@ -24,9 +24,8 @@ from typing import Final, NamedTuple
 import torch
 
 from benchmarks.harness.common import machine
-from tests.support.early_kernels import may_read
-from tests.support.kernel_compiler import TARGETS, Variant, compiling_for, waits_first
-from tests.support.kernel_launches import (
+from tests.programs.kernel_compiler import TARGETS, Variant, compiling_for, may_read, waits_first
+from tests.programs.kernel_launches import (
     FAMILIES,
     launch_fused_products,
     launch_layer,

@@ -68,8 +68,8 @@ async def whole(client: httpx.AsyncClient, body: Json) -> tuple[Json, str]:
 
 
 async def streamed(client: httpx.AsyncClient, body: Json) -> tuple[Json, str]:
-    """What the chunks of a stream add up to."""
-    message: Json = {"role": "assistant", "content": None}
+    """What the chunks of a stream add up to, as OpenAI's clients add them."""
+    message: Json = {"content": None, "refusal": None}
     reason = ""
     async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
         assert response.status_code == 200, await response.aread()
@@ -78,13 +78,17 @@ async def streamed(client: httpx.AsyncClient, body: Json) -> tuple[Json, str]:
                 continue
             choice = json.loads(line[6:])["choices"][0]
             delta, reason = choice["delta"], choice["finish_reason"] or reason
-            if delta.get("content") is not None:
-                message["content"] = (message["content"] or "") + delta["content"]
+            message |= {"role": delta["role"]} if "role" in delta else {}
+            for name in ("content", "reasoning_content"):
+                if delta.get(name) is not None:
+                    message[name] = (message.get(name) or "") + delta[name]
             for call in delta.get("tool_calls", ()):
                 calls = message.setdefault("tool_calls", [])
                 if call["index"] == len(calls):
+                    assert set(call) == {"index", "id", "type", "function"} and call["function"]["arguments"] == ""
                     calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
                 else:
+                    assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
                     calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
     return message, reason
 

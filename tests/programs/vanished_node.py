@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 from ray.serve._private.haproxy import BackendConfig, ServerConfig
 
-from tests.support.haproxy import STUB, running, started
+from tests.deployments.local.haproxy import STUB, running, started
 from tests.support.scripted_engine import eventually
 
 OURS, REPLICAS, PORT = "10.77.0.1", "10.77.0.2", 30_000

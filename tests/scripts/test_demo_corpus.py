@@ -1,4 +1,4 @@
-"""The corpus and the committed files of the demo model (scripts/demo, demo). Nothing here trains."""
+"""The corpus of the demo model (scripts/demo). Nothing here trains."""
 
 import importlib
 import sys
@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "demo"
-DEMO = ROOT / "demo"
 
 
 @pytest.fixture
@@ -35,21 +34,3 @@ def test_heldout_documents_never_occur_in_training(demo: Any) -> None:
     heldout = {document.text for document in islice(stream(3, "heldout"), 100)}
     training = {document.text for document in islice(stream(3, "train"), 8000)}
     assert not heldout & training
-
-
-def test_both_shards_together_take_at_most_8_megabytes() -> None:
-    assert sum((DEMO / f"consolidated.{rank:02d}.pth").stat().st_size for rank in range(2)) <= 8_000_000
-
-
-def test_the_tokenizer_has_the_ids_and_options_of_llama_2() -> None:
-    spm = pytest.importorskip("sentencepiece")
-    tokenizer = spm.SentencePieceProcessor(model_file=str(DEMO / "tokenizer.model"))
-    assert (tokenizer.unk_id(), tokenizer.bos_id(), tokenizer.eos_id(), tokenizer.pad_id()) == (0, 1, 2, -1)
-    assert tokenizer.vocab_size() % 8 == 0
-    assert len(tokenizer.encode("[INST]")) > 1  # plain text, no control piece
-    assert tokenizer.decode(tokenizer.encode("A  b\n 12 你好 [INST]")) == "A  b\n 12 你好 [INST]"
-    assert tokenizer.encode("\n", out_type=str)[-1] == "<0x0A>"
-
-
-def test_the_heldout_text_exists_and_is_short() -> None:
-    assert 20_000 <= (DEMO / "heldout.txt").stat().st_size <= 60_000

@@ -14,13 +14,12 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.conftest import GOLDEN
 from tests.support import adapters
+from tests.support.otlp_collector import Traced, traced_server
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
-from tests.support.traced_server import Traced, traced_server
 
 ENDING = ("test_end_to_end.py", "test_upgrade.py")  # their last tests end `plain` and `demo`, and `traced`
 ADMIN_KEY = "kq7-admin"  # of `plain` and of the fronts
 API_KEYS = ("kq7-one", "kq7-two")
-RESUME_WINDOW_S = 5.0
 CPUS_PER_RANK = 0.5  # of `traced`, so that two cores have room for another replica
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s, because the machine may be busy
 
@@ -95,14 +94,9 @@ SHARED_MEMORY_BEFORE: set[str] = set()  # files of the machine before the start 
 
 @pytest.fixture(scope="session")
 def traced() -> Iterator[Traced]:
-    """The demo model without standby processes, with traces, a log of JSON, two API keys and a short resume window."""
+    """The demo model without standby processes, with traces, a log of JSON and two API keys."""
     SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
-    args = {
-        "max_seq_len": 4096,
-        "spare_ranks": False,
-        "resume_window_s": RESUME_WINDOW_S,
-        "cpus_per_rank": CPUS_PER_RANK,
-    }
+    args = {"max_seq_len": 4096, "spare_ranks": False, "cpus_per_rank": CPUS_PER_RANK}
     with traced_server(api_keys=API_KEYS, **args) as running:
         yield running
 

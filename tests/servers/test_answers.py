@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -199,38 +198,6 @@ async def test_answers_follow_their_schemas_and_leave_other_texts_as_they_are(de
     found = await structured_output.run(demo.url, num_schemas=20, concurrency=16)
     assert found["faults"] == []
     assert found["counts"]["bounded: stop"] == 2 * 16
-
-
-async def test_streams_go_on_beside_schemas_that_are_too_large(demo: Server) -> None:
-    body = {"prompt": "once upon a time", "stream": True, "max_tokens": 200, "ignore_eos": True}
-    num_pieces, checks_are_done = 0, False
-
-    async def stream(client: httpx.AsyncClient) -> str:
-        nonlocal num_pieces
-        last = ""
-        while not checks_are_done:
-            async with client.stream("POST", "/v1/completions", json=body) as answer:
-                async for line in answer.aiter_lines():
-                    num_pieces += line.startswith("data: {")
-                    last = line or last
-            assert last == "data: [DONE]"
-        return last
-
-    async with httpx.AsyncClient(base_url=demo.url, timeout=60) as client:
-        streams = [asyncio.ensure_future(stream(client)) for _ in range(3)]
-        pieces = []
-        for number in count():  # until pieces have come between two checks
-            properties = {f"optional_{number}_{i}": {"type": "integer"} for i in range(900)}
-            schema = {"type": "object", "properties": properties, "additionalProperties": False}
-            refused = await client.post("/v1/completions", json={"prompt": "a", "structured_outputs": {"json": schema}})
-            assert refused.status_code == 400
-            assert refused.json()["error"]["param"] == "structured_outputs.json"
-            assert "Too many items" in refused.json()["error"]["message"]
-            pieces.append(num_pieces)
-            if number > 5 and pieces[-1] > pieces[0]:
-                break
-        checks_are_done = True
-        assert await asyncio.gather(*streams) == ["data: [DONE]"] * 3
 
 
 async def test_an_adapter_is_loaded_and_unloaded_while_the_server_runs(plain: Server, poet: Path) -> None:

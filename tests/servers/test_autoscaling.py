@@ -1,5 +1,5 @@
 """Autoscaling: a replica waits for room and serves when a node joins; load adds a second replica, which
-ends with its ranks when load falls; then the node of the remaining replica is lost."""
+ends with its ranks when load falls."""
 
 from typing import Any
 
@@ -11,18 +11,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def seen(pytestconfig: pytest.Config) -> dict[str, Any]:
-    words = ["full"] if pytestconfig.getoption("--full") else []
-    return seen_by("tests.programs.autoscaling", *words, timeout_s=1100)
+def seen() -> dict[str, Any]:
+    return seen_by("tests.programs.autoscaling", timeout_s=1100)
 
 
-def test_a_cluster_without_room_names_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:
+def test_a_replica_waits_for_room_says_so_and_serves_when_a_node_joins(seen: dict[str, Any]) -> None:
     room = "needs 2 CPUs, the cluster has 0 CPUs"
     assert f"one replica of golden {room}: it waits until there is room" in seen["warning"]
     assert seen["waiting"] == f"Waiting for room: one replica {room}"
-
-
-def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins(seen: dict[str, Any]) -> None:
     assert 200 not in seen["ready_without_room"]
     assert len(seen["first"]) == 2, "its two ranks answer"
 
@@ -41,43 +37,20 @@ def test_while_the_ranks_load_requests_are_answered_503_with_retry_after(
         assert body["error"]["code"] == "not_ready" and "loading" in body["error"]["message"]
 
 
-def test_load_makes_a_second_placement_group_wait_where_a_cluster_autoscaler_sees_it(seen: dict[str, Any]) -> None:
+def test_load_adds_a_replica_where_a_cluster_autoscaler_sees_its_placement_group_wait(seen: dict[str, Any]) -> None:
     assert seen["groups_while_waiting"] == ["CREATED", "PENDING"]
     assert seen["autoscaler_sees_cpus"] == [2.0]
     assert seen["replicas_while_waiting"] == 1
-
-
-def test_the_second_replica_serves_with_ranks_of_its_own_when_a_node_joins(seen: dict[str, Any]) -> None:
     # The program has waited for two placement groups, and for requests that run on both replicas.
     assert seen["ranks_under_load"] == 4
 
 
-def test_when_load_falls_one_replica_ends_with_its_ranks_and_its_placement_group(seen: dict[str, Any]) -> None:
+def test_when_load_falls_one_replica_ends_and_no_request_fails_meanwhile(seen: dict[str, Any]) -> None:
     assert seen["groups_left"] == ["CREATED"]
     assert seen["left_is_one_replica"] and len(seen["left"]) == 2
     assert seen["answers"] == seen["left"], "the replica that is left answers"
-
-
-def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> None:
     assert set(seen["endings"]) == {"length"}
     assert seen["endings"]["length"] >= 5  # 4 while the second one waited, 1 after it had gone
-
-
-@pytest.mark.full
-def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
-    seen: dict[str, Any],
-) -> None:
-    assert "Error" in seen["stream_of_the_lost_node"]
-    assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
-    assert seen["after_node_loss"] == "length"
-    # Requests meanwhile waited for the new replica, or were answered 503 with Retry-After.
-    assert all(ending == "length" or ending.startswith("503 ") for ending in seen["meanwhile"])
-
-
-@pytest.mark.full
-def test_a_live_stream_of_a_deleted_application_ends_whole_and_no_process_is_left(seen: dict[str, Any]) -> None:
-    assert seen["streams_while_draining"] == ["length"]
-    assert seen["ready_while_draining"], "the streams ended before the replica had to leave"
 
 
 def test_the_server_ends_with_its_ranks_and_placement_groups(seen: dict[str, Any]) -> None:

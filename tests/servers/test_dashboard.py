@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.prometheus import MONITORING, check, is_installed
+from tests.servers.prometheus import MONITORING, check, is_installed
 from tests.support.server import Server
 
 pytestmark = [

@@ -6,9 +6,6 @@ Each of them gets our own error or a closed connection, delays no other client, 
 import asyncio
 import contextlib
 import itertools
-import json
-import random
-import select
 import socket
 import time
 from collections import Counter
@@ -20,21 +17,19 @@ import psutil
 import pytest
 
 from deployments.http.limits import HttpLimits
-from deployments.http.request_body import BodyLimits
-from deployments.openai.plan import MAX_PROMPT_LOGPROBS
 from tests.servers.conftest import THROUGH_HAPROXY
-from tests.support.full_runs import examples
-from tests.support.raw_http import (
-    CHAT,
+from tests.support.server import (
     COMPLETIONS,
     Answer,
+    Server,
     ask,
     connect,
+    is_idle,
     message,
     num_descriptors,
+    num_generated,
     resident_bytes,
 )
-from tests.support.server import Server, is_idle, num_generated
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -143,31 +138,6 @@ def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: 
         wait_until("the connections are closed", lambda s=server, n=most: num_descriptors(s) <= n)  # type: ignore[misc]
 
 
-def test_many_large_unfinished_bodies_are_refused(demo: Server) -> None:
-    limits = BodyLimits()
-    before = resident_bytes(demo)
-    connections: list[socket.socket] = []
-    request = message(COMPLETIONS, b" " * (limits.max_bytes - 100), length=limits.max_bytes)
-    try:
-        for _ in range(2 * limits.most_pending):
-            # Only now, because HAProxy closes a connection on which no request begins.
-            connections.append(connect(demo))
-            connections[-1].sendall(request)
-        assert_others_are_served(demo)
-        assert resident_bytes(demo) - before < 2 * limits.most_pending * limits.max_bytes
-        wait_until(
-            "as many bodies are answered as may not be pending",
-            lambda: len(select.select(connections, [], [], 0)[0]) >= limits.most_pending,
-        )
-        answered, _, _ = select.select(connections, [], [], 0)
-        # The other clients have reached their deadline meanwhile.
-        said = Counter(first_line(connection) for connection in answered)
-        assert said.pop(b"HTTP/1.1 429 Too Many Requests") and set(said) <= {b"HTTP/1.1 400 Bad Request"}
-    finally:
-        for connection in connections:
-            connection.close()
-
-
 def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: list[Server]) -> None:
     requests = [
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n",
@@ -202,82 +172,6 @@ def test_simultaneous_streams_are_complete_or_refused_with_retry_after(server: S
             assert [reason for reason in reasons if reason] == ["length"] and reasons[-1] == "length"
         else:
             assert answer.error()["code"] == "queue_full" and int(answer.headers["retry-after"]) >= 1
-
-
-@THROUGH_HAPROXY
-def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> None:
-    """Every pair of values of two parameters occurs in a request. It is answered 200, or 400 if it asks for more echoed
-    log-probabilities than one request may have."""
-    context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
-    shared: dict[str, list[Any]] = {
-        "temperature": [0, 1e-9, 2], "top_p": [1e-9, 1], "top_k": [-1, 1, 2**31 - 1], "seed": [-(2**63), 2**63 - 1],
-        "stop": [[], ["x" * 256, "\x00", "🙂", " "]], "stream": [True, False], "ignore_eos": [True, False],
-        "priority": [0, 100], "user": ["", "u" * 10_000],
-    }  # fmt: skip
-    completions = shared | {
-        "n": [1, examples(4, 64)], "max_tokens": [1, 3], "logprobs": [None, 0, 20], "echo": [False, True],
-        "prompt": ["", "\ufeff\x00", [1] * (context - 8), ["a", "b" * 50]],
-    }  # fmt: skip
-    chat = shared | {
-        "n": [1, examples(4, 128)], "max_completion_tokens": [1, 3], "top_logprobs": [None, 20],
-        "messages": [[{"role": "user", "content": ""}],
-                     [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "🙂"}] * 3}]],
-    }  # fmt: skip
-    # The longest answer has a case of its own, because it takes most of the time.
-    requests: list[tuple[str, dict[str, Any]]] = [
-        (COMPLETIONS, LONG | {"n": 1, "stream": stream, "max_tokens": context - 20}) for stream in (True, False)
-    ]
-    # So has the largest number of choices, which in each run is not one of the values.
-    most = {"max_tokens": 3, "temperature": 2, "stream": True, "priority": 100}
-    requests += [(COMPLETIONS, {"prompt": "", "n": 64} | most)]
-    requests += [(CHAT, {"messages": [{"role": "user", "content": ""}], "n": 128} | most)]
-    requests += [(COMPLETIONS, case) for case in pairwise(completions)]
-    requests += [(CHAT, case | {"logprobs": case["top_logprobs"] is not None}) for case in pairwise(chat)]
-
-    async def all_of_them() -> list[Answer]:
-        return [await ask(server, message(path, body)) for path, body in requests]
-
-    for (_, body), answer in zip(requests, asyncio.run(all_of_them()), strict=True):
-        if num_echoed_logprobs(body) > MAX_PROMPT_LOGPROBS:
-            assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "logprobs"), body
-            continue
-        assert answer.status == 200, (body, answer.body[:300])
-        count = body["n"] * (2 if body.get("prompt") == ["a", "b" * 50] else 1)
-        chunks = answer.events() if body["stream"] else [json.loads(answer.body)]
-        reasons = [
-            choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
-        ]
-        assert len(reasons) == count and set(reasons) <= {"stop", "length"}
-
-
-def num_echoed_logprobs(body: dict[str, Any]) -> int:
-    """Echoed log-probabilities of the matrix's one long prompt, which is given as ids."""
-    prompt = body.get("prompt")
-    if (
-        not body.get("echo")
-        or body.get("logprobs") is None
-        or not isinstance(prompt, list)
-        or prompt == ["a", "b" * 50]
-    ):
-        return 0
-    return len(prompt) * int(body["n"]) * (int(body["logprobs"]) + 1)
-
-
-def pairwise(values: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """A small set of cases with every pair of values of two parameters: of random cases those with most missing pairs."""
-    draw, cases = random.Random(1), []
-
-    def pairs(case: dict[str, int]) -> set[frozenset[tuple[str, int]]]:
-        return set(map(frozenset, itertools.combinations(case.items(), 2)))
-
-    places = ([(name, at) for at in range(len(given))] for name, given in values.items())
-    missing = {frozenset(each) for a, b in itertools.combinations(places, 2) for each in itertools.product(a, b)}
-    while missing:
-        tried = [{name: draw.randrange(len(given)) for name, given in values.items()} for _ in range(100)]
-        best = max(tried, key=lambda case: len(missing & pairs(case)))
-        missing -= pairs(best)
-        cases.append({name: values[name][at] for name, at in best.items()})
-    return cases
 
 
 def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(

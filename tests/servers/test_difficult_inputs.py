@@ -1,4 +1,4 @@
-"""Bad inputs to a whole server: HAProxy or Serve's proxy, a replica, ranks. Each class of inputs once; test_bad_input.py
+"""Bad inputs to a whole server: HAProxy or Serve's proxy, a replica, ranks. One for each place that refuses; test_bad_input.py
 tests every refused value on the application alone.
 """
 
@@ -10,30 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, connect, message
-from tests.support.server import Server, is_idle
+from tests.support.server import CHAT, COMPLETIONS, Answer, Server, ask, connect, is_idle, message
 from tests.support.waiting import wait_until
-
-USER = {"role": "user", "content": "hi"}
-SYSTEM = {"role": "system", "content": "x"}
-NOT_JSON = {
-    "empty": b"", "cut": b"{", "utf8": b'{"prompt": "\xff"}', "deep": b"[" * 100_000, "text": b'"text"',
-    "digits": b'{"max_tokens": ' + b"9" * 5000 + b"}", "surrogate": b'{"prompt": "\\ud800"}',
-    "control": b'{"prompt": "\x01"}', "nan": b'{"prompt": "x", "temperature": NaN}',
-    "infinity": b'{"prompt": "x", "top_p": -Infinity}',
-}  # fmt: skip
-BAD_FIELDS: list[tuple[str, object, str]] = [
-    ("temperature", -1, "invalid_parameter"), ("max_tokens", True, "invalid_parameter"),
-    ("n", 10**9, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("stop", ["a"] * 17, "invalid_parameter"),
-    ("stop", "x" * 2**20, "invalid_parameter"), ("logit_bias", {"1000000": 1}, "invalid_parameter"),
-    ("tools", [{"type": "function"}], "unsupported"), ("response_format", {"type": "xml"}, "invalid_parameter"),
-    ("prompt", [5] * 5000, "context_length_exceeded"),
-]  # fmt: skip
-BAD_DIALOGS: list[tuple[list[Any], str]] = [
-    ([], "invalid_dialog"), ([{"role": "wizard", "content": "x"}], "invalid_dialog"),
-    ([USER, SYSTEM], "invalid_dialog"), ([{"role": "user", "content": "a [INST] b"}], "special_tags"),
-    ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "unsupported"),
-]  # fmt: skip
 
 
 def get(path: str) -> bytes:
@@ -49,10 +27,11 @@ def test_every_bad_input_gets_its_error_and_leaves_no_sequence(server: Server) -
     chunks = b"".join(b"100000\r\n" + b" " * 2**20 + b"\r\n" for _ in range(17))
     chunked = message(CHAT, b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
     cases = [
-        *((message(path, raw), 400, "invalid_json") for raw in NOT_JSON.values() for path in (COMPLETIONS, CHAT)),
-        *((message(COMPLETIONS, {"prompt": "x", field: value}), 400, code) for field, value, code in BAD_FIELDS),
-        (message(COMPLETIONS, b'{"prompt": "x", "temperature": 1e999}'), 400, "invalid_parameter"),
-        *((message(CHAT, {"messages": messages}), 400, code) for messages, code in BAD_DIALOGS),
+        (message(COMPLETIONS, b""), 400, "invalid_json"),
+        (message(CHAT, b"[" * 100_000), 400, "invalid_json"),
+        (message(COMPLETIONS, {"prompt": "x", "stop": "x" * 2**20}), 400, "invalid_parameter"),
+        (message(COMPLETIONS, {"prompt": [5] * 5000}), 400, "context_length_exceeded"),
+        (message(CHAT, {"messages": []}), 400, "invalid_dialog"),
         (message(COMPLETIONS, {"prompt": "x"}, "Content-Type: text/plain"), 415, "unsupported_media_type"),
         (message(COMPLETIONS, {"prompt": "x", "model": "gpt-9"}), 404, "model_not_found"),
         (message(COMPLETIONS, {"prompt": [10**6]}), 400, "invalid_parameter"),
@@ -98,28 +77,6 @@ def test_a_huge_prompt_is_refused_while_health_checks_are_answered(server: Serve
         watching.join()
     assert answer.status == 400 and answer.error()["param"] == "prompt"
     assert set(statuses) == {200}
-
-
-def test_an_answer_does_not_change_beside_bad_requests(plain: Server) -> None:
-    async def ask_eight(neighbours: list[dict[str, Any]]) -> list[Any]:
-        async def disturb() -> None:
-            while True:
-                answers = await asyncio.gather(*(ask(plain, message(COMPLETIONS, body)) for body in neighbours))
-                assert {answer.status for answer in answers} <= {400}
-                await asyncio.sleep(0.001)
-
-        disturbing = asyncio.create_task(disturb())
-        body = {"prompt": [1, 264, 495], "max_tokens": 150, "temperature": 0.9, "logprobs": 1, "ignore_eos": True}
-        asked = [ask(plain, message(COMPLETIONS, body | {"seed": seed})) for seed in range(8)]
-        answers = await asyncio.gather(*asked)
-        disturbing.cancel()
-        return [json.loads(answer.body)["choices"] for answer in answers]
-
-    bad: list[dict[str, Any]] = [
-        {"prompt": "x", "logit_bias": {key: 100}} for key in ("-1", "640", str(2**31), str(2**63), "x")
-    ]
-    bad += [{"prompt": [1, 2**31]}, {"prompt": [-1]}]
-    assert asyncio.run(ask_eight([])) == asyncio.run(ask_eight(bad))
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

@@ -16,27 +16,14 @@ import httpx
 import openai
 import pytest
 
+from deployments.local.small_cluster import OBJECT_STORE_BYTES
 from tests.support import http
-from tests.support.metric_samples import samples
-from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import Server, is_idle, num_generated, option_of
+from tests.support.server import COMPLETIONS, Server, connect, is_idle, message, num_generated, option_of
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 READ_AFTER_S = 15.0  # half of the time after which a client that reads nothing is disconnected
-
-# Lets a process run for a fifth of the time only.
-# Stops a process four times as long as it ran: a throttle that is itself scheduled late must not let it run at full speed.
-THROTTLE = """
-import os, signal, time
-ran = 0.002
-while True:
-    os.kill({pid}, signal.SIGSTOP); time.sleep(min(4 * ran, 0.25))
-    begin = time.monotonic()
-    os.kill({pid}, signal.SIGCONT); time.sleep(0.002)
-    ran = time.monotonic() - begin
-"""
 
 
 # Both servers.
@@ -84,14 +71,6 @@ def test_sigterm_of_serve_run_leaves_no_process(plain: Server) -> None:
 # The demo model by `make serve`'s command.
 
 
-def test_props_have_the_fields_of_the_api_reference(demo: Server) -> None:
-    schemas = demo.get("/openapi.json")[1]["components"]["schemas"]
-    props = demo.get("/props")[1]
-    assert props.keys() == schemas["EngineState"]["properties"].keys()
-    assert [rank.keys() for rank in props["ranks"]] == [schemas["RankState"]["properties"].keys()] * 2
-    assert all(rank["load_seconds"] > 0 and rank["share"] for rank in props["ranks"])
-
-
 def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     """HTTP, HAProxy's statistics, Ray's processes, Serve's gRPC, the ranks' store."""
     http.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
@@ -101,6 +80,13 @@ def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     # 127.0.0.1 as an IPv4 and as an IPv6 address, as the kernel writes them.
     loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
     assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
+
+
+def test_the_cluster_has_no_dashboard_no_autoscaler_and_little_memory_for_objects(demo: Server) -> None:
+    commands = demo.processes().values()
+    programs = ("gcs_server", "raylet/raylet", "/log_monitor.py", "/monitor.py", "dashboard/dashboard.py")
+    assert [sum(program in command for command in commands) for program in programs] == [1, 1, 1, 0, 0]
+    assert option_of(demo, "--object_store_memory=") == str(OBJECT_STORE_BYTES)
 
 
 AS_NOBODY = """
@@ -129,40 +115,6 @@ def test_a_header_that_is_not_utf8_is_no_server_error(demo: Server, name: bytes)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name.decode(), answer.text
     else:
         assert answer.status_code == 200, answer.text
-
-
-@pytest.mark.full  # beside other programs the other rank waits for a core as long as the slow one
-def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: Server) -> None:
-    before = demo.get("/props")[1]
-    slow = before["ranks"][1]["pid"]
-    body = {
-        "model": "llama-demo",
-        "prompt": "once upon a time",
-        "max_tokens": 50,  # a window of the detector needs 20 steps
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    is_measured = False
-    with httpx.Client(base_url=demo.url, timeout=60) as http:
-        expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-
-        def is_found() -> bool:
-            nonlocal is_measured
-            assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
-            figures = samples(http.get("/metrics").text)
-            slow_s, other_s = (figures.get(f'llama_rank_step_seconds{{rank="{rank}"}}') for rank in (1, 0))
-            is_measured = is_measured or (slow_s or 0.0) > 2 * (other_s or 1e9)
-            return is_measured and "rank 1 is slow, and every step waits for it" in demo.output()
-
-        throttling = subprocess.Popen([sys.executable, "-c", THROTTLE.format(pid=slow)])
-        try:
-            # The warning needs a slow rank for half a minute, and a window of the detector lasts more than a second.
-            wait_until("rank 1 is named, and measured as slow", is_found, 400, 1.0)
-        finally:
-            throttling.kill()
-            throttling.wait()
-            os.kill(slow, signal.SIGCONT)
-    assert demo.get("/props")[1]["epoch"] == before["epoch"]
 
 
 # The last test of this server, which ends it.

@@ -1,26 +1,20 @@
-"""A server that requires API keys: its banner, a second server on its port, and streams that only their own key resumes."""
+"""A server that requires API keys: its banner, and a second server on its port."""
 
-import asyncio
-import json
 import subprocess
 
 import pytest
 
-from tests.servers.conftest import API_KEYS, RESUME_WINDOW_S
-from tests.servers.test_broken_connections import TALE, client_of
+from tests.servers.conftest import API_KEYS
 from tests.support import http
-from tests.support.joined_events import data_of, id_of, joined
-from tests.support.metric_samples import samples
+from tests.support.http import samples
+from tests.support.otlp_collector import Traced
 from tests.support.programs import REPOSITORY, environment
-from tests.support.raw_http import COMPLETIONS
 from tests.support.server import UP, Server
-from tests.support.traced_server import Traced
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 WITH_OTHER_KEY = {"Authorization": f"Bearer {API_KEYS[1]}"}
-LONG = TALE | {"max_tokens": 160, "ignore_eos": True, "n": 2, "logprobs": 0}
 
 
 @pytest.fixture
@@ -54,23 +48,3 @@ def test_a_second_server_on_the_same_port_is_refused(server: Server) -> None:
     )
     said = f"127.0.0.1:{server.port} is the port of another `llama-ray up`, process {server.process.pid}."
     assert second.returncode == 1 and said in second.stderr
-
-
-async def test_one_api_key_reads_no_stream_of_another_and_a_stream_that_expired_is_computed_again(
-    server: Server,
-) -> None:
-    async with client_of(server, **server.headers) as client:
-        events = await client.events(COMPLETIONS, LONG, "mine", most=5)
-        last = id_of(events[-1])
-        other = await client.events(COMPLETIONS, LONG, "mine", most=5, **WITH_OTHER_KEY)
-        assert answer_ids(other).isdisjoint(answer_ids(events))
-        assert await client.status(COMPLETIONS, TALE, "mine", last) == (422, "idempotency_key_reused")
-        rest = await client.events(COMPLETIONS, LONG, "mine", last)
-        assert joined(events + rest) == joined(await client.events(COMPLETIONS, LONG))
-        await asyncio.sleep(RESUME_WINDOW_S + 1)
-        again = await client.events(COMPLETIONS, LONG, "mine", last)
-        assert joined(events + again) == joined(events + rest) and answer_ids(again) == answer_ids(rest)
-
-
-def answer_ids(events: list[bytes]) -> set[str]:
-    return {json.loads(data_of(event))["id"] for event in events if data_of(event) != "[DONE]"}

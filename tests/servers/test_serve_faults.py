@@ -5,21 +5,70 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.chaos.asks import Ask
 from tests.chaos.load import Heard, hear
-from tests.servers.test_broken_connections import REQUESTS, Client, client_of, comparable
-from tests.support.joined_events import id_of
-from tests.support.server import Server
-from tests.support.traced_server import Traced
+from tests.support.joined_events import id_of, joined
+from tests.support.otlp_collector import Traced
+from tests.support.server import CHAT, COMPLETIONS, Server
 from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.timeout(600)
 
 NUM_STREAMS = 6
+HELLO = {"messages": [{"role": "user", "content": "Tell me a story about a dog."}], "max_tokens": 48}
+TALE = {"prompt": "once upon a time", "stream_options": {"include_usage": True}, "max_tokens": 48}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+}
+TOOL = {"type": "function", "function": {"name": "go", "parameters": PERSON}}  # a long one would not fit the context
+VARYING = ("message_start.message.usage.output_tokens",)
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "two choices": (COMPLETIONS, TALE | {"n": 2, "ignore_eos": True}),
+    "logprobs": (COMPLETIONS, TALE | {"logprobs": 3, "echo": True}),
+    "penalties": (COMPLETIONS, TALE | {"frequency_penalty": 1.5, "repetition_penalty": 1.3, "min_tokens": 8}),
+    "chat": (CHAT, HELLO | {"logprobs": True, "top_logprobs": 2, "n": 2}),
+    "stop": (CHAT, HELLO | {"stop": [" a ", "the"]}),
+    "schema": (CHAT, HELLO | {"structured_outputs": {"json": PERSON}}),
+    "tools": (CHAT, HELLO | {"tools": [TOOL], "tool_choice": "required"}),
+    "messages": ("/v1/messages", HELLO),
+    "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": 48}),
+}
+
+
+def client_of(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False, headers=server.headers)
+
+
+async def events(client: httpx.AsyncClient, kind: str, last: str = "", most: int | None = None) -> list[bytes]:
+    """The first events of a stream, `most` at most; the connection is broken after them. last: the id of the last one."""
+    path, body = REQUESTS[kind]
+    body = body | {"temperature": 0.9, "stream": True}  # the server draws the seed
+    headers = {"Idempotency-Key": kind} | ({"Last-Event-ID": last} if last else {})
+    received = b""
+    async with client.stream("POST", path, json=body, headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for piece in answer.aiter_raw():
+            received += piece
+            if most is not None and len(_events(received)) >= most:
+                break
+    return _events(received)[:most]
+
+
+def _events(received: bytes) -> list[bytes]:
+    return [event for event in received.split(b"\n\n")[:-1] if not event.startswith(b":")]
+
+
+def comparable(found: list[bytes]) -> list[Any]:
+    """What they add up to, without the number of cached tokens, which depends on earlier requests, and that of the first event,
+    which has as many as there were."""
+    return [(place, value) for place, value in joined(found) if "cache" not in place and place not in VARYING]
 
 
 @pytest.fixture
@@ -39,7 +88,7 @@ async def streams(
     server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 300
 ) -> list[Heard]:
     """The answer of each stream; `meanwhile` is called when all streams have begun."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False, headers=server.headers) as client:
+    async with client_of(server) as client:
         heard = [Heard() for _ in range(NUM_STREAMS)]
         hearing = [
             asyncio.create_task(hear(client, ask, each)) for ask, each in zip(asks(num_tokens), heard, strict=True)
@@ -55,8 +104,7 @@ async def answers(server: Server) -> None:
     """Wait for the first complete answer."""
 
     async def is_answered() -> bool:
-        headers = server.headers
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False, headers=headers) as client:
+        async with client_of(server) as client:
             heard = await hear(client, asks(20)[0])
         return heard.error is None and heard.done
 
@@ -96,29 +144,9 @@ async def test_no_request_fails_when_serves_controller_is_killed(server: Server)
     assert server.get("/ready")[0] == 200
 
 
-# The server draws the seeds of those that have none.
-UNSEEDED = {
-    kind: (path, {name: value for name, value in body.items() if name != "seed"} | {"temperature": 0.9})
-    for kind, (path, body) in REQUESTS.items()
-}
-
-
-async def begun(client: Client) -> dict[str, list[bytes]]:
-    """The first events of a stream of each kind."""
-    return {kind: await client.events(path, body, kind, most=8) for kind, (path, body) in UNSEEDED.items()}
-
-
-async def go_on(client: Client, first: dict[str, list[bytes]]) -> None:
-    """Each stream goes on, and equals the stream that has not been cut."""
-    for kind, (path, body) in UNSEEDED.items():
-        rest = await client.events(path, body, kind, id_of(first[kind][-1]))
-        uncut = await client.events(path, body, kind)
-        assert comparable(first[kind] + rest) == comparable(uncut), kind
-
-
 async def test_a_killed_replica_breaks_its_streams_visibly_and_another_one_goes_on_with_them(server: Server) -> None:
-    async with client_of(server, **server.headers) as client:
-        first = await begun(client)
+    async with client_of(server) as client:
+        first = {kind: await events(client, kind, most=8) for kind in REQUESTS}
     ranks = {rank["pid"] for rank in server.get("/props")[1]["ranks"]} | processes(server, "ray::RankWorker")
 
     async def kill_it() -> None:
@@ -145,8 +173,10 @@ async def test_a_killed_replica_breaks_its_streams_visibly_and_another_one_goes_
     assert not ranks & {rank["pid"] for rank in props["ranks"]}
     replica = processes(server, "ray::ServeReplica")
     assert len(replica) == 1
-    async with client_of(server, **server.headers) as client:
-        await go_on(client, first)
+    async with client_of(server) as client:
+        for kind, begun in first.items():
+            rest = await events(client, kind, id_of(begun[-1]))
+            assert comparable(begun + rest) == comparable(await events(client, kind)), kind
 
 
 async def test_a_killed_haproxy_is_replaced_and_the_ranks_keep_running(server: Server) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.servers.conftest import Malicious, flip_a_bit
+from tests.servers.conftest import flip_a_bit
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.server import served
 from tests.support.waiting import wait_until
@@ -24,29 +23,12 @@ def ray_directory() -> Iterator[str]:
 
 # In each run, `test_upgrade.py` deploys a malicious file, and `test_up.py` has the command end after a failed deployment.
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("answer_after_s", "fault"),
-    [
-        pytest.param(20, "does not match its checksum", id="a flipped bit, while requests wait"),
-        pytest.param(
-            *(0, "not a checkpoint that can be loaded safely"), id="a malicious pickle, while requests are answered 503"
-        ),
-    ],
-)
-def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_process(
-    tmp_path: Path, ray_directory: str, answer_after_s: int, fault: str
+def test_a_flipped_bit_is_named_and_ends_the_server_with_an_error_and_no_process(
+    tmp_path: Path, ray_directory: str
 ) -> None:
     checkpoint = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
-    if "checksum" in fault:
-        flip_a_bit(checkpoint / "consolidated.01.pth")
-    else:
-        torch.save({"norm.weight": Malicious(tmp_path / "sprung")}, checkpoint / "consolidated.01.pth")
-    args = {
-        "ckpt_dir": str(checkpoint),
-        "tokenizer_path": str(checkpoint / "tokenizer.model"),
-        "max_seq_len": 64,
-        "answer_after_s": answer_after_s,
-    }
+    flip_a_bit(checkpoint / "consolidated.01.pth")
+    args = {"ckpt_dir": str(checkpoint), "max_seq_len": 64, "answer_after_s": 20}
     with served(args=args, env={"RAY_TMPDIR": ray_directory}) as server:
         most = 0
 
@@ -60,8 +42,7 @@ def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_proces
         output = server.output()
         assert server.process.poll() == 1, output[-3000:]
         line = next(line for line in output.splitlines() if "The server cannot start: " in line)
-        assert "damaged/consolidated.01.pth" in line and fault in line
-        assert not (tmp_path / "sprung").exists()
+        assert "damaged/consolidated.01.pth" in line and "does not match its checksum" in line
         assert most > 5
         assert server.wait_gone() == {}
 

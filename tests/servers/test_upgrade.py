@@ -19,9 +19,9 @@ from tests.chaos.asks import Ask
 from tests.chaos.load import hear
 from tests.servers.conftest import CPUS_PER_RANK, SHARED_MEMORY_BEFORE, Malicious
 from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.otlp_collector import Traced
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import WITH_TOKEN, Server, address_of
-from tests.support.traced_server import Traced
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)

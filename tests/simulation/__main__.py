@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from tests.simulation.history import Event, Setting, drawn
-from tests.simulation.world import finding
+from tests.simulation.running import finding
 
 
 def shortest(setting: Setting, events: Sequence[Event]) -> list[Event]:

@@ -95,6 +95,7 @@ FAULTS: Final[dict[str, Callable[[random.Random], float]]] = {
 THEMES: Final = (
     ("adapter", "no adapter", "update", "drain", "end of a front", "leave"),
     ("adapter", "no adapter", "update", "join"),
+    ("adapter", "adapter", "burst"),
     ("silence from", "silence from", "silence", "stop", "island"),
     ("burst", "kill", "rank", "burst"),
     ("update", "bad update", "remove", "rival", "defaults"),

@@ -13,6 +13,8 @@ from deployments.engine.interface import Models
 from deployments.engine.service import LlamaService
 from deployments.fleet.cluster import FRONT
 from deployments.fleet.fleet import Fleet
+from deployments.fleet.own_engine import OwnEngine
+from deployments.fleet.served_model import ServedModel
 from deployments.http.app import HttpApp
 from deployments.replicas.front_process import FrontProcess, http_app_of, keys_of
 from llama_core.files.digest import CheckpointDigest
@@ -157,6 +159,10 @@ class SimulatedFront:
     def fleet(self) -> Fleet | None:
         return None
 
+    @property
+    def models(self) -> list[ServedModel]:
+        return [] if self.fleet is None else [*self.fleet._models.values()]
+
     def vanish(self) -> None:
         self.ended.set()
 
@@ -209,18 +215,27 @@ class OwnRanks(SimulatedFront):
         self.groups = FakeGroupPool(lambda: ranks_of(setting, 0))
         given = application.args(setting) | {"lora_root": None, "resume_window_s": setting.window_s}
         args = ServerArgs(**given, api_key_digests=FRONT_ARGS.api_key_digests)
-        self.service = self.engine = self.process.call(lambda: LlamaService(args, lambda: self.groups))
+        self.service = self.own = self.process.call(lambda: self._own(args))
+        self.engine = self.own.service
         self.http_app = http_app_of(args, self.service, METRICS, keys_of(args), None, Member(cluster, "llama"), FRONT)
 
+    @property
+    def models(self) -> list[ServedModel]:
+        return [self.own]
+
+    def _own(self, args: ServerArgs) -> OwnEngine:
+        service = LlamaService(args, lambda: self.groups, on_step=METRICS.on_step)
+        return OwnEngine(service, args, METRICS.on_end)
+
     async def ready(self) -> None:
-        await self.process.run(self.engine.start())
+        await self.process.run(self.own.start())
 
     async def drain(self) -> None:
         await self.process.run(self._end())
 
     async def _end(self) -> None:
-        await self.engine.drain()
-        await self.engine.stop()
+        await self.own.drain()
+        await self.own.stop()
 
     async def stop(self) -> None:
-        await self.engine.stop()
+        await self.own.stop()

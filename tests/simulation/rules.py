@@ -7,11 +7,11 @@ from collections.abc import Sequence as Lengths
 from typing import Any, Final
 
 from deployments.fleet.directory import CALL_TIMEOUT_S
-from deployments.fleet.engine_link import EngineLink, RoutedStream
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.front_server import FrontConnection
-from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
-from deployments.fleet.remote_engine import RemoteEngine
+from deployments.fleet.served_model import ServedModel
+from deployments.links.front_session import FrontSession
+from deployments.links.link import Link, RoutedStream
+from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.replicas.front_process import MAX_SEARCH_S
 from llama_core.scheduling.scheduler import Scheduler
 from tests.simulation.expected_answers import Wrong
@@ -58,7 +58,7 @@ class Rules:
             self.lasts(("started", engine), engine.invitation is not None)
             self.lasts(("up", engine), not engine.process.stands_still)
             if not (engine.is_gone or engine.process.stands_still or engine.server is None):
-                for connection in engine.server.connections:
+                for connection in engine.server.sessions:
                     self._check_connection(engine, connection)
                 self._check_places(engine)
 
@@ -69,10 +69,10 @@ class Rules:
             return 0.0
         return time.monotonic() - self._since.setdefault(what, time.monotonic())
 
-    def models(self) -> Iterator[tuple[SimulatedFront, RemoteEngine]]:
+    def models(self) -> Iterator[tuple[SimulatedFront, ServedModel]]:
         for front in self._world.fronts:
-            if not front.is_gone and front.fleet is not None:
-                for model in front.fleet._models.values():
+            if not front.is_gone:
+                for model in front.models:
                     yield front, model
 
     # What the simulation knows.
@@ -101,7 +101,7 @@ class Rules:
                 if is_apart or is_still or not engine.serves or (front, engine) not in self._disturbed_s:
                     self._disturbed_s[front, engine] = time.monotonic()
 
-    def _engine_of(self, link: EngineLink | None) -> SimulatedEngine | None:
+    def _engine_of(self, link: Link | None) -> SimulatedEngine | None:
         found = (each for each in self._world.engines if link is not None and each.service.engine_id == link.engine_id)
         return next(found, None)
 
@@ -133,7 +133,7 @@ class Rules:
                         f"a front holds {len(held)} requests, and its engines took {self._world.setting.max_queue}"
                     )
 
-    def on_close(self, connection: FrontConnection, reason: str) -> None:
+    def on_close(self, connection: FrontSession, reason: str) -> None:
         """An engine closes its connection with a front."""
         front = self._front_of(connection)
         engine = next(each for each in self._world.engines if each.server is connection.server)
@@ -142,7 +142,7 @@ class Rules:
         if front is not None and not is_expected and (not is_of_silence or self.is_settled(front, engine)):
             self.wrong.append(f"an engine closes the connection with a front: {reason}")
 
-    def _check_owners(self, model: RemoteEngine) -> None:
+    def _check_owners(self, model: ServedModel) -> None:
         owners: dict[Any, int] = {}
         for link in model.links:
             for number, live in link.streams.items():
@@ -152,7 +152,7 @@ class Rules:
         if any(count > 1 for count in owners.values()):
             raise Wrong("a stream has two engines")
 
-    def _check_link(self, front: SimulatedFront, link: EngineLink) -> None:
+    def _check_link(self, front: SimulatedFront, link: Link) -> None:
         engine = self._engine_of(link)
         if engine is None:
             return
@@ -169,7 +169,7 @@ class Rules:
         if self.lasts(("defaults", link), has_other) > 3 * BEAT_S:
             raise Wrong("a front has other defaults than its engine")
 
-    def _check_wait(self, front: SimulatedFront, model: RemoteEngine, live: RoutedStream) -> None:
+    def _check_wait(self, front: SimulatedFront, model: ServedModel, live: RoutedStream) -> None:
         seq, engine = live.stream.sequence, self._engine_of(live.link)
         length, *_ = self._computed_by.get(live, (seq.prompt_len, 0, 0))
         is_known = seq.length == length or engine is not None
@@ -186,17 +186,18 @@ class Rules:
             raise Wrong(
                 f"a stream with {seq.length - seq.prompt_len} tokens waits beside a free slot, at {time.monotonic():.2f} s: "
                 f"{live.link and live.link.engine_id[:6]}, since {live.placed_s:.2f}, moved {live.num_moves} times, "
-                f"adapter {seq.adapter[:6]!r}; free: {[each.service.engine_id[:6] for each in free]}; the front knows {links}"
+                f"adapter {seq.terms.adapter[:6]!r}; free: {[each.service.engine_id[:6] for each in free]}; "
+                f"the front knows {links}"
             )
 
     def _has_slot(self, engine: SimulatedEngine, live: RoutedStream) -> bool:
         assert engine.server is not None
-        for connection in engine.server.connections:
-            if _link_of(connection) is live.link and (stream := connection._streams.get(live.number)) is not None:
+        for connection in engine.server.sessions:
+            if _link_of(connection) is live.link and (stream := connection.streams.get(live.number)) is not None:
                 return stream.sequence.slot is not None
         return False
 
-    def _fits(self, front: SimulatedFront, model: RemoteEngine, engine: SimulatedEngine, live: RoutedStream) -> bool:
+    def _fits(self, front: SimulatedFront, model: ServedModel, engine: SimulatedEngine, live: RoutedStream) -> bool:
         if engine.application.model != model.model_id or not engine.serves or not self.is_settled(front, engine):
             return False
         seq, (_, weights, ranks) = live.stream.sequence, self._computed_by.get(live, (0, engine.weights, 0))
@@ -214,30 +215,30 @@ class Rules:
         if self.lasts(("free", engine), has_free) < 1.0:
             return False
         places = scheduler.adapter_places
-        return not seq.adapter or seq.adapter in places.held
+        return not seq.terms.adapter or seq.terms.adapter in places.held
 
-    def _check_connection(self, engine: SimulatedEngine, connection: FrontConnection) -> None:
+    def _check_connection(self, engine: SimulatedEngine, connection: FrontSession) -> None:
         front = self._front_of(connection)
-        silent_s = time.monotonic() - connection._heard_s
+        silent_s = time.monotonic() - connection.heard_s
         has_stood = self.lasts(("up", engine), True) < CLOSE_AFTER_S + 2.0
-        if connection._is_greeted and silent_s > CLOSE_AFTER_S + 3 * BEAT_S and not has_stood:
-            raise Wrong(f"an engine keeps {len(connection._streams)} streams of a front that has vanished")
+        if silent_s > CLOSE_AFTER_S + 3 * BEAT_S and not has_stood:
+            raise Wrong(f"an engine keeps {len(connection.streams)} streams of a front that has vanished")
         link = _link_of(connection)
         if front is None or link is None:
             return
         self._check_turns(connection, link)
         is_quiet = self.is_settled(front, engine)
-        for number in list(connection._streams):
+        for number in list(connection.streams):
             if self.lasts(("orphan", connection, number), is_quiet and number not in link.streams) > ORPHAN_S:
                 raise Wrong("an engine computes a stream that its front does not know")
 
-    def _check_turns(self, connection: FrontConnection, link: EngineLink) -> None:
+    def _check_turns(self, connection: FrontSession, link: Link) -> None:
         """A stream that has begun elsewhere comes before those that have not."""
         delay_s = 0.1 + 2 * self._world.setting.step_s
         pairs = [
             (stream, link.streams[number])
-            for number, stream in connection._streams.items()
-            if number in link.streams and not stream.sequence.adapter
+            for number, stream in connection.streams.items()
+            if number in link.streams and not stream.sequence.terms.adapter
         ]
         for first, begun in pairs:
             if first.timeline.admitted_s is None and begun.has_begun and not begun.is_readmitted:
@@ -248,15 +249,15 @@ class Rules:
 
     def _check_places(self, engine: SimulatedEngine) -> None:
         assert engine.server is not None
-        sequences = [stream.sequence for each in engine.server.connections for stream in each._streams.values()]
+        sequences = [stream.sequence for each in engine.server.sessions for stream in each.streams.values()]
         running = [seq for seq in sequences if seq.slot is not None]
         places = {
-            owner: {seq.adapter for seq in running if seq.owner == owner} - {""}
-            for owner in {seq.owner for seq in running}
+            owner: {seq.terms.adapter for seq in running if seq.terms.owner == owner} - {""}
+            for owner in {seq.terms.owner for seq in running}
         }
         limit_s = 3.0 + 20 * self._world.setting.step_s
         for seq in sequences:
-            waits = seq.slot is None and bool(seq.adapter) and seq.owner not in places and engine.serves
+            waits = seq.slot is None and bool(seq.terms.adapter) and seq.terms.owner not in places and engine.serves
             is_kept = any(len(held) >= max(2, self._world.setting.max_loras) for held in places.values())
             if self.lasts(("place", engine, seq), waits and is_kept) > limit_s:
                 raise Wrong("one owner keeps all places of adapters, and another one has none")
@@ -265,14 +266,16 @@ class Rules:
         """An engine refuses a new request because too many wait."""
         waiting: dict[str, int] = {}
         owners = set()
-        for engine in self._world.engines:
-            if engine.server is not None and engine.service.loop.scheduler is scheduler:
-                streams = [stream for each in engine.server.connections for stream in each._streams.values()]
+        servers = [engine.server for engine in self._world.engines]
+        servers += [front.own.fronts for front in self._world.fronts_with_ranks()]
+        for server in servers:
+            if server is not None and server.engine_loop.scheduler is scheduler:
+                streams = [stream for each in server.sessions for stream in each.streams.values()]
                 for seq in (stream.sequence for stream in streams):
-                    owners.add(seq.owner)
+                    owners.add(seq.terms.owner)
                     # One that has begun does not give way.
                     if seq.slot is None and not seq.progress.has_begun:
-                        waiting[seq.owner] = waiting.get(seq.owner, 0) + 1
+                        waiting[seq.terms.owner] = waiting.get(seq.terms.owner, 0) + 1
         if owner in owners or len(lengths) > 1:
             return
         if scheduler.num_waiting < len(scheduler.admission.free_slots):
@@ -281,7 +284,7 @@ class Rules:
         if max(waiting.values(), default=0) > 1 and not is_over:
             self.wrong.append(f"{owner} has nothing in a queue that others fill, and is refused: {message}, {waiting}")
 
-    def _front_of(self, connection: FrontConnection) -> SimulatedFront | None:
+    def _front_of(self, connection: FrontSession) -> SimulatedFront | None:
         link = _link_of(connection)
         for front, model in self.models():
             if link in model.links:
@@ -307,9 +310,9 @@ class Rules:
                 raise Wrong("a front keeps streams beyond its window")
 
 
-def _link_of(connection: FrontConnection) -> EngineLink | None:
+def _link_of(connection: FrontSession) -> Link | None:
     """The other end of a connection that has not ended."""
-    peer = getattr(connection._transport, "peer", None)
+    peer = getattr(getattr(connection, "_transport", None), "peer", None)
     return peer.protocol if peer is not None and not peer.is_closed else None
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.simulation.history import drawn
-from tests.simulation.world import finding
+from tests.simulation.running import finding
 from tests.support.full_runs import examples
 
 NUM_SEEDS = examples(10, 100)

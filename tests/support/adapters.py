@@ -19,7 +19,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.files.adapter import Adapter, open_adapter
 from llama_core.model_weights import weight_specs
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import families
 from tests.support.hugging_face import VOCAB_SIZE
@@ -114,7 +114,9 @@ def generate(runner: ModelRunner, requests: list[tuple[list[int], Adapter | None
     """Greedy, all requests together. Sequences have log-probabilities."""
     params = SamplingParams(temperature=0.0, max_tokens=families.NUM_TOKENS, logprobs=0)
     sequences = [
-        Sequence(prompt, params, len(prompt) + families.NUM_TOKENS, adapter=adapter.digest if adapter else "")
+        Sequence(
+            prompt, params, len(prompt) + families.NUM_TOKENS, terms=Terms(adapter=adapter.digest if adapter else "")
+        )
         for prompt, adapter in requests
     ]
     adapters = [adapter for _, adapter in requests if adapter is not None]

@@ -86,33 +86,6 @@ MISTRAL = """\
     {%- endif %}
 {%- endfor %}"""
 
-ZEPHYR = """\
-{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>\\n'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
-
-VICUNA = """\
-{%- if messages and messages[0].role == 'system' -%}
-{%- set opening = messages[0].content -%}{%- set rest = messages[1:] -%}
-{%- else -%}
-{%- set opening = 'A person talks with a helpful machine.' -%}{%- set rest = messages -%}
-{%- endif -%}
-{{ bos_token ~ opening }}
-{%- for message in rest -%}
-{%- if message.role == 'user' -%}{{ ' USER: ' ~ message.content.strip() }}
-{%- else -%}{{ ' ASSISTANT: ' ~ message.content.strip() ~ eos_token }}{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ ' ASSISTANT:' }}{%- endif -%}"""
-
 HERMES = """\
 {%- macro header(role, name=none) -%}
 <|im_start|>{{ role }}{% if name %}{{ ' name=' + name }}{% endif %}
@@ -199,8 +172,6 @@ FAMILIES: Final = {
     "llama3": Family(LLAMA3, "llama3", ("<|eom_id|>", "<|python_tag|>")),
     "llama2": Family(LLAMA2, "llama2_legacy"),
     "mistral": Family(MISTRAL, "metaspace", ("[INST]", "[/INST]", "[TOOL_CALLS]")),
-    "zephyr": Family(ZEPHYR, "metaspace"),
-    "vicuna": Family(VICUNA, "llama2_legacy"),
     "hermes": Family(HERMES, "llama3", ("<|im_start|>", "<|im_end|>")),
     "distill": Family(
         DISTILL,

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from llama_core.checkpoint.meta import MetaCheckpoint
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.meta_params import config_from_params
-from llama_core.files.source import WeightReader
-from llama_core.model_config import ModelConfig
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
 from llama_core.weights.loader import Progress
@@ -23,15 +21,20 @@ WIDE = {"dim": 64, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 
 
 
 def random_weights(
-    params: dict[str, Any], *, vocab_size: int = 640, seed: int = 0, dtype: torch.dtype = torch.float32
+    params: dict[str, Any],
+    *,
+    vocab_size: int = 640,
+    scale: float = 0.25,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
+    """scale: of matrices. By default the next token depends on the previous ones."""
     generator = torch.Generator().manual_seed(seed)
     config = config_from_params(params, vocab_size=vocab_size)
     weights = {}
     for name, spec in weight_specs(config).items():
         values = torch.randn(spec.shape, generator=generator)
-        # Large enough that the next token depends on the previous ones.
-        weights[name] = (1 + 0.1 * values if len(spec.shape) == 1 else 0.25 * values).to(dtype)
+        weights[name] = (1 + 0.1 * values if len(spec.shape) == 1 else scale * values).to(dtype)
     return weights
 
 
@@ -64,22 +67,16 @@ def write(
     return directory
 
 
-def open_weights(directory: Path, config: ModelConfig) -> WeightReader:
-    return MetaCheckpoint(directory).open_weights(config)
-
-
 def load(
-    directory: Path,
-    config: ModelConfig,
-    rank: int = 0,
-    world_size: int = 1,
-    dtype: torch.dtype = torch.float32,
-    on_progress: Progress = lambda done, total: None,
+    path: Path, vocab_size: int = 640, on_progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
-    """The weights of one rank, with their checksums verified."""
-    reader = open_weights(directory, config)
-    reader.verify_checksums(rank, world_size)
-    return dict(rank_weights(reader, config, RankShare.of(config, rank, world_size), dtype, on_progress))
+    """All weights of a checkpoint of any format in float32, with its checksums verified."""
+    checkpoint = open_checkpoint(path)
+    checkpoint.num_shards()
+    config = checkpoint.model_config(vocab_size)
+    reader = checkpoint.open_weights(config)
+    reader.verify_checksums(0, 1)
+    return dict(rank_weights(reader, config, RankShare.of(config, 0, 1), torch.float32, on_progress))
 
 
 _PEAK = """

@@ -55,7 +55,7 @@ def continuation(
 
 def expected_output(seq: Sequence, model: Model = arbitrary) -> list[int]:
     """The tokens that a sequence generates alone."""
-    seed, ignore_eos = adapted(seq.params.seed, seq.adapter), seq.params.ignore_eos
+    seed, ignore_eos = adapted(seq.params.seed, seq.terms.adapter), seq.params.ignore_eos
     limit = seq.max_length - seq.prompt_len
     return continuation(seq.prompt, limit, lambda tokens: model(tokens, seed), ignore_eos=ignore_eos)
 

@@ -13,17 +13,18 @@ from deployments.engine.callers import Callers
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.cluster import ENGINE
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.front_server import FrontServer
-from deployments.fleet.invitation import Invitation
+from deployments.links.engine_link import EngineLink
+from deployments.links.front_server import FrontServer
+from deployments.links.invitation import Invitation
 from deployments.observe.metrics import Metrics
 from deployments.openai.plan import engine_of
 from deployments.replicas.engine_process import EngineProcess
-from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_cluster import NODE, FakeCluster, Member, QuietMetrics, Replica
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import arbitrary
+from tests.support.requests import request_of
 from tests.support.virtual_loop import VirtualLoop
 from tests.support.virtual_network import Process
 
@@ -97,9 +98,14 @@ class FleetOfEngines:
     async def meet(self, invitation: Invitation) -> str:
         return await self.process.run(self.fleet.meet(invitation))
 
+    @property
+    def links(self) -> list[EngineLink]:
+        """Of the model `demo`."""
+        return cast(list[EngineLink], self.fleet._models["demo"].links)
+
     async def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> list[SequenceStream]:
         engine = engine_of(self.fleet, None)
-        streams = await self.process.run(engine.submit(Request([prompt], [params], **options)))
+        streams = await self.process.run(engine.submit(request_of(prompt, params, **options)))
         return cast(list[SequenceStream], streams)
 
     async def __aenter__(self) -> "FleetOfEngines":

@@ -1,13 +1,84 @@
-"""Small random GGUF models of the architectures that are served."""
+"""GGUF files by the gguf package, an independent writer with its own quantization: small random models of the served
+architectures, and files without weights, whose vocabularies are those of small tokenizers."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+import numpy.typing as npt
+import sentencepiece
 from gguf import GGMLQuantizationType as Encoding
 
-from tests.support.gguf_files import Array, write_gguf
+from llama_core.text.tokenizers.gguf_vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from tests.conftest import GOLDEN
+from tests.support.vocabularies import FAMILIES
+
+Array = npt.NDArray[np.float32]
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    encodings: Mapping[str, Encoding] | Encoding = Encoding.F32,
+    split: int = 0,
+) -> Path:
+    """Write one model. metadata: keys as in the file; text, numbers, truth values, and lists of them. encodings: one for all
+    tensors, or by name, F32 for the others. split: tensors of one part at most, 0 for a single file. Returns the first file.
+    """
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
+    for key, value in metadata.items():
+        if value == []:
+            continue
+        kind = gguf.GGUFValueType.get_type(value)
+        if kind is gguf.GGUFValueType.INT32 and not isinstance(value, bool):
+            kind = gguf.GGUFValueType.UINT32
+        sub = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+        writer.add_key_value(key, value, kind, sub)
+    for name, values in tensors.items():
+        encoding = encodings.get(name, Encoding.F32) if isinstance(encodings, Mapping) else encodings
+        if values.ndim == 1 and encoding not in (Encoding.F32, Encoding.F16):
+            encoding = Encoding.F32  # as llama.cpp's converter has it
+        writer.add_tensor(name, encode(values, encoding), raw_dtype=encoding)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+    return parts[0] if parts else path
+
+
+def encode(values: Array, encoding: Encoding) -> npt.NDArray[Any]:
+    """The blocks of `values`, as the file holds them."""
+    if encoding is Encoding.F16:
+        return values.astype(np.float16)
+    if encoding in _UNWRITABLE:
+        return _random_blocks(values.shape, encoding)
+    blocks: npt.NDArray[Any] = gguf.quants.quantize(values, encoding)
+    return blocks
+
+
+# Encodings that the gguf package reads but cannot write: a block of random bytes stands for random weights.
+_UNWRITABLE = {
+    Encoding.Q2_K: (80, 82), Encoding.Q3_K: (108,), Encoding.Q4_K: (0, 2), Encoding.Q5_K: (0, 2), Encoding.Q6_K: (208,),
+    Encoding.IQ4_NL: (0,), Encoding.IQ4_XS: (0,),
+}  # fmt: skip
+
+
+def _random_blocks(shape: tuple[int, ...], encoding: Encoding) -> npt.NDArray[np.uint8]:
+    """Random blocks whose float16 scales, at the bytes that the table above gives, are finite and small."""
+    values, size = gguf.GGML_QUANT_SIZES[encoding]
+    draw = np.random.default_rng(int(np.prod(shape)))
+    blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // values, size), dtype=np.uint8)
+    for at in _UNWRITABLE[encoding]:
+        scales = draw.normal(scale=1e-3, size=blocks.shape[:-1]).astype(np.float16)
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
 
 DIM, HEADS, KV_HEADS, HEAD, HIDDEN, LAYERS, VOCABULARY = 256, 8, 4, 32, 256, 2, 96
 KEYS: Mapping[str, Any] = {
@@ -70,3 +141,47 @@ def _values(draw: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Norms and biases near 1, matrices large enough that the next token depends on the previous ones."""
     values = draw.standard_normal(shape, dtype=np.float32)
     return np.float32(1) + np.float32(0.1) * values if len(shape) == 1 else np.float32(0.25) * values
+
+
+PRE_OF_FAMILY = {"llama3": "llama-bpe", "smollm": "smollm", "qwen": "qwen2"}
+MODEL = GOLDEN / "mp1" / "tokenizer.model"
+PIECES = sentencepiece.SentencePieceProcessor(model_file=str(MODEL))
+
+
+def write_vocabulary(path: Path, **fields: Any) -> Path:
+    """A file without weights. fields: the keys behind tokenizer.ggml."""
+    return write_gguf(path, "llama", {f"tokenizer.ggml.{name}": value for name, value in fields.items()}, {})
+
+
+def byte_level_fields(family: str) -> dict[str, Any]:
+    tokenizer, config = FAMILIES[family]()
+    content = json.loads(tokenizer.to_str())
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = [NORMAL] * len(vocab)
+    for token_id, token in added.items():
+        kinds[token_id] = CONTROL if token.special else USER_DEFINED
+    return {
+        "model": "gpt2",
+        "pre": PRE_OF_FAMILY[family],
+        "tokens": sorted(vocab, key=lambda token: vocab[token]),
+        "token_type": kinds,
+        "merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "eos_token_id": vocab[config["eos_token"]],
+    } | ({"bos_token_id": vocab[config["bos_token"]]} if config["bos_token"] else {})
+
+
+def sentencepiece_fields() -> dict[str, Any]:
+    ids = range(PIECES.vocab_size())
+    kinds = [
+        UNKNOWN if PIECES.is_unknown(i) else CONTROL if PIECES.is_control(i) else BYTE if PIECES.is_byte(i) else NORMAL
+        for i in ids
+    ]
+    return {
+        "model": "llama",
+        "tokens": [PIECES.id_to_piece(i) for i in ids],
+        "scores": [PIECES.get_score(i) for i in ids],
+        "token_type": kinds,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }

@@ -7,6 +7,7 @@ from typing import Any
 
 _RANDOM = re.compile(r"(chatcmpl|cmpl|call|msg|resp|toolu|fc|rs|item|call_)[-_][0-9a-f]{8,}")
 _VARYING = ("created", "created_at", "completed_at", "sequence_number", "obfuscation", "last_event_id")
+_TEXTS = ("text", "content", "arguments", "delta", "partial_json", "reasoning", "reasoning_content", "thinking")
 
 
 def id_of(event: bytes) -> str:
@@ -46,16 +47,7 @@ def _add(places: dict[str, Any], place: str, value: Any) -> None:
             _add(places, place, item)
     elif isinstance(value, list):
         places.setdefault(place, []).extend(json.loads(_RANDOM.sub(r"\1", json.dumps(value))))
-    elif isinstance(value, str) and place.rpartition(".")[2] in (
-        "text",
-        "content",
-        "arguments",
-        "delta",
-        "partial_json",
-        "reasoning",
-        "reasoning_content",
-        "thinking",
-    ):
+    elif isinstance(value, str) and place.rpartition(".")[2] in _TEXTS:
         places[place] = places.get(place, "") + value
     elif isinstance(value, str):
         places.setdefault(place, set()).add(_RANDOM.sub(r"\1", value))

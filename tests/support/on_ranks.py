@@ -1,6 +1,5 @@
 """Functions that tests run on every rank of a group, in a module that the rank processes can import."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
+from llama_core.scheduling.step import Row, SlotInit, StepInput
 from llama_core.text.registry import find_chat_format, load_tokenizer
 
 _built: dict[tuple[Any, ...], Llama] = {}
@@ -55,7 +54,8 @@ def golden_outputs(parallel: Parallel, ckpt_dir: str, backend: str, golden: dict
         texts.append(llama.text_completion(case["prompts"], 0, max_gen_len=case["max_gen_len"], **flags))
     for case in golden["chats"]:
         chats.append(llama.chat_completion(case["dialogs"], 0, max_gen_len=case["max_gen_len"], logprobs=True))
-    return {"completions": completions, "texts": texts, "chats": chats}
+    model = type(getattr(llama.runner.backend, "model", None)).__name__
+    return {"completions": completions, "texts": texts, "chats": chats, "model": model}
 
 
 def last_logits(
@@ -73,50 +73,6 @@ def last_logits(
         runner.step(StepInput(0, 0, [Row(3, start, count, last)], admit=admit))
         admit, start = [], start + count
     return runner.backend.logits_of_samples([0])[0].tolist()
-
-
-def continue_with_drafts(
-    parallel: Parallel,
-    ckpt_dir: str,
-    requests: list[tuple[list[int], SamplingParams]],
-    num_right: list[list[int]],
-    truth: list[list[int]],
-    dtype: str = "float32",
-    **overrides: Any,
-) -> dict[str, Any]:
-    """Continue request i, whose continuation is truth[i], in slot i. Its step n has num_right[i][n] right draft tokens and two
-    wrong ones, or no draft tokens if the number is negative. Returns the accepted tokens of each slot and their logprobs."""
-    llama = build(parallel, ckpt_dir, dtype, max_batch_size=64, max_step_tokens=600, **overrides)
-    runner, delayed = llama.runner, tuple(sorted(llama.tokenizer.stop_ids))
-    num_blocks = runner.config.blocks_per_sequence
-    admit, rows = [], []
-    for slot, (prompt, params) in enumerate(requests):
-        blocks = list(range(slot * num_blocks, (slot + 1) * num_blocks))
-        admit.append(SlotInit(slot, prompt, blocks, replace(params, logprobs=0), delayed=delayed))
-        rows.append(Row(slot, 0, len(prompt), True))
-    output = runner.step(StepInput(0, 0, rows, admit=admit))
-    tokens = [[token] for token in output.tokens]
-    logprobs = [[p.logprob] for p in output.logprobs if p is not None]
-    for turn in range(len(num_right[0])):
-        rows, drafts = [], []
-        for slot, (prompt, _) in enumerate(requests):
-            start, right = len(prompt) + len(tokens[slot]) - 1, num_right[slot][turn]
-            proposed: list[int] = []
-            if right >= 0:
-                following = truth[slot][len(tokens[slot]) :]
-                proposed = [*following[:right], following[right] ^ 1, 7]
-                drafts.append(Draft(slot, start + 1, proposed))
-            rows.append(Row(slot, start, 1 + len(proposed), True, len(proposed)))
-        batch = StepInput(0, 0, rows, drafts=drafts)
-        output = runner.step(batch)
-        assert len(output.tokens) == len(output.logprobs) == batch.num_samples
-        first = 0
-        for slot, row in enumerate(rows):
-            count = 1 + max(0, num_right[slot][turn])
-            tokens[slot] += output.tokens[first : first + count]
-            logprobs[slot] += [p.logprob for p in output.logprobs[first : first + count] if p is not None]
-            first += 1 + row.num_drafts
-    return {"outputs": tokens, "logprobs": logprobs}
 
 
 def serve(
@@ -160,7 +116,7 @@ def serve(
         "logprobs": [[p.logprob for p in seq.logprobs] for seq in sequences],
         "preemptions": scheduler.num_preemptions,
         "prefix_hits": scheduler.num_prefix_hits,
-        "drafts_accepted": scheduler.num_drafts_accepted,
+        "drafts_accepted": scheduler.speculation.num_accepted,
         "errors": [None if seq.error is None else seq.error.message for seq in sequences],
         "reasons": [seq.finish_reason.value if seq.finish_reason else None for seq in sequences],
         "blocks_used": pool.num_used,

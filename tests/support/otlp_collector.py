@@ -1,16 +1,23 @@
-"""A small OTLP/HTTP collector: it decodes what exporters send, and answers as a real one does."""
+"""A small OTLP/HTTP collector, which decodes what exporters send and answers as a real one does; and a server that exports
+traces to it and writes its log as JSON."""
 
 import gzip
+import json
+import shutil
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from tests.support.server import API_KEYS_VARIABLE, Server, served
 from tests.support.waiting import wait_until
 
 Value = str | int | float | bool | list[str]
@@ -78,7 +85,10 @@ def collecting() -> Iterator[Collector]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             if self.path == "/v1/traces":
-                _take(collector, body)
+                collector.bodies.append(body)
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    collector.resources.append(_values(resource.resource.attributes))
+                    collector.spans += [_seen(span) for scope in resource.scope_spans for span in scope.spans]
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -86,23 +96,13 @@ def collecting() -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    collector = Collector(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield collector
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _take(collector: Collector, body: bytes) -> None:
-    collector.bodies.append(body)
-    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-        collector.resources.append(_values(resource.resource.attributes))
-        for scope in resource.scope_spans:
-            collector.spans += [_seen(span) for span in scope.spans]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        collector = Collector(f"http://127.0.0.1:{server.server_address[1]}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield collector
+        finally:
+            server.shutdown()
 
 
 def _seen(span: Span) -> SeenSpan:
@@ -131,3 +131,57 @@ def _value(value: AnyValue) -> Value:
         return [str(_value(each)) for each in value.array_value.values]
     found: Value = getattr(value, value.WhichOneof("value") or "string_value")
     return found
+
+
+_OF_RAY = (":actor_name:", ":job_id:", ":task_name:")  # marks that Ray writes into a worker's output
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A running server, its collector, and Ray's folder with all log files."""
+
+    server: Server
+    collector: Collector
+    folder: Path
+
+    def log_files(self) -> list[Path]:
+        return [path for path in self.folder.glob("session_2*/logs/**/*") if path.is_file()]
+
+    def replica_lines(self) -> list[dict[str, Any]]:
+        """The lines of the replicas' log files; each must be JSON."""
+        files = [path for path in self.log_files() if path.name.startswith("replica_")]
+        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+    def rank_lines(self) -> list[str]:
+        """What the ranks have written to standard error."""
+        files = [path for path in self.log_files() if path.name.startswith("worker-") and path.suffix == ".err"]
+        texts = [text for path in files if ":actor_name:RankWorker" in (text := path.read_text(errors="replace"))]
+        return [line for text in texts for line in text.splitlines() if line and not line.startswith(_OF_RAY)]
+
+    def of_request(self, request_id: str) -> list[dict[str, Any]]:
+        return [line for line in self.replica_lines() if line.get("request_id") == request_id]
+
+    def with_text(self, text: str) -> list[Path]:
+        """The log files that contain `text`."""
+        return [path for path in self.log_files() if text.encode() in path.read_bytes()]
+
+
+@contextmanager
+def traced_server(api_keys: Sequence[str] = (), **args: Any) -> Iterator[Traced]:
+    folder = tempfile.mkdtemp(prefix="ray-")  # Ray's sockets need a short path
+    try:
+        with collecting() as collector:
+            env = {
+                "RAY_TMPDIR": folder,
+                "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+                "OTEL_BSP_SCHEDULE_DELAY": "200",
+                "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # a deployment that fails does so soon
+            }
+            if api_keys:
+                env[API_KEYS_VARIABLE] = ",".join(api_keys)
+                env["LLAMA_ADMIN_KEYS"] = api_keys[0]  # which reads the metrics
+            with served(args={"log_format": "json"} | args, env=env) as server:
+                server.wait_ready()
+                yield Traced(server, collector, Path(folder) / "ray")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

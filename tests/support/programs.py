@@ -18,32 +18,26 @@ def environment(**changes: str) -> dict[str, str]:
     return inherited | PATIENT_SERVE | {"PYTHONPATH": str(REPOSITORY)} | changes
 
 
+def ended(
+    command: list[str], env: dict[str, str] | None = None, timeout_s: float = 240.0
+) -> "subprocess.CompletedProcess[str]":
+    """A command that has ended, with its output. `env` is set in its environment."""
+    variables = environment(**(env or {}))
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
 def output_of(command: list[str], env: dict[str, str] | None = None, timeout_s: float = 240.0) -> str:
     """What a command prints, which must end well. `env` is set in its environment."""
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=environment(**(env or {})),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    done = ended(command, env, timeout_s)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def seen_by(module: str, *words: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:
     """The JSON that the program `module` prints after the word SEEN. `changes` are set in its environment."""
-    finished = subprocess.run(
-        [sys.executable, "-m", module, *words],
-        cwd=REPOSITORY,
-        env=environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    finished = ended([sys.executable, "-m", module, *words], changes, timeout_s)
     lines = [line for line in finished.stdout.splitlines() if line.startswith("SEEN ")]
     assert lines, finished.stdout[-2000:] + finished.stderr[-8000:]
     seen: dict[str, Any] = json.loads(lines[0].removeprefix("SEEN "))

@@ -1,10 +1,13 @@
 """Nodes of Ray without the processes that no test uses, whose starts take most of a small cluster's processor time."""
 
+import asyncio
 import os
+import queue
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
@@ -99,3 +102,26 @@ def few_processes(*, logs_to_driver: bool = False) -> Iterator[None]:
         os.environ[name] = SETTINGS[name]
     with replaced(ray._private.node, "Node", _Node if logs_to_driver else _SilentNode):
         yield
+
+
+class MainThread:
+    """Runs calls that work only in the main thread for a coroutine of another thread, whose streams go on meanwhile."""
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue()
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return await asyncio.wrap_future(future)
+
+    def serve_until(self, done: Future[Any]) -> None:
+        while not done.done():
+            try:
+                future, call = self._calls.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)

@@ -7,6 +7,7 @@ from typing import Any
 from deployments.args import ServerArgs
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from llama_core.errors import LlamaError, RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
@@ -46,18 +47,19 @@ class RecoveringService:
         self.failures: list[LlamaError] = []
         fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 64, "max_batch_size": 8, "recovery_timeout_s": 60}
         self.service = LlamaService(
-            ServerArgs(**fields | changes), lambda: self.groups, on_failure=self.failures.append
+            args := ServerArgs(**fields | changes), lambda: self.groups, on_failure=self.failures.append
         )
+        self.front = OwnEngine(self.service, args)
 
     async def __aenter__(self) -> "RecoveringService":
-        await self.service.start()
+        await self.front.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.service.stop()
+        await self.front.stop()
 
     def ask(self, prompt: list[int], max_tokens: int = 30) -> SequenceStream:
-        stream: SequenceStream = submit(self.service, prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+        stream: SequenceStream = submit(self.front, prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
         return stream
 
 

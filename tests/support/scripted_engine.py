@@ -234,7 +234,7 @@ class FakeEngine:
         streams: list[FakeStream] = []
         try:
             for prompt, params in request.choices():
-                self.owners.append((request.owner, request.priority))
+                self.owners.append((request.terms.owner, request.terms.priority))
                 check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
                 params.check_tokens(self.tokenizer.n_words)
                 self.check_capacity()

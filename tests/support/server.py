@@ -1,28 +1,29 @@
 """Starts a server as a user does, by `llama-ray up CONFIG` or by `serve run`, on a free port, and ends it."""
 
+import asyncio
 import contextlib
-import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import openai
 import yaml
 
 from benchmarks.harness.programs import free_port
 from deployments.local.console import LOG_DIR_VARIABLE
 from tests.conftest import GOLDEN
-from tests.support.metric_samples import samples
+from tests.support import http
+from tests.support.http import samples
 from tests.support.programs import REPOSITORY, environment
 
 TEST_MARK = "LLAMA_TEST_MARK"
@@ -38,6 +39,7 @@ UP = [sys.executable, "-m", "cli", "up"]
 SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
 # Ray guards its cluster by a token in the user's home. With an explicit address the token must be enabled.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 
 
@@ -86,16 +88,11 @@ class Server:
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON body; status 0 while nothing answers, or not with a whole answer. Sends the first API key."""
-        request = urllib.request.Request(self.url + path, headers=self.headers)
         try:
-            try:
-                with urllib.request.urlopen(request, timeout=60) as response:
-                    return response.status, json.loads(response.read())
-            except urllib.error.HTTPError as error:
-                body = error.read()
-                return error.code, json.loads(body) if body.startswith(b"{") else {}
-        except (OSError, http.client.HTTPException):
+            response = http.get(self.url + path, headers=self.headers, timeout=60)
+        except httpx.HTTPError:
             return 0, {}
+        return response.status_code, response.json() if response.content.startswith(b"{") else {}
 
     def wait_ready(self, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -184,8 +181,7 @@ def is_idle(server: Server) -> bool:
 
 def num_generated(server: Server) -> float:
     """Tokens that the server has generated in all."""
-    with urllib.request.urlopen(server.url + "/metrics", timeout=60) as answer:
-        return samples(answer.read())["llama_generation_tokens_total"]
+    return samples(http.get(server.url + "/metrics", timeout=60).content)["llama_generation_tokens_total"]
 
 
 @contextlib.contextmanager
@@ -204,3 +200,82 @@ def served(
             yield started
         finally:
             started.end()
+
+
+# HTTP over plain sockets, for clients that violate the protocol and for many clients at little cost
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def error(self) -> dict[str, Any]:
+        """The error of an answer in OpenAI's shape."""
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"} and b"Traceback" not in self.body
+        return error
+
+    def events(self) -> list[dict[str, Any]]:
+        """The chunks of a complete stream, which ends with one [DONE]."""
+        events = [line[6:] for line in self.body.split(b"\n\n") if line.startswith(b"data: ")]
+        assert events and events[-1] == b"[DONE]" and events.count(b"[DONE]") == 1, self.body[-300:]
+        return [json.loads(event) for event in events[:-1]]
+
+
+def message(path: str, body: bytes | dict[str, Any], *headers: str, length: int | None = None) -> bytes:
+    """A POST request. `length` replaces the true Content-Length."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    has_type = any(header.lower().startswith("content-type") for header in headers)
+    given = (*(() if has_type else ("Content-Type: application/json",)), *headers)
+    size = len(raw) if length is None else length
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {size}", *given]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + raw
+
+
+def connect(server: Server, *, receive_buffer: int | None = None) -> socket.socket:
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(120)  # for whole answers, on a machine that other tests share
+    connection.connect(("127.0.0.1", server.port))
+    return connection
+
+
+async def ask(server: Server, request: bytes, patience_s: float = 120.0) -> Answer:
+    """The answer to a request, sent over a new connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**24)
+    try:
+        async with asyncio.timeout(patience_s):
+            writer.write(request)
+            return await read_answer(reader)
+    finally:
+        writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+    body = b""
+    if "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+    elif headers.get("transfer-encoding") == "chunked":
+        while size := int(await reader.readline(), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+    return Answer(int(lines[0].split()[1]), headers, body)
+
+
+def num_descriptors(server: Server) -> int:
+    """Open files of the processes that handle HTTP."""
+    return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in _http_processes(server))
+
+
+def resident_bytes(server: Server) -> int:
+    """Resident memory of the processes that handle HTTP."""
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in _http_processes(server)]
+    return sum(1024 * int(status.split("VmRSS:")[1].split()[0]) for status in statuses)
+
+
+def _http_processes(server: Server) -> list[int]:
+    names = ("/haproxy ", "ProxyActor", "ServeReplica")
+    return [pid for pid, command in server.processes().items() if any(name in command for name in names)]

@@ -23,15 +23,17 @@ from llama_core.model_config import FULL_ATTENTION
 
 # Operations that make the host wait for a GPU, or that read memory of the host.
 _HOST_ACCESSES = (
-    "_local_scalar_dense",
-    "item",
-    "is_nonzero",
-    "nonzero",
-    "lift_fresh",
-    "masked_select",
-    "unique",
-    "_unique2",
-    "equal",
+    *(
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "nonzero",
+        "lift_fresh",
+        "masked_select",
+        "unique",
+        "_unique2",
+        "equal",
+    ),
 )
 _NAN_BYTE = 0xFF  # floats of such bytes are NaN
 

@@ -145,8 +145,8 @@ def simulated(
         device.collectives,
         scheduler.num_preemptions,
         device.num_replays,
-        scheduler.num_drafts_accepted,
-        scheduler.num_drafts - scheduler.num_drafts_accepted,
+        scheduler.speculation.num_accepted,
+        scheduler.speculation.num_drafts - scheduler.speculation.num_accepted,
     )
 
 

@@ -34,14 +34,7 @@ TOOLS: Final = (
 USE: Final = ToolUse(TOOLS)
 FORMATS: Final = tuple(TOOL_FORMATS)
 _TEXTS: Final = (
-    "Paris",
-    "São Paulo",
-    'a "quoted" {x}',
-    "back\\slash",
-    "</tool_call>",
-    "[TOOL_CALLS]",
-    "🦙 ]})",
-    "<think>",
+    *("Paris", "São Paulo", 'a "quoted" {x}', "back\\slash", "</tool_call>", "[TOOL_CALLS]", "🦙 ]})", "<think>"),
 )
 
 

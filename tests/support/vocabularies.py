@@ -112,14 +112,8 @@ def llama2_legacy() -> tuple[Tokenizer, dict[str, Any]]:
     """As Llama 2's tokenizer.json: a normalizer writes the spaces, and each text between control tokens begins with one."""
     tokenizer = _sentencepiece_like()
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    bos = {
-        "__type": "AddedToken",
-        "content": "<s>",
-        "special": True,
-        "normalized": False,
-        "lstrip": False,
-        "rstrip": False,
-    }
+    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False}
+    bos = {"__type": "AddedToken", "content": "<s>"} | flags
     return tokenizer, {"bos_token": bos, "eos_token": "</s>", "add_bos_token": True, "add_eos_token": False}
 
 

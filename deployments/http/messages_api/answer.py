@@ -1,44 +1,31 @@
 """Writes answers as Anthropic's messages: a list of content blocks, whole or as a stream of named events."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from pydantic_core import from_json
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.messages_api.schemas import MessagesBody
-from deployments.openai.answers.answer import CollectedChoice
-from deployments.openai.answers.single_answer import SingleAnswer, named_event
-from deployments.openai.answers.slices import Sliced
+from deployments.openai.answers.answer import CollectedChoice, Sliced
+from deployments.openai.answers.parsed_answer import SingleAnswer, named_event
 from deployments.openai.errors import anthropic_error_object
-from deployments.openai.plan import Plan, plan_chat
-from deployments.openai.prompt_encoder import PromptEncoder
+from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
-_encode = msgspec.json.Encoder().encode
-_PING = named_event({"type": "ping"}, _encode)
 Fields = dict[str, object]
-
-
-async def plan_messages(body: MessagesBody, engine: Engine, encoder: PromptEncoder) -> Plan:
-    """A chat's plan. Raises InvalidRequest as `plan_chat` does, which names the fields of messages."""
-    with body.chat.in_the_clients_words():
-        return await plan_chat(body.chat.body, engine, encoder)
 
 
 class MessagesSerializer:
     """Implements `AnswerSerializer`."""
 
-    has_logprobs = False
-    ping = _PING
+    ping = named_event({"type": "ping"})
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: MessagesBody) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
-        self._max_tokens, self._max_seq_len = body.max_tokens, engine.max_seq_len
-        self._shows_thinking = body.shows_thinking
+        self._fits = self._answer.num_prompt + (plan.token_limit or 0) <= engine.max_seq_len
         self._head: Fields = {
             "id": f"msg_{plan.answer_id}",
             "type": "message",
@@ -51,30 +38,26 @@ class MessagesSerializer:
     def opening(self) -> bytes:
         """`message_start`, whose usage counts no cached tokens, which are not known yet; that of `message_delta` does."""
         message: Fields = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-        return _event({"type": "message_start", "message": {**message, "usage": self._usage(num_cached=0)}})
+        return named_event({"type": "message_start", "message": {**message, "usage": self._usage(num_cached=0)}})
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        pieces = self._shown(self._answer.take(delta))
-        return b"".join(event for piece in pieces for event in self._piece_events(piece))
-
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
-        yield self.chunk(index, delta)
+        return b"".join(event for piece in self._answer.take(delta) for event in self._piece_events(piece))
 
     def end_of_stream(self) -> bytes:
         reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
         events = [
             *self._block_stop(),
-            _event({"type": "message_delta", "delta": reason, "usage": self._usage(self._answer.num_cached)}),
+            named_event({"type": "message_delta", "delta": reason, "usage": self._usage(self._answer.num_cached)}),
         ]
-        return b"".join([*events, _event({"type": "message_stop"})])
+        return b"".join([*events, named_event({"type": "message_stop"})])
 
     def failure(self, error: LlamaError, request_id: str) -> bytes:
-        return _event(anthropic_error_object(error, request_id))
+        return named_event(anthropic_error_object(error, request_id))
 
     def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
         yield
         blocks: list[Fields] = []
-        for piece in self._shown(self._answer.take(choices[0].joined())):
+        for piece in self._answer.take(choices[0].joined()):
             if isinstance(piece, Arguments):
                 blocks[-1]["input"] = _input(piece.text)
             elif isinstance(piece, CallStart):
@@ -82,10 +65,9 @@ class MessagesSerializer:
             else:
                 blocks.append(_text_block(piece, piece.text))
         reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
-        return _encode({**self._head, "content": blocks, **reason, "usage": self._usage(self._answer.num_cached)})
-
-    def _shown(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
-        return (piece for piece in pieces if self._shows_thinking or not isinstance(piece, Reasoning))
+        return msgspec.json.encode(
+            {**self._head, "content": blocks, **reason, "usage": self._usage(self._answer.num_cached)}
+        )
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
         if isinstance(piece, Arguments):
@@ -103,21 +85,20 @@ class MessagesSerializer:
         events = self._block_stop()
         self._open, self._num_blocks = kind, self._num_blocks + 1
         index = self._num_blocks - 1
-        return [*events, _event({"type": "content_block_start", "index": index, "content_block": block})]
+        return [*events, named_event({"type": "content_block_start", "index": index, "content_block": block})]
 
     def _block_delta(self, delta: Fields) -> bytes:
-        return _event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})
+        return named_event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})
 
     def _block_stop(self) -> list[bytes]:
         if not self._open:
             return []
         self._open = ""
-        return [_event({"type": "content_block_stop", "index": self._num_blocks - 1})]
+        return [named_event({"type": "content_block_stop", "index": self._num_blocks - 1})]
 
     def _stop_reason(self) -> str:
         if self._answer.finish_reason is FinishReason.LENGTH:
-            ran_out = self._answer.num_prompt + self._max_tokens > self._max_seq_len
-            return "model_context_window_exceeded" if ran_out else "max_tokens"
+            return "max_tokens" if self._fits else "model_context_window_exceeded"
         if self._answer.matched_stop is not None:
             return "stop_sequence"
         return "tool_use" if self._answer.num_calls else "end_turn"
@@ -134,10 +115,6 @@ class MessagesSerializer:
         if answer.num_reasoning:
             usage["output_tokens_details"] = {"thinking_tokens": answer.num_reasoning}
         return usage
-
-
-def _event(content: Fields) -> bytes:
-    return named_event(content, _encode)
 
 
 def _input(arguments: str) -> msgspec.Raw:

@@ -106,11 +106,8 @@ class MessagesBody(CountTokensBody):
     seed: OptionalInteger = sampled("seed", "An addition: the same seed gives the same text.")
     metadata: Metadata | None = Field(None, description="`user_id` is chat's `user`.")
 
-    @property
-    def shows_thinking(self) -> bool:
-        return self.thinking is None or (self.thinking.type != "disabled" and self.thinking.display != "omitted")
-
     def _own_fields(self) -> dict[str, Any]:
         user = None if self.metadata is None else self.metadata.user_id
         same = {name: getattr(self, name) for name in SAME_FIELDS}
-        return {**same, "stop": self.stop_sequences, "user": user}
+        hides = self.thinking is not None and (self.thinking.type == "disabled" or self.thinking.display == "omitted")
+        return {**same, "stop": self.stop_sequences, "user": user, "include_reasoning": not hides}

@@ -1,7 +1,8 @@
 """Writes answers as OpenAI's responses: one object, or a stream of numbered events of which the last has that object."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -9,33 +10,41 @@ from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.responses_api.content import OFFERED
 from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.openai.answers.answer import PING, CollectedChoice
-from deployments.openai.answers.single_answer import SingleAnswer, named_event
-from deployments.openai.answers.slices import Sliced
-from deployments.openai.plan import Plan, plan_chat
+from deployments.openai.answers.answer import PING, CollectedChoice, Sliced
+from deployments.openai.answers.parsed_answer import SingleAnswer, named_event
+from deployments.openai.plan import Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason
 from llama_core.text.tools.pieces import CallStart, Piece
 
-_encode = msgspec.json.Encoder().encode
 _UNSET_TOOL: Fields = {"description": None, "parameters": None, "strict": False}
 OUT_OF_TOKENS = {"reason": "max_output_tokens"}
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseForm:
+    """What a response has of the body. echo: the fields that repeat it. namespaces: as `ResponsesBody.namespaces`. is_stored:
+    unless the client wants that it is not."""
+
+    echo: Mapping[str, msgspec.Raw]
+    namespaces: Mapping[str, tuple[str, str]]
+    is_stored: bool
+
+
 async def plan_response(body: ResponsesBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """A chat's plan. Raises InvalidRequest as `plan_chat` does, which names the fields of responses."""
-    with body.chat.in_the_clients_words():
-        return await plan_chat(body.chat.body, engine, encoder)
+    plan = await body.chat.plan(engine, encoder)
+    echo = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in _echo(body, plan).items()}
+    return replace(plan, form=ResponseForm(echo, body.namespaces, body.store is not False))
 
 
 class ResponsesSerializer:
     """Implements `AnswerSerializer`."""
 
-    has_logprobs = False
     ping = PING
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: ResponsesBody) -> None:
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
         self._head: Fields = {
             "id": f"resp_{plan.answer_id}",
@@ -44,8 +53,7 @@ class ResponsesSerializer:
             "background": False,
             "model": engine.model_id,
         }
-        self._echo = _echo(body, plan)
-        self._namespaces = body.namespaces
+        self.form: ResponseForm = plan.form
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None  # the last item, while it grows
         self._num_events = 0
@@ -57,9 +65,6 @@ class ResponsesSerializer:
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         return b"".join(event for piece in self._answer.take(delta) for event in self._piece_events(piece))
-
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
-        yield self.chunk(index, delta)
 
     def end_of_stream(self) -> bytes:
         status = self._status()
@@ -76,7 +81,7 @@ class ResponsesSerializer:
         yield
         for piece in self._answer.take(choices[0].joined()):
             self._item_of(piece)
-        return _encode(self._ended(self._status()))
+        return msgspec.json.encode(self._ended(self._status()))
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
         events = [] if extends(piece, self._open) else self._item_done("completed")
@@ -94,7 +99,7 @@ class ResponsesSerializer:
     def _item_of(self, piece: Piece) -> OutputItem:
         """The item that a piece begins or extends; the piece is added to it."""
         if self._open is None or not extends(piece, self._open):
-            self._open = opened_by(piece, self._namespaces, self._answer.new_id)
+            self._open = opened_by(piece, self.form.namespaces, self._answer.new_id)
             self._items.append(self._open)
         if not isinstance(piece, CallStart):
             self._open.texts.append(piece.text)
@@ -120,7 +125,7 @@ class ResponsesSerializer:
 
     def _event(self, kind: str, **fields: object) -> bytes:
         self._num_events += 1
-        return named_event({"type": kind, "sequence_number": self._num_events - 1, **fields}, _encode)
+        return named_event({"type": kind, "sequence_number": self._num_events - 1, **fields})
 
     @property
     def _last(self) -> int:
@@ -146,7 +151,7 @@ class ResponsesSerializer:
             "error": None,
             "incomplete_details": OUT_OF_TOKENS if status == "incomplete" else None,
             "output": [item.written(each) for item, each in zip(self._items, statuses, strict=False)],
-            **self._echo,
+            **self.form.echo,
             "store": self.on_end is not None,
             "usage": self._usage() if has_ended else None,
         }

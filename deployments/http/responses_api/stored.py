@@ -15,11 +15,10 @@ from pydantic_core import from_json, to_json
 
 from deployments.http.request_body import BodyReader, parse_json
 from deployments.http.responses_api.answer import ResponsesSerializer
-from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.resume.kept_streams import KeptStreams, StreamKey
 from deployments.openai.answers.answer import WholeSerializer
 from deployments.openai.errors import BodyTooLarge, PreviousResponseNotFound
-from deployments.openai.field_types import MAX_MESSAGES, Body
+from deployments.openai.field_types import MAX_MESSAGES
 from deployments.openai.tool_fields import MAX_ID_CHARS
 
 # Of an owner and ids, by each replica: what it keeps of them.
@@ -36,10 +35,10 @@ class StoredResponses:
         self._kept, self._bodies, self._ask_others = kept, bodies, ask_others
         self._asking = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_ASKING))  # by owner
 
-    def keep_end_of(self, serializer: WholeSerializer, raw: bytes, body: Body | None, owner: str) -> None:
+    def keep_end_of(self, serializer: WholeSerializer, raw: bytes, owner: str) -> None:
         """Keep the answer when it has ended, unless the client wants none stored. raw: of the body, with its whole input."""
-        assert isinstance(serializer, ResponsesSerializer) and isinstance(body, ResponsesBody)
-        if body.store is not False and self._kept.limits.window_s:
+        assert isinstance(serializer, ResponsesSerializer)
+        if serializer.form.is_stored and self._kept.limits.window_s:
             serializer.on_end = partial(self._keep, owner, raw)
 
     def _keep(self, owner: str, raw: bytes, response: Mapping[str, Any]) -> None:

@@ -54,8 +54,8 @@ def taken_over() -> StreamTakenOver:
 
 @dataclass(eq=False)
 class KeptStream:
-    """digest: of key and body. raw: the body, where the serializer reads it. choices: while somebody reads it. num_bytes:
-    counted while nobody does."""
+    """digest: of key and body. raw: the body, where the answer is stored. choices: while somebody reads it. num_bytes: counted
+    while nobody does."""
 
     key: StreamKey
     digest: bytes
@@ -83,7 +83,7 @@ class KeptStream:
     def measured(self) -> int:
         """Memory of what is kept."""
         request, parsing = self.plan.request, self.plan.parsing
-        own = BASE_BYTES + len(self.raw) + PROMPT_TOKEN_BYTES * sum(map(len, request.prompts))
+        own = BASE_BYTES + 2 * len(self.raw) + PROMPT_TOKEN_BYTES * sum(map(len, request.prompts))
         own += sys.getsizeof(request.params[0].grammar)  # which all have
         if parsing is not None and parsing.use is not None:
             own += sum(

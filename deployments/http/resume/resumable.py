@@ -9,8 +9,7 @@ from deployments.engine.interface import Delta, TokenStream
 from deployments.http.choices import Choices
 from deployments.http.resume.fingerprint import Fingerprint, changed
 from deployments.http.resume.place import Place, has_tokens, misplaced, num_tokens, until
-from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice
-from deployments.openai.answers.slices import Sliced
+from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice, Sliced
 from llama_core.errors import LlamaError
 
 END: Final = b"\n\n"  # of an event; JSON has no line feed of its own
@@ -27,7 +26,6 @@ class ResumableSerializer:
         self, serializer: AnswerSerializer, streams: Sequence[TokenStream], fingerprint: Fingerprint, last: Place | None
     ) -> None:
         """streams: of all choices. last: of the client; None for a stream from its beginning."""
-        self.has_logprobs = serializer.has_logprobs
         self._serializer = serializer
         self._last = last or Place(())
         self._state = ["0"] * len(streams)
@@ -53,7 +51,7 @@ class ResumableSerializer:
             if self._after(index, delta) != place:
                 is_other = self._last.fingerprint not in (None, self._fingerprint.of(self._numerics))
                 raise changed() if is_other else misplaced()
-            events = self._events(index, delta, skip)
+            events = self._events(self._serializer.chunk(index, delta), index, delta, skip)
             self._check()
             for event in events:
                 yield event
@@ -78,21 +76,16 @@ class ResumableSerializer:
             if place != state[index]:
                 yield index, place, num_events
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
-        return b"".join(self._events(index, delta))
+    def chunk(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
+        written = self._serializer.chunk(index, delta)
+        events = self._events(written, index, delta)
+        return b"".join(events) if isinstance(written, bytes) else events
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
-        return self._events(index, delta)
-
-    def _events(self, index: int, delta: Delta, skip: int = 0) -> Iterator[bytes]:
+    def _events(self, written: bytes | Iterator[bytes], index: int, delta: Delta, skip: int = 0) -> Iterator[bytes]:
+        events: Iterable[bytes] = _split(written) if isinstance(written, bytes) else written
         before = self._id
         self._state[index] = self._after(index, delta)
-        after = self._id
-        if self.has_logprobs:
-            events: Iterable[bytes] = self._serializer.chunks(index, delta)
-        else:
-            events = _split(self._serializer.chunk(index, delta))
-        return _numbered(events, f"{before}-{after}", after, skip, self._stamp)
+        return _numbered(events, f"{before}-{self._id}", self._id, skip, self._stamp)
 
     def _after(self, index: int, delta: Delta) -> str:
         total = num_tokens(self._state[index]) + len(delta.tokens)

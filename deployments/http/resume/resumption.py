@@ -55,7 +55,7 @@ class Resumption:
 
     def repeatable(self, plan: Plan, raw: bytes) -> Plan:
         """The plan with an id, and a seed if the client gives none, that are the same wherever the request is sent again. raw:
-        the body, where the serializer reads it."""
+        the body, where the answer is stored."""
         self._raw, request = raw, plan.request
         if not plan.is_seeded:
             seed = int.from_bytes(self._digest[ID_BYTES:], signed=True)

@@ -3,17 +3,32 @@
 OpenAI's completions and chats are in `completions.py`; Anthropic's messages and OpenAI's responses have a folder each.
 """
 
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Generator, Iterator, Sequence
+from typing import Protocol, TypeVar
 
-from deployments.engine.interface import Delta
-from deployments.openai.answers.slices import Sliced
+from deployments.engine.interface import Delta, TokenStream
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 PING = b": ping\n\n"
+Result = TypeVar("Result")
+# Long work on the event loop: yields between slices of about 5 ms, and returns the result. A thread would not help: the work
+# holds the interpreter's lock.
+Sliced = Generator[None, None, Result]
+
+
+async def run_in_slices(work: Sliced[Result]) -> Result:
+    """The result of `work`; other tasks run wherever it yields."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        await asyncio.sleep(0)
 
 
 class CollectedChoice:
@@ -54,8 +69,6 @@ class WholeSerializer(Protocol):
 class AnswerSerializer(WholeSerializer, Protocol):
     """Writes one request's answer: either events, delta by delta, or `whole`, once."""
 
-    has_logprobs: bool  # deltas are written by `chunks`, not by `chunk`
-
     @property
     def ping(self) -> bytes:
         """What an idle stream sends; clients ignore it."""
@@ -63,11 +76,9 @@ class AnswerSerializer(WholeSerializer, Protocol):
     def opening(self) -> bytes:
         """The events that a stream begins with once its request is queued; b"" where it begins with the first token."""
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
-        """The events of a choice's delta; b"" if it has nothing for the client yet."""
-
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
-        """The events of a delta with log-probabilities, each made of one slice."""
+    def chunk(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
+        """The events of a choice's delta; b"" if it has nothing for the client yet. With log-probabilities an iterator, of
+        events that are each made of one slice."""
 
     def end_of_stream(self) -> bytes:
         """The events after the last choice's last delta."""
@@ -102,3 +113,31 @@ class LeadingSpace:
     def _is_dropped(self, token: int) -> bool:
         drops = self._tokenizer.leading_space != "keep" and self._tokenizer.leads_with_space(token)
         return drops and not all(self._tokenizer.is_control(token_id) for token_id in self._prompt)
+
+
+class AnswerEnding:
+    """Leaves out of one choice's answer the text that a chat template writes after each answer, which the model then writes
+    too. Holds it back until further text, or the answer's end, shows what it is.
+
+    Llama 2 was trained on answers that end in a space before end-of-sequence. The Python API returns it, as Meta's reference
+    does.
+    """
+
+    def __init__(self, ending: str) -> None:
+        self._ending = ending
+        self._is_held = False
+
+    def without(self, delta: Delta, stream: TokenStream) -> Delta:
+        """The next delta without the ending, unless the answer ends in another way than by end-of-sequence."""
+        ending, was_held = self._ending, self._is_held
+        if delta.text:
+            self._is_held = delta.text.endswith(ending)
+        elif delta.finish_reason is None:
+            return delta
+        text = ending + delta.text if was_held and delta.text else delta.text
+        if self._is_held:
+            text = text.removesuffix(ending)
+            ends_by_itself = delta.finish_reason is FinishReason.STOP and stream.matched_stop is None
+            if delta.finish_reason is not None and not ends_by_itself:
+                text += ending
+        return delta if text == delta.text else delta._replace(text=text)

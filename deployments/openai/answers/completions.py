@@ -1,7 +1,8 @@
-"""Writes whole answers and the chunks of streams in the formats of OpenAI's two routes.
+"""Writes whole answers and the chunks of streams in the formats of OpenAI's two older routes: completions, and what chats
+(`chats.py`) share with them.
 
 Chunks without log-probabilities are the hot path (one a token a stream), so their constant parts are encoded once. Answers
-with log-probabilities can be megabytes: they are written in slices (`slices.py`), and the part that the choices of one prompt
+with log-probabilities can be megabytes: they are written in slices, and the part that the choices of one prompt
 share is written once.
 """
 
@@ -15,11 +16,9 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.openai.answers.answer import PING, CollectedChoice, LeadingSpace
-from deployments.openai.answers.logprobs import Fragments, Json, LogprobsWriter
-from deployments.openai.answers.prompt_logprobs import PromptLogprobs
-from deployments.openai.answers.prompt_share import PromptShare
-from deployments.openai.answers.slices import Sliced
+from deployments.openai.answers.answer import PING, CollectedChoice, LeadingSpace, Sliced
+from deployments.openai.answers.logprobs import CompletionLogprobs, Fragments, Json, LogprobsWriter
+from deployments.openai.answers.prompt_share import PromptLogprobs, PromptShare
 from deployments.openai.errors import error_object
 from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError
@@ -62,8 +61,8 @@ def usage_of(plan: Plan, streams: Sequence[TokenStream], num_generated: int) -> 
     }
 
 
-class ResponseSerializer(ABC):
-    """The `AnswerSerializer` of OpenAI's two older routes."""
+class ChoicesSerializer(ABC):
+    """The `AnswerSerializer` of an answer with any number of choices, each of one text."""
 
     ping = PING
 
@@ -88,24 +87,20 @@ class ResponseSerializer(ABC):
             self._head["service_tier"] = "default"
         chunk_head = encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
-        self.has_logprobs = plan.num_top is not None
-        self._prompts = [
-            PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.request.skip_special_tokens)
-            for prompt in plan.request.prompts
-        ]
-        self._prompt_logprobs: list[PromptLogprobs] = []
-        if plan.num_prompt_top is not None:
-            self._prompt_logprobs = [
-                PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top) for prompt in plan.request.prompts
-            ]
-        self._spaces = [
-            LeadingSpace(engine.tokenizer, prompt, continues_prompt=plan.continues_prompt)
-            for prompt, _ in plan.request.choices()
-        ]
+        self._has_logprobs = plan.num_top is not None
+        self._prompts, self._prompt_logprobs, self._spaces = [], [], []
+        for prompt in plan.request.prompts:
+            writer = None if plan.num_top is None else self._logprobs_writer(prompt, plan.num_top)
+            self._prompts.append(PromptShare(engine.tokenizer, prompt, writer, plan.request.skip_special_tokens))
+            if plan.num_prompt_top is not None:
+                self._prompt_logprobs.append(PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top))
+            for _ in range(plan.request.n):
+                space = LeadingSpace(engine.tokenizer, prompt, continues_prompt=plan.continues_prompt)
+                self._spaces.append(space)
         self._writers: list[LogprobsWriter | None] = [None] * plan.request.num_choices  # by choice, once it has begun
         # By choice, once it has begun: the bytes before and after the text in every chunk but the last. The hot path.
         self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.request.num_choices
-        self._only_text_varies = not self.has_logprobs and not plan.continuous_usage and not plan.returns_ids
+        self._only_text_varies = not self._has_logprobs and not plan.continuous_usage and not plan.returns_ids
         # Fields of the answer that its first event has, as JSON with a comma before each.
         self._first_fields = self._first_event_fields()
 
@@ -113,32 +108,31 @@ class ResponseSerializer(ABC):
         """Nothing: benchmarks count the first chunk as the first token."""
         return b""
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
-        """The event of a delta without log-probabilities; b"" if the delta has no text for the client yet."""
+    def chunk(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
+        """The event of a delta; b"" if the delta has no text for the client yet."""
         around = self._around_text[index]
         if around is not None and delta.finish_reason is None:
             self._num_generated += len(delta.tokens)
             return around[0] + encode(delta.text) + around[1] if delta.text else b""
         delta = self._shown(delta)
         part = self._part(index, delta)
-        goes_on = delta.finish_reason is None
-        if goes_on and self._only_text_varies and self._owes_nothing(index):
+        if self._has_logprobs:
+            return self._chunks(index, delta, part)
+        if delta.finish_reason is None and self._only_text_varies and self._spaces[index].is_written:
             chunk = self._written(index, Part(TEXT_MARK, None, None, is_first=False))
             head, _, tail = chunk.rpartition(encode(TEXT_MARK))
             self._around_text[index] = head, tail
         return self._written(index, part)
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+    def _chunks(self, index: int, delta: Delta, part: Part) -> Iterator[bytes]:
         """The events of a delta with log-probabilities, each made of one slice. The first has the text."""
-        delta = self._shown(delta)
-        part = self._part(index, delta)
-        text, is_first, ids, last = part.text, part.is_first, part.ids, None
+        last = None
         for fragments in self._logprobs(index, delta, part.is_first):
             if last is not None:
-                yield self._written(index, Part(text, last, None, is_first, ids))
-                text, is_first, ids = "", False, b""
+                yield self._written(index, part._replace(logprobs=last, finish_reason=None))
+                part = Part("", None, part.finish_reason, is_first=False)
             last = self._prompt(index).logprobs_object([fragments])
-        yield self._written(index, Part(text, last, part.finish_reason, is_first, ids))
+        yield self._written(index, part._replace(logprobs=last))
 
     def _written(self, index: int, part: Part) -> bytes:
         says_something = part.text or part.is_first or part.logprobs or part.finish_reason or part.ids
@@ -183,7 +177,7 @@ class ResponseSerializer(ABC):
             delta = self._shown(choices[index].joined())
             part = self._part(index, delta)
             fragments: list[Fragments] = []
-            if self.has_logprobs:
+            if self._has_logprobs:
                 for taken in self._logprobs(index, delta, part.is_first):
                     fragments.append(taken)
                     yield
@@ -215,6 +209,10 @@ class ResponseSerializer(ABC):
     def _prompt_ids(self, index: int) -> bytes:
         """The ids of a choice's prompt as a field with a comma before it."""
         return b',"prompt_token_ids":' + encode(self._plan.request.prompts[index // self._plan.request.n])
+
+    def _prompt_logprobs_field(self, index: int) -> bytes:
+        """Those of a choice's prompt, as a field with a comma before it."""
+        return b',"prompt_logprobs":' + self._prompt_logprobs[index // self._plan.request.n].written
 
     def _ids(self, index: int, delta: Delta, is_first: bool) -> bytes:
         """The choice's fields with token ids that a delta adds, each with a comma before it."""
@@ -278,13 +276,27 @@ class ResponseSerializer(ABC):
         text = self._spaces[index].spaced(delta)
         return self._prompt(index).text + text if is_first and self._plan.echo else text
 
-    def _owes_nothing(self, index: int) -> bool:
-        """Whether the text of the choice's next deltas is sent unchanged."""
-        return self._spaces[index].is_written
-
     @abstractmethod
-    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None: ...
+    def _logprobs_writer(self, prompt: Sequence[int], num_top: int) -> LogprobsWriter: ...
     @abstractmethod
     def _chunk_fields(self, part: Part) -> bytes: ...
     @abstractmethod
     def _choice_fields(self, index: int, part: Part) -> bytes: ...
+
+
+class CompletionSerializer(ChoicesSerializer):
+    id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
+
+    def _logprobs_writer(self, prompt: Sequence[int], num_top: int) -> LogprobsWriter:
+        before = [] if self._plan.echo else prompt
+        return CompletionLogprobs(self._tokenizer, num_top, before, names_ids=self._plan.names_ids)
+
+    def _ids(self, index: int, delta: Delta, is_first: bool) -> bytes:
+        """vLLM gives the prompt's ids beside those of each choice."""
+        return super()._ids(index, delta, is_first) + (self._prompt_ids(index) if is_first else b"")
+
+    def _chunk_fields(self, part: Part) -> bytes:
+        return b'"text":' + encode(part.text)
+
+    def _choice_fields(self, index: int, part: Part) -> bytes:
+        return self._chunk_fields(part) + (self._prompt_logprobs_field(index) if self._prompt_logprobs else b"")

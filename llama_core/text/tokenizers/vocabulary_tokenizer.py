@@ -219,8 +219,10 @@ class VocabularyTokenizer(Tokenizer):
         return self.decode([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
+        if type(token_id) is int and 0 <= token_id < len(self._raws):
+            return self._raws[token_id]
         self._check(token_id)
-        return self._raws[token_id] if token_id < len(self._raws) else b""
+        return b""
 
     def token_name(self, token_id: int) -> str:
         raw = self.token_bytes(token_id)

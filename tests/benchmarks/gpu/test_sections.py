@@ -1,9 +1,46 @@
-"""The sections of `python -m benchmarks gpu` in a tiny form, on the CPU."""
+"""The sections of `python -m benchmarks gpu` in a tiny form on the CPU, and those that check instead of measuring."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks.gpu import every_kernel
 from benchmarks.gpu.recorder import read_run
-from tests.benchmarks.gpu.tiny_sections import TINY, run_without_libraries
+from benchmarks.gpu.sections import checks
+from benchmarks.gpu.settings import Settings
+from benchmarks.harness.common import REPOSITORY
+from tests.support.forking import interpret
+
+TINY = Settings("cpu", "tiny", "float32", vocab_size=300, is_tiny=True)
+# What a machine for measurements may lack.
+ABSENT = (
+    *("ray", "msgspec", "pydantic", "fastapi", "llguidance", "tqdm", "jinja2"),
+    *("tokenizers", "sentencepiece", "tiktoken", "safetensors", "gguf", "fairscale"),
+    *("hypothesis", "pytest_asyncio", "pytest_timeout", "rich", "typer", "yaml", "scipy"),
+)
+BLOCKED = f"""
+import sys
+from importlib.machinery import PathFinder
+class Fewer:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in {ABSENT!r} else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Fewer
+"""
+
+
+def run_without_libraries(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process that cannot import ABSENT."""
+    command = [sys.executable, "-c", BLOCKED + code, *words]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200)
+
+
+# The sections of `python -m benchmarks gpu` in a tiny form, on the CPU.
+
 
 RUNNABLE = ("decode", "offline", "mixed", "memory", "invariance", "loading", "attention")
 
@@ -40,3 +77,26 @@ for name in ("checks", "memcheck", "recovery"):
     assert figures["offline"]["output_tok_s"] > 0
     assert figures["loading"]["threads_2"]["gb_s"]["median"] > 0
     assert figures["invariance"]["twice"] == {"texts": 8, "same": 8, "first_difference": -1}
+
+
+# Sections that check instead of measuring: the tests marked cuda, and every kernel.
+
+
+def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:
+    """But for those of the reference's API, which has a tokenizer."""
+    files = [file for file in checks.files_with_mark() if not file.endswith("/test_generation.py")]
+    assert "tests/llama_core/backends/test_fused_sampling.py" in files
+    assert {"tests/llama_core/backends/test_gpu.py", "tests/llama_core/backends/test_fused_attention.py"} <= set(files)
+    assert not [file for file in files if file.startswith("tests/benchmarks/")], "none of these has a test for a GPU"
+    words = ["-c", str(checks.CONFIGURATION), "--rootdir", ".", "--noconftest", "-m", "cuda", *files]
+    done = run_without_libraries("import pytest\nsys.exit(pytest.main(sys.argv[1:]))", *words)
+    assert done.returncode == 0 and " skipped" in done.stdout and "error" not in done.stdout.lower(), done.stdout
+
+
+@pytest.mark.full
+def test_every_kernel_of_the_source_is_launched_for_memcheck() -> None:
+    """In Triton's interpreter. A new kernel belongs into `benchmarks.gpu.every_kernel`, and into a test marked cuda."""
+    in_source = every_kernel.kernels_in_source()
+    assert {"_attend", "_combine_splits", "_multiply", "_add_norm", "_rotate_and_store", "_gated_silu"} <= in_source
+    printed = interpret("import runpy\nrunpy.run_module('benchmarks.gpu.every_kernel', run_name='__main__')", "cpu")
+    assert {line.removeprefix("kernel ") for line in printed.splitlines()} == in_source

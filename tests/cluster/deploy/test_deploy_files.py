@@ -21,7 +21,6 @@ from deployments.local.serve_run import PATIENT
 from tests.support.programs import REPOSITORY
 
 DEPLOY = REPOSITORY / "cluster" / "deploy"
-OBJECT_STORE_BYTES = 256 * 2**20
 MAX_SOCKET_PATH_BYTES = 95  # HAProxy binds a name with its process id first
 
 
@@ -91,14 +90,6 @@ def test_a_replica_fits_a_node_of_the_rayservice() -> None:
     assert shortage(bundles, [node], application["args"]["placement_strategy"]) is None
 
 
-def test_a_pod_without_a_proxy_gets_no_requests_and_is_not_restarted() -> None:
-    readiness, liveness = (
-        " ".join(worker()[probe]["exec"]["command"]) for probe in ("readinessProbe", "livenessProbe")
-    )
-    assert "local_raylet_healthz" in readiness and ":8000/-/healthz" in readiness
-    assert "local_raylet_healthz" in liveness and "8000" not in liveness
-
-
 def test_a_pod_that_ends_drains_before_ray_stops_and_within_its_grace_period() -> None:
     _, application = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
     command = " ".join(worker()["lifecycle"]["preStop"]["exec"]["command"])
@@ -140,27 +131,6 @@ def test_only_the_http_port_is_open_to_other_pods() -> None:
     assert [rule["ports"] for rule in policy["ingress"] if "from" not in rule] == [[{"port": 8000, "protocol": "TCP"}]]
 
 
-def test_kubernetes_restarts_a_redis_that_does_not_answer() -> None:
-    (redis,) = objects()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert "redis-cli ping" in redis[probe]["exec"]["command"][-1]
-
-
-def test_the_object_store_fits_the_shared_memory_of_a_pod() -> None:
-    spec = cluster_spec()
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        assert int(group["rayStartParams"]["object-store-memory"]) == OBJECT_STORE_BYTES
-    volumes = {volume["name"]: volume for volume in pods()[2]["spec"]["volumes"]}
-    assert volumes["shared-memory"]["emptyDir"]["sizeLimit"] == "16Gi"
-
-
-def test_every_pod_reads_the_clusters_variables_from_an_image_with_a_version() -> None:
-    for pod in pods():
-        (container,) = pod["spec"]["containers"]
-        assert {"name": "BASH_ENV", "value": "/app/cluster/deploy/cluster.env"} in container["env"]
-        assert re.search(r":\d+\.\d+\.\d+$", container["image"])
-
-
 def test_the_cluster_launcher_accepts_its_file() -> None:
     validate_config(prepare_config(load("launcher.yaml")))
 
@@ -194,11 +164,14 @@ def test_the_environment_file_sets_the_same_in_every_shell(script: str) -> None:
     assert float(found["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) <= 1, "a replica's drain lasts 2 s, not 30"
 
 
-def test_the_environment_file_sets_haproxys_times_as_llama_ray_up_does(tmp_path: Path) -> None:
+def test_the_environment_file_sets_the_times_of_llama_ray_up_and_a_node_without_power_is_dead_within_20_s(
+    tmp_path: Path,
+) -> None:
     found, ours = exported(". cluster/deploy/cluster.env && env"), haproxy.settings(tmp_path)
-    names = {name for name in ours if name.endswith("_S")}
-    assert "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" in names
-    assert {name: found.get(name) for name in names} == {name: ours[name] for name in names}
+    times = {name: value for name, value in ours.items() if name.endswith("_S")} | PATIENT
+    assert "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" in times and found | times == found
+    # After five checks, each of which waits for its timeout.
+    assert 5 * int(found["RAY_health_check_timeout_ms"]) + 4 * int(found["RAY_health_check_period_ms"]) <= 20_000
 
 
 @pytest.mark.parametrize("env", [{}, {"RAY_TMPDIR": "/scratch/a job of 2026/" + "x" * 80}])
@@ -222,21 +195,10 @@ def test_the_environment_file_keeps_what_is_set() -> None:
     assert found | own | {"PYTHONPATH": "/app:/x"} == found
 
 
-def test_a_node_without_power_is_dead_for_ray_within_20_s() -> None:
-    """After five checks, each of which waits for its timeout."""
-    found = exported(". cluster/deploy/cluster.env && env")
-    assert 5 * int(found["RAY_health_check_timeout_ms"]) + 4 * int(found["RAY_health_check_period_ms"]) <= 20_000
-
-
 def test_the_docs_table_has_every_variable_of_the_environment_file() -> None:
     names = set(re.findall(r"^export (\w+)=", (DEPLOY / "cluster.env").read_text(), re.MULTILINE))
     rows = set(re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "docs" / "cluster.md").read_text(), re.MULTILINE))
     assert len(names) >= 8 and names - rows == set()
-
-
-def test_the_environment_file_gives_proxies_the_time_that_llama_ray_up_gives_them() -> None:
-    found = exported(". cluster/deploy/cluster.env && env")
-    assert found | PATIENT == found
 
 
 def start_node(directory: Path, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -328,15 +290,6 @@ def test_the_dockerfile_copies_files_that_exist_and_that_the_context_has() -> No
     assert [name for name in copied if f"!{name}" not in context] == []
 
 
-def test_the_dockerfile_installs_the_pinned_versions_only() -> None:
-    runs = " && ".join(rest for word, rest in instructions() if word == "RUN")
-    installs = [part.strip() for part in runs.split("&&") if "pip install" in part]
-    assert len(installs) >= 3 and all("--constraint constraints.txt" in install for install in installs)
-    pinned = (REPOSITORY / "constraints.txt").read_text()
-    for name, version in re.findall(r"(\w+)==([\d.]+)", runs):
-        assert f"{name}=={version}" in pinned
-
-
 def test_the_image_serves_beyond_its_loopback_and_can_export_traces(tmp_path: Path) -> None:
     command = json.loads(dict(instructions())["CMD"])
     name, _, path, *options = command
@@ -344,11 +297,3 @@ def test_the_image_serves_beyond_its_loopback_and_can_export_traces(tmp_path: Pa
     overrides = [option for option in options if "=" in option]
     assert read_config(REPOSITORY / "serve_config.yaml", overrides).host == "0.0.0.0"
     assert [rest for word, rest in instructions() if word == "RUN"][-1].endswith('--editable ".[otlp]"')
-
-
-def test_the_dockerfile_names_a_python_that_the_project_supports() -> None:
-    (base,) = (rest for word, rest in instructions() if word == "FROM")
-    match = re.match(r"python:3\.(\d+)\.\d+-", base)
-    assert match is not None and int(match[1]) >= 11, "another patch version is another image"
-    variables = " ".join(rest for word, rest in instructions() if word == "ENV")
-    assert "BASH_ENV=/app/cluster/deploy/cluster.env" in variables and "LLAMA_HOME=/app" in variables

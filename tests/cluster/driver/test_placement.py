@@ -1,5 +1,7 @@
 """The resources of a replica and its ranks, and the description of a shortage."""
 
+from typing import Any
+
 import pytest
 
 from cluster.driver.placement import (
@@ -18,10 +20,39 @@ GPU_NODE = {"CPU": 16.0, "GPU": 4.0, "memory": 1e11}
 LAPTOP = {"CPU": 2.0, "memory": 8 * 2**30}
 
 
-def test_two_cpu_ranks_and_their_replica_fit_two_cores() -> None:
-    bundles = group_bundles(2, "cpu")
-    assert shortage(bundles, [LAPTOP], "STRICT_PACK") is None
-    assert sum(bundle.get("CPU", 0) for bundle in bundles) == 2
+def test_a_rank_has_its_cores_or_a_gpu_and_a_core() -> None:
+    assert group_bundles(2, "cuda") == [{"CPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}]
+    assert group_bundles(2, "cpu", cpus_per_rank=4)[2] == {"CPU": 4}
+    for world_size in (0, -1):
+        with pytest.raises(ValueError, match="world_size"):
+            group_bundles(world_size, "cpu")
+    with pytest.raises(ValueError, match="cpus_per_rank"):
+        group_bundles(1, "cpu", cpus_per_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("bundles", "nodes", "strategy", "message"),
+    [
+        (group_bundles(2, "cpu"), [LAPTOP], "STRICT_PACK", None),
+        (group_bundles(8, "cuda"), [GPU_NODE], "PACK", "needs 8 GPUs, the cluster has 4 GPUs"),
+        (group_bundles(4, "cuda"), [LAPTOP], "PACK", "needs 5 CPUs, 4 GPUs, the cluster has 2 CPUs, 0 GPUs"),
+        ([{"CPU": 1}], [], "PACK", "needs 1 CPU, the cluster has 0 CPUs"),
+        (group_bundles(8, "cuda"), [GPU_NODE] * 2, "PACK", None),
+        (group_bundles(8, "cuda"), [GPU_NODE] * 2, "STRICT_PACK",
+         "needs 9 CPUs and 8 GPUs on one node, the largest node has 16 CPUs and 4 GPUs"),
+        (group_bundles(2, "cpu", cpus_per_rank=4), [{"CPU": 3, "memory": 2**30}] * 4, "PACK",
+         "needs 3.9 CPUs on one node for a rank, the largest node has 3 CPUs"),
+        (group_bundles(2, "cuda"), [GPU_NODE] * 2, "STRICT_SPREAD", "needs 3 nodes, the cluster has 2"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_lacks_is_named(bundles: Any, nodes: Any, strategy: Strategy, message: str | None) -> None:
+    assert shortage(bundles, nodes, strategy) == message
+
+
+def test_an_actor_takes_the_whole_bundle_but_whole_cpus_or_a_fraction_of_one() -> None:
+    assert [actor_options({"CPU": cpus})["num_cpus"] for cpus in (0.1, 0.9, 1, 3.9, 4)] == [0.1, 0.9, 1, 3, 4]
+    options = actor_options({"CPU": 2, "GPU": 1, "memory": 5, "A100": 1})
+    assert options == {"num_cpus": 2, "num_gpus": 1, "memory": 5, "resources": {"A100": 1}}
 
 
 def test_a_cpu_replica_asks_for_cpus_only_so_that_it_lands_where_ranks_land() -> None:
@@ -40,14 +71,6 @@ def test_rank_0_lends_the_replica_a_share_and_keeps_its_threads(cpus_per_rank: f
     bundles = group_bundles(2, "cpu", cpus_per_rank=cpus_per_rank)
     assert sum(bundle["CPU"] for bundle in bundles) == pytest.approx(2 * cpus_per_rank)
     assert [compute_threads(bundles, index) for index in (1, 2)] == [threads, threads]
-
-
-def test_a_cuda_rank_has_a_gpu_and_a_core() -> None:
-    assert group_bundles(2, "cuda") == [{"CPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}]
-
-
-def test_cores_of_a_rank_can_be_chosen() -> None:
-    assert group_bundles(2, "cpu", cpus_per_rank=4)[2] == {"CPU": 4}
 
 
 @pytest.mark.parametrize(
@@ -72,65 +95,10 @@ def test_ranks_share_a_nodes_cores_by_default(
     assert fair_cpus_per_rank(device, world_size, nodes, strategy) == cpus
 
 
-@pytest.mark.parametrize("world_size", [0, -1])
-def test_a_group_without_ranks_is_refused(world_size: int) -> None:
-    with pytest.raises(ValueError, match="world_size"):
-        group_bundles(world_size, "cpu")
-
-
-def test_ranks_without_cores_are_refused() -> None:
-    with pytest.raises(ValueError, match="cpus_per_rank"):
-        group_bundles(1, "cpu", cpus_per_rank=0)
-
-
 def test_auto_is_cuda_where_a_node_has_a_gpu() -> None:
     assert resolve_device("auto", [LAPTOP, GPU_NODE]) == "cuda"
     assert resolve_device("auto", [LAPTOP]) == "cpu"
     assert resolve_device("cuda", [LAPTOP]) == "cuda"
-
-
-def test_an_actor_takes_whole_cpus_of_a_bundle_or_a_fraction_of_one() -> None:
-    assert [actor_options({"CPU": cpus})["num_cpus"] for cpus in (0.1, 0.9, 1, 3.9, 4)] == [0.1, 0.9, 1, 3, 4]
-
-
-def test_actor_options_take_the_whole_bundle() -> None:
-    assert actor_options({"CPU": 2, "GPU": 1, "memory": 5, "A100": 1}) == {
-        "num_cpus": 2,
-        "num_gpus": 1,
-        "memory": 5,
-        "resources": {"A100": 1},
-    }
-
-
-def test_missing_gpus_are_counted() -> None:
-    assert shortage(group_bundles(8, "cuda"), [GPU_NODE]) == "needs 8 GPUs, the cluster has 4 GPUs"
-
-
-def test_every_missing_resource_is_named() -> None:
-    assert shortage(group_bundles(4, "cuda"), [LAPTOP]) == "needs 5 CPUs, 4 GPUs, the cluster has 2 CPUs, 0 GPUs"
-
-
-def test_a_cluster_without_nodes_has_no_resources() -> None:
-    assert shortage([{"CPU": 1}], []) == "needs 1 CPU, the cluster has 0 CPUs"
-
-
-def test_strict_pack_needs_one_node_for_all() -> None:
-    bundles = group_bundles(8, "cuda")
-    assert shortage(bundles, [GPU_NODE, GPU_NODE], "PACK") is None
-    assert shortage(bundles, [GPU_NODE, GPU_NODE], "STRICT_PACK") == (
-        "needs 9 CPUs and 8 GPUs on one node, the largest node has 16 CPUs and 4 GPUs"
-    )
-
-
-def test_a_bundle_larger_than_any_node_is_named() -> None:
-    bundles = group_bundles(2, "cpu", cpus_per_rank=4)
-    assert shortage(bundles, [{"CPU": 3, "memory": 2**30}] * 4) == (
-        "needs 3.9 CPUs on one node for a rank, the largest node has 3 CPUs"
-    )
-
-
-def test_strict_spread_needs_a_node_for_each_bundle() -> None:
-    assert shortage(group_bundles(2, "cuda"), [GPU_NODE] * 2, "STRICT_SPREAD") == "needs 3 nodes, the cluster has 2"
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,8 @@ from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit, StepInput
-from tests.cluster.conftest import LIMITS, Start
-from tests.cluster.driver.group_processes import assert_gone, processes, socket_directories
-from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
-from tests.support.rank_faults import Fault
+from tests.cluster.conftest import LIMITS, Start, assert_gone, processes, socket_directories
+from tests.support.fake_runner import CONFIG, FakeFactory, Fault, step_input, tokens_of
 from tests.support.waiting import until_true
 
 

@@ -68,7 +68,7 @@ async def test_ranks_see_all_gpus_of_their_group_in_one_order_and_use_their_own(
     await pool.stop()
 
 
-def test_gpus_of_another_node_are_not_shown() -> None:
+def test_gpus_of_another_node_and_other_parts_of_a_gpu_are_not_shown() -> None:
     ranks = RankActors(None, None, ())  # type: ignore[arg-type]
     places = [("node a", ("GPU-5",)), ("node b", ("0",)), ("node a", ("GPU-1",)), ("node c", ())]
     for rank in (2, 0, 1, 3):  # answers come in any order
@@ -77,9 +77,6 @@ def test_gpus_of_another_node_are_not_shown() -> None:
     assert ranks.visible_gpus(0) == ranks.visible_gpus(2) == ("GPU-5", "GPU-1")
     assert ranks.visible_gpus(1) == ("0",) and ranks.visible_gpus(3) == ()
 
-
-def test_a_rank_on_a_part_of_a_gpu_sees_that_part_alone() -> None:
-    ranks = RankActors(None, None, ())  # type: ignore[arg-type]
     for rank, gpu in enumerate(("MIG-4f", "MIG-a0")):
         ranks.identities[rank] = RankIdentity(rank, ProcessIdentity(1, 1), "node", "192.0.2.7", Share(1, (gpu,)))
     assert [ranks.visible_gpus(rank) for rank in range(2)] == [("MIG-4f",), ("MIG-a0",)]

@@ -4,7 +4,7 @@ import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from cluster.wire import messages as wire
 from cluster.wire.messages import Ack, Answer, Deframer, Fault, Hello, WireError
-from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import (
     INT64_MAX,
     INT64_MIN,
@@ -27,18 +26,17 @@ from llama_core.scheduling.sampling_params import (
     MAX_TOP_K,
     SamplingParams,
 )
-from llama_core.scheduling.step import AdapterLoad, Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from llama_core.scheduling.step import AdapterLoad, Draft, Grow, Row, SlotInit, StepInput
 from tests.support.full_runs import examples
 
 ids = st.integers(0, 2**31)
-numbers = st.floats(allow_nan=False)
-rows = st.builds(Row, ids, ids, ids, st.booleans(), ids)
-slot_inits = st.builds(
-    SlotInit,
-    slot=ids,
-    tokens=st.lists(ids),
-    blocks=st.lists(ids),
-    params=st.builds(
+OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    int: ids,
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    str: st.text(max_size=9),
+    type(None): st.none(),
+    SamplingParams: st.builds(
         SamplingParams,
         temperature=st.floats(0, MAX_TEMPERATURE),
         top_p=st.floats(0, 1, exclude_min=True),
@@ -54,35 +52,24 @@ slot_inits = st.builds(
         bad_words=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
         grammar=st.sampled_from(("", "start: /a+/")),
     ),
-    prompt_logprobs=st.booleans(),
-)
-steps = st.builds(
-    StepInput,
-    ids,
-    ids,
-    st.lists(rows),
-    admit=st.lists(slot_inits),
-    grow=st.lists(st.builds(Grow, ids, ids)),
-    drafts=st.lists(st.builds(Draft, ids, ids, st.lists(ids))),
-)
-logprobs = st.builds(TokenLogprob, numbers, st.lists(st.tuples(ids, numbers)).map(tuple))
-outputs = st.builds(
-    StepOutput,
-    ids,
-    ids,
-    st.lists(ids),
-    logprobs=st.lists(st.none() | logprobs),
-    prompt_logprobs=st.lists(st.builds(PromptLogprobs, ids, ids, st.lists(logprobs))),
-    non_finite=st.lists(ids),
-    elapsed_ms=numbers,
-    mask_wait_ms=numbers,
-    device_memory_bytes=ids,
-)
-replies = (
-    st.builds(Answer, outputs)
-    | st.builds(Ack, ids, ids, ids)
-    | st.builds(Fault, ids, ids, st.text(), st.text(), st.booleans())
-)
+}
+
+
+def of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's type."""
+    if kind in OF_TYPE:
+        return OF_TYPE[kind]
+    origin, parts = get_origin(kind), [of(each) for each in get_args(kind) if each is not ...]
+    if origin in (list, dict):
+        return st.lists(parts[0], max_size=4) if origin is list else st.dictionaries(*parts, max_size=4)
+    if origin is tuple:
+        return st.lists(parts[0], max_size=4).map(tuple) if ... in get_args(kind) else st.tuples(*parts)
+    if parts:
+        return st.one_of(parts)
+    return st.builds(kind, **{name: of(each) for name, each in get_type_hints(kind).items()})
+
+
+steps, replies = of(StepInput), of(Answer | Ack | Fault)
 
 
 def payload_of(message: StepInput | wire.Reply | Hello) -> bytes:
@@ -111,15 +98,6 @@ def test_frames_are_read_from_pieces_of_any_size(messages: list[StepInput], piec
         for payload in deframer.feed(stream[start : start + piece_bytes])
     ]
     assert [wire.decode_step(payload) for payload in payloads] == messages
-
-
-@given(st.binary())
-def test_arbitrary_bytes_raise_wire_error_and_nothing_else(data: bytes) -> None:
-    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
-        try:
-            decode(data)
-        except WireError:
-            continue
 
 
 class Malicious:
@@ -178,12 +156,3 @@ def test_a_secret_is_never_printed() -> None:
     shown = repr(Invitation(0, b"the secret", key=GroupKey("public", "private part")))
     assert "the secret" not in shown
     assert "private part" not in shown
-
-
-@pytest.mark.parametrize("nested", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
-def test_an_extremely_nested_message_is_refused(nested: bytes) -> None:
-    deep = nested * 60_000 + b"\xc0"
-    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
-        for payload in (deep, b"\x96\xa3ack\x01\x02\x03\xcb" + b"\0" * 8 + deep, b"\x81\xa5other" + deep):
-            with pytest.raises(WireError):
-                decode(payload)

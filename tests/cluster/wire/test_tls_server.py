@@ -62,12 +62,15 @@ def test_connections_that_shake_hands_are_served_beside_those_that_never_do(
 
 
 @LOOPS
-def test_another_key_and_plain_text_reach_no_protocol(new_loop: NewLoop) -> None:
+def test_another_key_no_certificate_and_plain_text_reach_no_protocol(new_loop: NewLoop) -> None:
     async def main() -> None:
         server = tls_server.TlsListener(Echo, "127.0.0.1", tls_context(KEY, "driver"))
         port = server.port
-        with pytest.raises((OSError, asyncio.IncompleteReadError)):
-            await echoed(port, tls_context(make_group_key(), "rank"))
+        without_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        without_certificate.check_hostname, without_certificate.verify_mode = False, ssl.CERT_NONE
+        for context in (tls_context(make_group_key(), "rank"), without_certificate):
+            with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                await echoed(port, context)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert b"hello" not in await reader.read()

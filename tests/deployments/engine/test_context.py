@@ -1,6 +1,6 @@
 """The context of a replica: chosen when its first ranks load, required of every later group, and explained."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,10 +14,10 @@ from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
 
 
 class Groups(FakeGroupPool):
-    """The ranks have memory for a context of 1,008 tokens."""
+    """Records the configuration of each group."""
 
-    def __init__(self) -> None:
-        super().__init__(SmallGroup)
+    def __init__(self, make: Callable[[], FakeGroup]) -> None:
+        super().__init__(make)
         self.configs: list[EngineConfig] = []
 
     def open_group(
@@ -28,16 +28,18 @@ class Groups(FakeGroupPool):
 
 
 class SmallGroup(FakeGroup):
+    """Has memory for a context of 1,008 tokens."""
+
     async def start(self) -> GroupInfo:
         info = await super().start()
         return GroupInfo(info.epoch, info.num_blocks, info.ranks, max_seq_len=1008)
 
 
 async def test_the_context_that_the_first_ranks_choose_is_required_of_later_ranks() -> None:
-    groups = Groups()
+    groups = Groups(SmallGroup)
     service = LlamaService(ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_batch_size=8), lambda: groups)
     await service.start()
-    assert service.max_seq_len == service.describe().max_seq_len == 1008
+    assert service.config.max_seq_len == service.describe().max_seq_len == 1008
     assert service.describe().max_seq_len_reason == "what memory holds of the model's 2,048"
     groups.made[0].fail()
     await until(lambda: len(groups.configs) == 2)

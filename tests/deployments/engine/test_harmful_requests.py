@@ -15,20 +15,28 @@ from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_rank_group import until
 from tests.support.fake_ranks import continuation
 from tests.support.recovering_service import Crash, Group, RecoveringService, prompts, read, steady
+from tests.support.virtual_loop import VirtualLoop
 
+LOOPS = {"virtual time": VirtualLoop}
 POISON = 599
+
+
+def harmful(raises: bool, at: int = 0) -> Group:
+    """Ranks that fail at a request with POISON, at this number of tokens."""
+
+    def token(tokens: list[int]) -> int:
+        if tokens[1] == POISON and len(tokens) >= at:
+            raise Crash
+        return steady(tokens)
+
+    return Group(token, raises=raises)
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])
 @pytest.mark.parametrize("at", [3, 20], ids=["in its prompt", "while it decodes"])
 async def test_a_request_that_makes_the_ranks_fail_is_refused_alone(raises: bool, alone: bool, at: int) -> None:
-    def poisonous(tokens: list[int]) -> int:
-        if tokens[1] == POISON and len(tokens) >= at:
-            raise Crash
-        return steady(tokens)
-
-    async with RecoveringService(lambda: Group(poisonous, raises=raises)) as served:
+    async with RecoveringService(lambda: harmful(raises, at)) as served:
         others = prompts(0 if alone else 10)
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in others[:5]]
         poison = served.ask([1, POISON, 7])
@@ -44,12 +52,7 @@ async def test_a_request_that_makes_the_ranks_fail_is_refused_alone(raises: bool
 
 @pytest.mark.parametrize("num_poisonous", [2, 6])
 async def test_several_harmful_requests_are_refused_and_the_others_complete(num_poisonous: int) -> None:
-    def poisonous(tokens: list[int]) -> int:
-        if tokens[1] == POISON and len(tokens) >= 12:
-            raise Crash
-        return steady(tokens)
-
-    async with RecoveringService(lambda: Group(poisonous, raises=True)) as served:
+    async with RecoveringService(lambda: harmful(True, 12)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(5)]
         results = await asyncio.gather(
             *(read(served.ask([1, POISON, 7 + i])) for i in range(num_poisonous)), return_exceptions=True
@@ -102,12 +105,7 @@ async def test_too_many_verdicts_without_a_completed_step_fail_the_replica() -> 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
 async def test_a_harmful_request_that_is_cancelled_and_sent_again_convicts_no_other(raises: bool) -> None:
-    def poisonous(tokens: list[int]) -> int:
-        if tokens[1] == POISON:
-            raise Crash
-        return steady(tokens)
-
-    async with RecoveringService(lambda: Group(poisonous, raises=raises)) as served:
+    async with RecoveringService(lambda: harmful(raises)) as served:
         neighbour = asyncio.create_task(read(served.ask([1, 5], 40)))
         for _ in range(8):
             num_groups = len(served.groups.made)

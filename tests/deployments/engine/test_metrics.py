@@ -13,7 +13,7 @@ from llama_core.errors import QueueFull
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
-from tests.support.metric_samples import samples
+from tests.support.http import samples
 from tests.support.requests import submit
 from tests.support.scripted_engine import FakeEngine, in_process
 

@@ -1,14 +1,24 @@
-"""Recovery from failed ranks: every request continues, on new ranks."""
+"""Recovery from failed ranks: every request continues, on new ranks. `tests/simulation` has failures at any moment."""
 
 import asyncio
-import random
+from collections.abc import Callable
 
 import pytest
 
-from llama_core.errors import CheckpointChanged, CheckpointError, DeadlineExceeded, LlamaError, RankFailure
+from llama_core.errors import CheckpointChanged, CheckpointError, DeadlineExceeded, EngineError, LlamaError, RankFailure
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import continuation
 from tests.support.recovering_service import Group, RecoveringService, gated, prompts, read, steady
+from tests.support.virtual_loop import VirtualLoop
+
+LOOPS = {"virtual time": VirtualLoop}
+
+
+def starting(error: LlamaError | None = None, num_blocks: int = 64) -> FakeGroup:
+    """A group whose start fails with this error."""
+    group = Group(steady)
+    group.start_error, group.num_blocks = error, num_blocks
+    return group
 
 
 async def test_every_stream_continues_and_new_requests_wait_during_a_recovery() -> None:
@@ -20,8 +30,8 @@ async def test_every_stream_continues_and_new_requests_wait_during_a_recovery() 
         served.groups.made[0].fail()
         await until(lambda: served.service.readiness().phase == "recovering")
         readiness = served.service.readiness()
-        assert (readiness.ready, readiness.phase, readiness.takes_requests) == (False, "recovering", True)
-        assert "rank 1 died" in readiness.detail and served.service.live()
+        assert (readiness.ready, readiness.takes_requests, served.service.live()) == (False, True, True)
+        assert "rank 1 died" in readiness.detail
         reading.append(asyncio.create_task(read(served.ask(prompts(13)[-1]))))
         await asyncio.sleep(0.01)
         assert not any(task.done() for task in reading)
@@ -33,67 +43,30 @@ async def test_every_stream_continues_and_new_requests_wait_during_a_recovery() 
         assert served.service.describe().epoch == 1
 
 
-async def test_ranks_that_die_while_idle_are_replaced() -> None:
-    async with RecoveringService(lambda: Group(steady)) as served:
-        served.groups.made[0].fail()
-        await until(lambda: len(served.groups.made) == 2 and served.service.readiness().ready)
-        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-
-
-@pytest.mark.parametrize("seed", range(5))
-async def test_failures_at_any_moment_lose_or_repeat_no_token(seed: int) -> None:
-    draw = random.Random(seed)
-    async with RecoveringService(lambda: Group(steady)) as served:
-        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(24)]
-        for _ in range(12):
-            num_groups, num_steps = len(served.groups.made), draw.randint(1, 14)
-            ranks = served.groups.made[-1].ranks
-            await until(
-                lambda ranks=ranks, num=num_steps: ranks.num_steps >= num or all(task.done() for task in reading)  # type: ignore[misc]
-            )
-            served.groups.made[-1].fail()
-            await until(lambda num=num_groups: len(served.groups.made) != num)  # type: ignore[misc]
-        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(24)]
-        assert len(served.groups.made) > 5
-        assert served.service.describe().blocks_used == 0
-
-
-async def test_a_group_that_fails_to_start_is_tried_again() -> None:
-    async with RecoveringService(lambda: Group(steady)) as served:
-        stream = served.ask([1, 5], 20)
-        await anext(stream)
-
-        def broken() -> FakeGroup:
-            group = Group(steady)
-            group.start_error = RankFailure("rank 0 died while loading") if len(served.groups.made) < 3 else None
-            return group
-
-        served.groups.make = broken
-        served.groups.made[0].fail()
-        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
-        assert [epoch for epoch, _ in served.groups.opened] == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
-    ("error", "timeout_s"),
-    [(CheckpointError("consolidated.00.pth: gone"), 60.0), (RankFailure("no room"), 0.2)],
-    ids=["an error that no retry changes fails at once", "another error fails at the timeout"],
+    ("make", "timeout_s", "expected"),
+    [
+        (lambda: starting(CheckpointError("01.pth: gone")), 60.0, EngineError("01.pth: gone")),
+        (lambda: starting(CheckpointChanged("other contents")), 60.0, CheckpointChanged("other contents")),
+        (lambda: starting(RankFailure("no room")), 0.2, RankFailure("no room")),
+        (lambda: gated(Group(steady), asyncio.Event()), 0.2, RankFailure("could not be brought back in 0.2 s")),
+    ],
+    ids=["no retry changes it", "other files", "a failure at each attempt", "an attempt that hangs"],
 )
-async def test_ranks_that_cannot_be_brought_back_fail_the_replica(error: LlamaError, timeout_s: float) -> None:
+async def test_ranks_that_cannot_be_brought_back_end_every_stream_and_the_replica(
+    make: Callable[[], FakeGroup], timeout_s: float, expected: LlamaError
+) -> None:
     async with RecoveringService(lambda: Group(steady), recovery_timeout_s=timeout_s) as served:
-        stream = served.ask([1, 5], 20)
-        await anext(stream)
-
-        def broken() -> FakeGroup:
-            group = Group(steady)
-            group.start_error = error
-            return group
-
-        served.groups.make = broken
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(3)]
+        await asyncio.sleep(0.01)
+        served.groups.make = make
         served.groups.made[0].fail()
-        with pytest.raises(LlamaError, match=error.message):
-            await read(stream)
+        for result in await asyncio.gather(*reading, return_exceptions=True):
+            assert type(result) is type(expected) and expected.message in str(result)
+        assert (len(served.groups.made) == 2) == ("no room" not in expected.message)
         assert not served.service.live() and served.service.readiness().phase == "failed"
+        with pytest.raises(LlamaError, match=expected.message):
+            served.ask([1, 5])
 
 
 @pytest.mark.parametrize("num_blocks", [40, 90])
@@ -101,69 +74,24 @@ async def test_new_ranks_may_have_another_number_of_cache_blocks(num_blocks: int
     async with RecoveringService(lambda: Group(steady)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
         await asyncio.sleep(0.01)
-
-        def other() -> FakeGroup:
-            group = Group(steady)
-            group.num_blocks = num_blocks
-            return group
-
-        served.groups.make = other
+        served.groups.make = lambda: starting(num_blocks=num_blocks)
         served.groups.made[0].fail()
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(12)]
         assert served.service.describe().blocks_total == num_blocks
 
 
-async def test_an_attempt_that_hangs_ends_at_the_recovery_timeout() -> None:
-    async with RecoveringService(lambda: Group(steady), recovery_timeout_s=0.2) as served:
+@pytest.mark.parametrize("end", ["cancel", "deadline", "stop"])
+async def test_requests_may_end_during_a_recovery_which_is_no_sign_of_a_dead_replica(end: str) -> None:
+    async with RecoveringService(lambda: Group(steady), step_timeout_s=0.01) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
         served.groups.make = lambda: gated(Group(steady), asyncio.Event())
         served.groups.made[0].fail()
-        with pytest.raises(RankFailure, match=r"could not be brought back in 0\.2 s"):
-            await read(stream)
-        assert not served.service.live()
-
-
-async def test_a_replaced_checkpoint_ends_every_stream_and_the_replica() -> None:
-    """New ranks compare the files with those that the first ranks loaded; no further attempt can help."""
-    async with RecoveringService(lambda: Group(steady)) as served:
-        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(3)]
-        await asyncio.sleep(0.01)
-
-        def other() -> FakeGroup:
-            group = Group(steady)
-            group.start_error = CheckpointChanged("consolidated.00.pth: rank 1 on b found other contents")
-            return group
-
-        served.groups.make = other
-        served.groups.made[0].fail()
-        results = await asyncio.gather(*reading, return_exceptions=True)
-        assert [(type(result), str(result)) for result in results] == [
-            (CheckpointChanged, "consolidated.00.pth: rank 1 on b found other contents")
-        ] * 3
-        assert len(served.groups.made) == 2 and not served.service.live()
-        with pytest.raises(CheckpointChanged):
-            served.ask([1, 5])
-
-
-@pytest.mark.parametrize("end", ["cancel", "deadline", "drain", "stop"])
-async def test_requests_may_end_during_a_recovery(end: str) -> None:
-    async with RecoveringService(lambda: Group(steady), drain_timeout_s=120) as served:
-        stream, gate = served.ask([1, 5], 20), asyncio.Event()
-        await anext(stream)
-        served.groups.make = lambda: gated(Group(steady), gate)
-        served.groups.made[0].fail()
         await until(lambda: served.service.readiness().phase == "recovering")
+        await asyncio.sleep(50)
+        assert served.service.live()
         if end == "stop":
             await served.service.stop()
-        elif end == "drain":
-            draining = asyncio.create_task(served.service.drain())
-            await asyncio.sleep(0.01)
-            assert not draining.done()
-            gate.set()
-            assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
-            await draining
-            return
         elif end == "cancel":
             stream.cancel()
         else:
@@ -171,20 +99,5 @@ async def test_requests_may_end_during_a_recovery(end: str) -> None:
         with pytest.raises(LlamaError):
             await read(stream)
         assert not served.service.describe().blocks_used
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(1):
             await served.service.drain()  # no live request is left
-
-
-async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
-    async with RecoveringService(lambda: Group(steady), step_timeout_s=0.01) as served:
-        stream, gate = served.ask([1, 5], 20), asyncio.Event()
-        await anext(stream)
-        served.groups.make = lambda: gated(Group(steady), gate)
-        served.groups.made[0].fail()
-        await until(lambda: served.service.readiness().phase == "recovering")
-        assert served.service._loop is not None
-        served.service._loop.last_progress_s -= 1000
-        assert served.service.live()
-        gate.set()
-        await until(lambda: served.service.readiness().phase == "ready")
-        assert served.service.live()

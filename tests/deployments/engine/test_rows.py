@@ -16,8 +16,14 @@ from llama_core.grammar.vocabulary import load_vocabulary
 from llama_core.scheduling.request import check_prompt
 from llama_core.text.tokenizers.gguf_vocabulary import CONTROL, USER_DEFINED
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
-from tests.support.gguf_models import DIM, VOCABULARY, random_tensors, write_model
-from tests.support.gguf_vocabularies import byte_level_fields, sentencepiece_fields
+from tests.support.gguf_models import (
+    DIM,
+    VOCABULARY,
+    byte_level_fields,
+    random_tensors,
+    sentencepiece_fields,
+    write_model,
+)
 from tests.support.hugging_face import CONFIGS, random_weights, read, write
 from tests.support.vocabularies import FAMILIES, make_family
 

@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from cluster.wire.rank_status import Phase, RankStatus
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
+from deployments.observe.metrics import Metrics
 from llama_core.errors import CheckpointError, LlamaError, NotReady
 from llama_core.grammar.build import json_object_grammar
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
+from tests.support.http import samples
 from tests.support.requests import submit
+from tests.support.virtual_loop import VirtualLoop
 
+LOOPS = {"virtual time": VirtualLoop}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
@@ -30,13 +36,14 @@ def args(**changes: Any) -> ServerArgs:
 
 def service(
     group: Callable[[], FakeGroup] | FakeGroup, failures: list[LlamaError] | None = None, **changes: Any
-) -> LlamaService:
+) -> OwnEngine:
     record = failures.append if failures is not None else lambda error: None
     open_group = group if callable(group) else lambda: group
-    return LlamaService(args(**changes), lambda: FakeGroupPool(open_group), on_failure=record)
+    given = args(**changes)
+    return OwnEngine(LlamaService(given, lambda: FakeGroupPool(open_group), on_failure=record), given)
 
 
-async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:
+async def tokens_of(engine: OwnEngine, prompt: list[int]) -> list[int]:
     return [token async for delta in submit(engine, prompt, GREEDY) for token in delta.tokens]
 
 
@@ -54,10 +61,14 @@ async def test_readiness_is_loading_then_ready_then_draining() -> None:
     await starting
     assert engine.readiness().ready and engine.live()
     assert await tokens_of(engine, [1, 5]) == continuation([1, 5], 8)
-    await engine.drain()
+    stream = submit(engine, [1, 5], GREEDY)
+    draining = asyncio.create_task(engine.drain())
+    await asyncio.sleep(0)
     assert engine.readiness().phase == "draining" and engine.live() and not engine.readiness().ready
     with pytest.raises(NotReady):
         submit(engine, [1, 5], GREEDY)
+    assert [token async for delta in stream for token in delta.tokens] == continuation([1, 5], 8)
+    await draining
     await engine.stop()
     assert group.stopped
 
@@ -102,10 +113,32 @@ async def test_the_engines_state_counts_requests_and_blocks_in_use() -> None:
     await engine.stop()
 
 
+class SlowRank(FakeGroup):
+    """Rank 1 computes for half of each second, and rank 0 for a tenth."""
+
+    async def statuses(self) -> list[RankStatus | None]:
+        now_s = asyncio.get_running_loop().time()
+        times = [(0, 0.9 * now_s), (1, 0.5 * now_s)]
+        return [
+            RankStatus(n, Phase.SERVING, 1, 1, 7, "node", int(20 * now_s), now_s, waited_s) for n, waited_s in times
+        ]
+
+
+async def test_a_slow_rank_is_named_once_and_its_steps_are_measured(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(in_ray=False)
+    engine = LlamaService(args(), lambda: FakeGroupPool(SlowRank), on_compute_ms=metrics.on_compute_ms)
+    await engine.start()
+    await asyncio.sleep(300)
+    assert [record.message.partition(",")[0] for record in caplog.records] == ["rank 1 is slow"]
+    seen = samples(metrics.render())
+    assert [seen[f'llama_rank_step_seconds{{rank="{rank}"}}'] for rank in (0, 1)] == pytest.approx([0.005, 0.025])
+    await engine.stop()
+
+
 # Arguments.
 
 
-async def cached_tokens(engine: LlamaService, owner: str, last: int) -> int:
+async def cached_tokens(engine: OwnEngine, owner: str, last: int) -> int:
     """Cached prompt tokens of a request of `owner` that begins as every other one does."""
     stream = submit(engine, [1, *range(3, 39), last], GREEDY, owner=owner)
     async for _ in stream:
@@ -114,13 +147,14 @@ async def cached_tokens(engine: LlamaService, owner: str, last: int) -> int:
 
 
 KEYS = {"api_key_digests": ("0" * 64, "1" * 64)}
-
-
-@pytest.mark.parametrize(
+SCOPES = pytest.mark.parametrize(
     ("settings", "is_shared"),
     [(KEYS, False), (KEYS | {"prefix_cache_scope": "all"}, True), ({}, True)],
     ids=["with keys", "with keys, scope all", "without keys"],
 )
+
+
+@SCOPES
 async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_says_all(
     settings: dict[str, Any], is_shared: bool
 ) -> None:
@@ -133,11 +167,7 @@ async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_s
     await engine.stop()
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_shared"),
-    [(KEYS, False), (KEYS | {"prefix_cache_scope": "all"}, True), ({}, True)],
-    ids=["with keys", "with keys, scope all", "without keys"],
-)
+@SCOPES
 async def test_the_ranks_share_compiled_grammars_within_one_scope(settings: dict[str, Any], is_shared: bool) -> None:
     group = FakeGroup()
     engine = service(group, **settings)

@@ -1,9 +1,7 @@
 """SHA256SUMS in a server: read before any rank exists, sent to the ranks, and kept for their replacements."""
 
-import asyncio
 import hashlib
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import pytest
 from cluster.driver.group_info import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
-from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
 from llama_core.files.digest import CheckpointDigest
 from llama_core.files.manifest import FILE_NAME
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.deployments.engine.test_context import Groups
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
 
 
 @pytest.fixture
@@ -84,27 +82,12 @@ class Group(FakeGroup):
         return GroupInfo(info.epoch, info.num_blocks, (Loaded(), Loaded()))  # type: ignore[arg-type]
 
 
-class Groups(FakeGroupPool):
-    def __init__(self) -> None:
-        super().__init__(Group)
-        self.configs: list[EngineConfig] = []
-        self.opened_again = asyncio.Event()
-
-    def open_group(
-        self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
-    ) -> FakeGroup:
-        self.configs.append(config)
-        if len(self.configs) > 1:
-            self.opened_again.set()
-        return super().open_group(config, epoch, num_blocks, bundle_indices)
-
-
 async def test_replacing_ranks_know_which_files_were_verified(checkpoint: Path) -> None:
-    groups = Groups()
+    groups = Groups(Group)
     service = LlamaService(args(checkpoint), lambda: groups)
     await service.start()
     groups.made[0].fail()
-    await groups.opened_again.wait()
+    await until(lambda: len(groups.configs) == 2)
     first, second = groups.configs
     assert first.manifest is not None and first.manifest == second.manifest
     assert (first.verified, first.expected) == ({}, None)

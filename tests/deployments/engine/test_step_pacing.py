@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import (
     SentStep,
@@ -26,6 +25,7 @@ from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import EOS, continuation
+from tests.support.loop_engine import LoopEngine
 from tests.support.requests import submit
 from tests.support.virtual_loop import VirtualLoop
 
@@ -87,7 +87,7 @@ class Timed(FakeGroup):
 
 class Held(NamedTuple):
     group: Timed
-    loop: EngineLoop
+    engine: LoopEngine
     stream: SequenceStream
     running: asyncio.Task[None]
 
@@ -96,12 +96,12 @@ class Held(NamedTuple):
 async def held(depth: int = 2, step_s: float = 0.2) -> AsyncIterator[Held]:
     """A loop over ranks with long steps; its first request has some tokens, and the next step is held back."""
     group = Timed(step_s=step_s)
-    loop = EngineLoop(make(), TOKENIZER, max_seq_len=100, pipeline_depth=depth)
-    task = asyncio.create_task(loop.run(group))
-    stream = submit(loop, [1, 3], GREEDY)
+    engine = LoopEngine(num_blocks=1000, max_waiting=None, slots=4, step_tokens=4000, max_seq_len=100, depth=depth)
+    task = asyncio.create_task(engine.loop.run(group))
+    stream = submit(engine, [1, 3], GREEDY)
     await until(lambda: len(stream.sequence.output) >= 3)
     try:
-        yield Held(group, loop, stream, task)
+        yield Held(group, engine, stream, task)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -109,9 +109,9 @@ async def held(depth: int = 2, step_s: float = 0.2) -> AsyncIterator[Held]:
 
 async def test_a_request_that_arrives_while_a_step_runs_joins_the_next_one() -> None:
     """Without the hold it would join the one after that: the next one would have been made when the running one began."""
-    async with held() as (group, loop, _, _):
+    async with held() as (group, engine, _, _):
         running = len(group.steps)
-        second = submit(loop, [1, 4], GREEDY)
+        second = submit(engine, [1, 4], GREEDY)
         await until(lambda: second.sequence.output)
         joined = next(i for i, step in enumerate(group.steps) if len(step.rows) == 2)
         assert joined == running, "the step that runs was the last one made when the request arrived"
@@ -127,7 +127,7 @@ async def test_ranks_that_complete_a_step_find_the_next_one_waiting(depth: int) 
 
 @pytest.mark.parametrize("cause", ["a failed step", "a failed send", "a cancelled loop"])
 async def test_a_failure_while_a_step_is_held_back_loses_no_token(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with held() as (group, loop, stream, task):
+    async with held() as (group, engine, stream, task):
         reading = asyncio.create_task(read(stream))
         failure: RankFailure | None = RankFailure("rank 1 died")
         if cause == "a failed step":
@@ -139,9 +139,9 @@ async def test_a_failure_while_a_step_is_held_back_loses_no_token(cause: str, mo
             task.cancel()
         with pytest.raises(RankFailure if failure else asyncio.CancelledError):
             await task
-        loop.restart(1, failure)
-        loop.resumed(64)
-        again = asyncio.create_task(loop.run(Timed()))
+        engine.loop.restart(1, failure)
+        engine.loop.resumed(64)
+        again = asyncio.create_task(engine.loop.run(Timed()))
         assert await reading == continuation([1, 3], 60, ignore_eos=True)
         again.cancel()
 

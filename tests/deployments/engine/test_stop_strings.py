@@ -8,8 +8,8 @@ from llama_core.config import MAX_DRAFTS
 from llama_core.scheduling.request import FinishReason, Request
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS, continuation
+from tests.support.loop_engine import TOKENIZER, greedy, read, running, submitted
 from tests.support.requests import submit
-from tests.support.running_loop import TOKENIZER, greedy, read, running
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
@@ -34,7 +34,7 @@ async def test_tokens_of_one_step_behind_a_stop_string_are_removed(max_drafts: i
         assert len(tokens) == 6 * len(words) + 1, "the token that completed the stop string is the last"
         assert [logprob.logprob for logprob in logprobs] == list(range(2, 2 + len(tokens)))
         assert loop.scheduler.pool.num_used == 0
-        assert (loop.scheduler.num_drafts_accepted > 0) == (max_drafts > 0)
+        assert (loop.scheduler.speculation.num_accepted > 0) == (max_drafts > 0)
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
@@ -67,11 +67,11 @@ async def test_a_stop_string_that_ends_in_the_first_min_tokens_is_text(min_token
     piece = TOKENIZER.decode([5])
     async with running(group, max_drafts=max_drafts) as loop:
         request = Request([[1, 3]], [greedy(40, min_tokens=min_tokens)], n=2, stop=(piece * 16,))
-        for stream in loop.submit(request):
+        for stream in submitted(loop, request):
             text, tokens, reason = await read(stream)
             assert len(tokens) == max(16, min_tokens + 1) and text == piece * (len(tokens) - 16)
             assert reason is FinishReason.STOP and stream.stop_reason == piece * 16
-        (stream,) = loop.submit(replace(request, params=[greedy(30, min_tokens=30)], n=1))
+        (stream,) = submitted(loop, replace(request, params=[greedy(30, min_tokens=30)], n=1))
         text, tokens, reason = await read(stream)
         assert (text, reason) == (piece * 30, FinishReason.LENGTH)
         assert loop.num_live == 0
@@ -87,4 +87,4 @@ async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_
             stream = submit(loop, [1, 3], greedy(60), stop=[piece * 16])
             _, tokens, reason = await read(stream)
             assert reason is FinishReason.STOP and stream.sequence.error is None
-            assert len(tokens) == 16 and loop.scheduler.num_drafts_accepted > 0
+            assert len(tokens) == 16 and loop.scheduler.speculation.num_accepted > 0

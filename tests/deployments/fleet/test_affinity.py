@@ -9,11 +9,12 @@ import pytest
 
 from deployments.args import IngressArgs
 from deployments.engine.callers import Callers
-from deployments.fleet import affinity
-from deployments.fleet.affinity import PrefixIndex, PromptPrefixes, shortened
-from deployments.fleet.engine_link import EngineLink
+from deployments.links import affinity
+from deployments.links.affinity import PrefixIndex, PromptPrefixes, shortened
+from deployments.links.engine_link import EngineLink
 from deployments.openai.plan import engine_of
 from llama_core.scheduling.prefix_cache import prefix_hash, root_hash
+from llama_core.scheduling.request import Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fleets import FakeEngineProcess, FleetOfEngines
@@ -40,11 +41,11 @@ def hashes(scope: str = "", adapter: str = "", prompt: list[int] = PREFIX) -> li
 def num_known(
     index: PrefixIndex, engine: Hashable, scope: str = "", adapter: str = "", prompt: list[int] = PREFIX
 ) -> int:
-    return index.num_known(PromptPrefixes(scope, adapter, prompt).keys(BLOCK)).get(engine, 0)
+    return index.num_known(PromptPrefixes(Terms(cache_scope=scope, adapter=adapter), prompt).keys(BLOCK)).get(engine, 0)
 
 
 def _link(fleet: FleetOfEngines, engine: FakeEngineProcess) -> EngineLink:
-    (link,) = [link for link in fleet.fleet._models["demo"].links if link.invitation.engine == engine.service.engine_id]
+    (link,) = [link for link in fleet.links if link.engine_id == engine.service.engine_id]
     return link
 
 
@@ -74,7 +75,7 @@ def test_a_prompt_that_an_engine_never_computes_is_expected_for_a_time(monkeypat
     monkeypatch.setattr(affinity, "EXPECTED_S", 0.0)
     index = PrefixIndex()
     index.learn("engine", [], [], is_whole=True)
-    index.expect("engine", PromptPrefixes("", "", PREFIX).keys(BLOCK))
+    index.expect("engine", PromptPrefixes(Terms(), PREFIX).keys(BLOCK))
     index.learn("engine", [], [], is_whole=False)
     assert num_known(index, "engine") == 4
     index.learn("engine", [], [], is_whole=False)
@@ -107,7 +108,7 @@ def test_an_index_of_many_engines_knows_what_a_set_for_each_would_know() -> None
         for engine, has in model.items():
             known = [number for number, each in enumerate(hashes(prompt=prompt), 1) if each in has]
             assert num_known(index, engine, prompt=prompt) == max(known, default=0)
-        assert index.num_known(PromptPrefixes("", "", prompt).keys(BLOCK)).keys() <= model.keys()
+        assert index.num_known(PromptPrefixes(Terms(), prompt).keys(BLOCK)).keys() <= model.keys()
     for _ in range(len(index._parts)):
         index.learn("the last", [], [], is_whole=False)
     for engine in list(model):

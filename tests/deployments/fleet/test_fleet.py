@@ -12,8 +12,8 @@ from deployments.args import EngineArgs
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet import successor
 from deployments.fleet.directory import _deployed_args
-from deployments.fleet.remote_engine import RemoteEngine
 from deployments.fleet.scaling import by_sequences
+from deployments.fleet.served_model import ServedModel
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
 from llama_core.scheduling.request import Request
@@ -59,7 +59,7 @@ async def test_a_stream_of_a_remote_engine_has_the_tokens_and_text_of_a_local_on
 async def test_a_request_does_not_sum_up_the_state_of_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FleetOfEngines(lambda: FakeGroup(num_blocks=400, token=steady)) as fleet:
         await fleet.start()
-        monkeypatch.delattr(RemoteEngine, "describe")
+        monkeypatch.delattr(ServedModel, "describe")
         model = engine_of(fleet.fleet, "demo")
         model.check_capacity()
         assert 0 < model.max_seq_len < model.max_request_tokens

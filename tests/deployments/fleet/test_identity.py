@@ -1,7 +1,6 @@
 """What an engine must have in common with another one to continue its streams, and what not."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -13,9 +12,7 @@ import pytest
 from cluster.driver.group_info import GroupInfo
 from deployments import args
 from deployments.args import EngineArgs
-from deployments.fleet import messages
-from deployments.fleet.front_server import FrontServer
-from deployments.fleet.model_files import ModelFiles, PackedFile
+from deployments.links.model_files import ModelFiles, PackedFile
 from llama_core.errors import NotReady
 from llama_core.files import code
 from llama_core.files.code import code_version
@@ -155,26 +152,3 @@ async def test_a_stream_does_not_move_to_an_engine_with_other_numerics(change: d
         await fleet.start(**change)
         with pytest.raises(NotReady, match="hold_timeout_s"):
             await read(stream)
-
-
-async def test_a_stream_of_the_former_release_goes_on_where_all_is_equal_that_its_engine_has_told() -> None:
-    """Of that release, an engine's numerics are those before the digest, and it tells none of its tokenizer."""
-    tell = FrontServer.welcome
-
-    def former_welcome(server: FrontServer, has_files: Iterable[str]) -> messages.Welcome:
-        welcome = tell(server, has_files)
-        numerics = "|".join(welcome.numerics.split("|")[:-2])
-        return msgspec.structs.replace(welcome, protocol=1, numerics=numerics, tokenizer_digest="")
-
-    async with FleetOfEngines(Reporting, hold_timeout_s=5) as fleet:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(FrontServer, "welcome", former_welcome)
-            first = await fleet.start()
-        streams = [await begin(fleet) for _ in range(2)]
-        assert len(streams[0].numerics.split("|")) == 7
-        first.die()
-        streams[1].numerics = streams[1].numerics.replace("float32", "bfloat16")
-        await fleet.start()
-        assert await read(streams[0]) == continuation(PROMPT, 60, steady)
-        with pytest.raises(NotReady, match="hold_timeout_s"):
-            await read(streams[1])

@@ -194,7 +194,7 @@ async def test_a_silent_engine_does_not_keep_the_name_of_an_unloaded_adapter(fle
         loader = loader_of(fleet)
         await loader.load("poet", "poet", None, replaces=False)
         await until(lambda: "poet" in fleet.fleet.models)
-        links = {link.engine_id: link for link in fleet.fleet._models["demo"].links}
+        links = {link.engine_id: link for link in fleet.links}
         await loader_of(fleet)._cluster.remove_adapter("demo", "poet")
         await other.engine.sync_adapters()
         knows = links[other.service.engine_id]

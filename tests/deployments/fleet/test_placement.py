@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet import messages
+from deployments.links import messages
 from llama_core.errors import QueueFull
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import FakeGroup, until
@@ -189,9 +189,9 @@ async def test_a_front_with_more_streams_than_an_engine_takes_keeps_its_connecti
             network().kill(engine.process)
         assert engines[9].server is not None
         await asyncio.sleep(0.5)
-        connections = set(engines[9].server.connections)
+        connections = set(engines[9].server.sessions)
         await asyncio.sleep(5)
-        assert connections and set(engines[9].server.connections) == connections
+        assert connections and set(engines[9].server.sessions) == connections
         assert sum(len(stream.sequence.output) for stream in streams) > 100
         expected = [continuation([1, 9, number + 3], 60, steady) for number in range(20)]
         assert await asyncio.gather(*map(read, streams)) == expected
@@ -201,11 +201,11 @@ async def test_an_engine_refuses_what_a_front_sends_beyond_that_number(monkeypat
     monkeypatch.setattr(messages, "max_streams", lambda max_batch_size, max_queue: 2)  # the front counts otherwise
     async with FleetOfEngines(group) as fleet:
         await fleet.start(max_batch_size=8)
-        (link,) = fleet.fleet._models["demo"].links
+        (link,) = fleet.links
         streams = await running_streams(fleet, 2)
         with pytest.raises(QueueFull, match="2 streams of one front"):
             await fleet.submit(prompts(1)[0], greedy(8))
-        assert fleet.fleet._models["demo"].links == [link] and not link.is_lost
+        assert fleet.links == [link] and not link.is_lost
         await asyncio.gather(*map(read, streams))
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from cluster.wire.messages import WireError, frame
 from cluster.wire.tls import make_group_key
-from deployments.fleet import messages
-from deployments.fleet.affinity import PrefixIndex
-from deployments.fleet.engine_link import EngineLink
+from deployments.links import messages
+from deployments.links.affinity import PrefixIndex
+from deployments.links.engine_link import EngineLink
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_cluster import NODE
@@ -45,9 +45,9 @@ async def test_a_process_without_the_engines_key_is_refused(node: str, wrong: st
         pytest.param(frame(b"nonsense"), id="another message"),
         pytest.param(frame(messages.Accepted(1)), id="a message of the other side"),
         pytest.param(frame(messages.Cancel([1, 2, 99])), id="streams of another front"),
-        pytest.param(frame(messages.Submit(9, Request([[1, 5]], [PARAMS], n=2**40), "")), id="very many choices"),
-        pytest.param(frame(messages.Submit(9, Request([[1, 5]], []), "")), id="a prompt without parameters"),
-        pytest.param(2 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]), "")), id="a number twice"),
+        pytest.param(frame(messages.Submit(9, Request([[1, 5]], [PARAMS], n=2**40))), id="very many choices"),
+        pytest.param(frame(messages.Submit(9, Request([[1, 5]], []))), id="a prompt without parameters"),
+        pytest.param(2 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]))), id="a number twice"),
     ],
 )
 async def test_a_bad_frame_of_a_front_costs_the_engine_at_most_that_connection(nonsense: bytes) -> None:
@@ -56,25 +56,25 @@ async def test_a_bad_frame_of_a_front_costs_the_engine_at_most_that_connection(n
         assert engine.invitation is not None
         await other.fleet.meet(engine.invitation)
         (stream,) = await fleet.submit([1, 5], PARAMS)
-        (link,) = other.fleet._models["demo"].links
+        (link,) = other.links
         assert link._transport is not None
         link._transport.write(nonsense)
         assert len(await read(stream)) == 20
-        (stream,) = await other.submit([1, 5], PARAMS) if link in other.fleet._models["demo"].links else [stream]
+        (stream,) = await other.submit([1, 5], PARAMS) if link in other.links else [stream]
         assert stream.ended or len(await read(stream)) == 20
 
 
 async def test_a_front_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.fleet.front_server.MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr("deployments.links.front_server.MAX_UNREAD_BYTES", 1000)
     async with FleetOfEngines(quick) as fleet:
         engine = await fleet.start()
         assert engine.server is not None
-        (link,) = fleet.fleet._models["demo"].links
+        (link,) = fleet.links
         assert link._transport is not None
         link._transport.pause_reading()
         for _ in range(2000):
             engine.server.beat()
-        await until(lambda: not engine.server or not engine.server.connections)
+        await until(lambda: not engine.server or not engine.server.sessions)
 
 
 @pytest.mark.parametrize("protocol", [messages.PROTOCOL + 1, messages.PROTOCOL + 2])
@@ -85,7 +85,7 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
         first = await fleet.start()
         (stream,) = await fleet.submit([1, 5], PARAMS)
         await until(lambda: stream.sequence.length > 3)
-        monkeypatch.setattr("deployments.fleet.front_server.PROTOCOL", protocol)
+        monkeypatch.setattr("deployments.links.front_server.PROTOCOL", protocol)
         await fleet.start()
         first.die()
         if protocol == messages.PROTOCOL + 1:
@@ -98,9 +98,9 @@ async def test_versions_one_apart_work_together_and_further_apart_streams_are_he
 async def test_an_engine_forgets_the_streams_of_a_connection_that_it_closes() -> None:
     async with FleetOfEngines(quick) as fleet:
         engine = await fleet.start()
-        (link,) = fleet.fleet._models["demo"].links
+        (link,) = fleet.links
         assert link._transport is not None
-        link._transport.write(20 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]), "")))
+        link._transport.write(20 * frame(messages.Submit(9, Request([[1, 5]], [PARAMS]))))
         await until(lambda: not engine.service.loop.num_live)
 
 

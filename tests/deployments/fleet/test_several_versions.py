@@ -102,7 +102,7 @@ async def test_a_request_is_computed_by_engines_with_the_tokenizer_of_its_prompt
             await fleet.process.run(model.submit(request, text=text))
         await asyncio.sleep(1.5)
         assert (first.service.loop.num_live, other.service.loop.num_live) == (3, 0)
-        assert model._text.tokenizer_digest == "another", "that engine has the most room"
+        assert model.text.tokenizer_digest == "another", "that engine has the most room"
         network().kill(first.process)
         await asyncio.sleep(1.5)
         assert other.service.loop.num_live == 0
@@ -115,9 +115,9 @@ async def test_a_request_is_planned_with_the_text_of_the_engine_with_the_most_ro
         model = fleet.fleet._models["demo"]
         for link, digest, running in zip(model.links, ("a", "b"), (1, 2), strict=True):
             link.tokenizer_digest, link.running = digest, running
-        assert model._text.tokenizer_digest == "a"
+        assert model.text.tokenizer_digest == "a"
         model.links[0].running = 3
-        assert model._text.tokenizer_digest == "b"
+        assert model.text.tokenizer_digest == "b"
 
 
 async def test_a_call_by_handle_is_planned_with_the_template_that_its_engines_have_now() -> None:
@@ -133,7 +133,7 @@ async def test_a_call_by_handle_is_planned_with_the_template_that_its_engines_ha
         former = await prompt_tokens()
         await fleet.start(chat_template=20 * "more " + OTHER_TEXT)
         old.die()
-        await until(lambda: len(fleet.fleet._models["demo"].links) == 1)
+        await until(lambda: len(fleet.links) == 1)
         assert await prompt_tokens() > former
 
 

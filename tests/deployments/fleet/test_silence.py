@@ -9,9 +9,9 @@ import pytest
 
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet.engine_link import EngineLink
 from deployments.fleet.fleet import Fleet
-from deployments.fleet.messages import BEAT_S, CLOSE_AFTER_S
+from deployments.links.engine_link import EngineLink
+from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.model_text import ModelText
 from tests.support.fake_rank_group import FakeGroup, until
@@ -129,7 +129,7 @@ async def test_an_engine_whose_beat_meets_the_end_of_a_fronts_pause_is_not_deaf(
     """That beat tells how long the front has said nothing, and the next one comes with the front's next tick."""
     async with FleetOfEngines(group) as fleet:
         await fleet.start()
-        (link,) = fleet.fleet._models["demo"].links
+        (link,) = fleet.links
         before_s = link.heard_s
         await until(lambda: link.heard_s != before_s)
         ends_s = link.heard_s - DELAY_S + 6 * BEAT_S + after_s
@@ -185,7 +185,7 @@ async def test_an_engine_frees_the_slots_of_a_front_that_has_lost_power() -> Non
         again = await running_streams(b, range(4))  # the clients have come back with their keys
         waited_s = time.monotonic() - cut_s
         assert CLOSE_AFTER_S - 1.0 <= waited_s <= CLOSE_AFTER_S + 1.5
-        await until(lambda: engine.server is not None and len(engine.server.connections) == 1, 5)
+        await until(lambda: engine.server is not None and len(engine.server.sessions) == 1, 5)
         assert await all_right(again)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.fleet import remote_engine
-from deployments.fleet.engine_link import EngineLink
-from deployments.fleet.front_server import FrontStream
-from deployments.fleet.messages import Accepted, FromEngine, Step
+from deployments.fleet import placement
+from deployments.links.engine_link import EngineLink
+from deployments.links.front_session import FrontStream
+from deployments.links.link import Link
+from deployments.links.messages import Accepted, FromEngine, Step
 from deployments.openai.plan import engine_of
 from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.request import Request, Sequence
@@ -42,7 +43,7 @@ def _has_live(engine: FakeEngineProcess) -> bool:
 
 def _is_in_batch(fleet: FleetOfEngines, engine: FakeEngineProcess, stream: SequenceStream) -> bool:
     """As far as the front knows."""
-    (link,) = [link for link in fleet.fleet._models["demo"].links if link.invitation.engine == engine.service.engine_id]
+    (link,) = [link for link in fleet.links if link.engine_id == engine.service.engine_id]
     return any(live.is_admitted for live in link.streams.values() if live.stream is stream)
 
 
@@ -122,14 +123,14 @@ async def test_a_request_that_is_cancelled_as_it_moves_leaves_no_stream() -> Non
         remote = fleet.fleet._models["demo"]
         task = asyncio.create_task(remote.submit(Request([PROMPT], [GREEDY])))
 
-        def take(link: EngineLink, original: Callable[[FromEngine], None], message: FromEngine) -> None:
+        def take(link: Link, original: Callable[[FromEngine], None], message: FromEngine) -> None:
             original(message)
             if isinstance(message, Accepted):
                 remote._move(link, has_failed=False, keeps=True)
                 task.cancel()
 
         for link in remote.links:
-            link._take = partial(take, link, link._take)  # type: ignore[method-assign]
+            link.take = partial(take, link, link.take)  # type: ignore[method-assign]
         with pytest.raises(asyncio.CancelledError):
             await task
         assert remote._events["moved"] == 1 and not any(link.streams for link in remote.links)
@@ -201,7 +202,7 @@ async def test_tokens_of_a_stalled_engine_that_comes_back_never_reach_a_stream_t
         first, second = await fleet.start(), await fleet.start()
         (stream,) = await fleet.submit(PROMPT, GREEDY)
         await begun(stream)
-        (link,) = [link for link in fleet.fleet._models["demo"].links if link.streams]
+        (link,) = [link for link in fleet.links if link.streams]
         delayed: list[bytes] = []
         take = link.data_received
         monkeypatch.setattr(link, "data_received", delayed.append)
@@ -219,10 +220,10 @@ async def test_tokens_of_a_stalled_engine_that_comes_back_never_reach_a_stream_t
 async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_engine, "CLOSE_AFTER_S", 1e9)
+    monkeypatch.setattr(placement, "CLOSE_AFTER_S", 1e9)
     async with FleetOfEngines(slow) as fleet:
         engines = [await fleet.start(), await fleet.start()]
-        stalled, other = fleet.fleet._models["demo"].links
+        stalled, other = fleet.links
         other.running = 8  # so that the request goes to the first one
         delayed: list[bytes] = []
         take = stalled.data_received
@@ -240,7 +241,7 @@ async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_o
 async def test_a_front_tries_again_to_meet_an_engine_whose_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FleetOfEngines(slow) as fleet:
         engine = await fleet.start()
-        (link,) = fleet.fleet._models["demo"].links
+        (link,) = fleet.links
         refusals = iter([OSError(), OSError()])
         connect = EngineLink.connect
 
@@ -251,7 +252,7 @@ async def test_a_front_tries_again_to_meet_an_engine_whose_connection_broke(monk
 
         monkeypatch.setattr(EngineLink, "connect", refused_at_first)
         link.close()
-        await until(lambda: fleet.fleet._models["demo"].links not in ([], [link]))
+        await until(lambda: fleet.links not in ([], [link]))
         (stream,) = await fleet.submit(PROMPT, GREEDY)
         assert await read(stream) == expected() and engine.service.loop.num_requests == 1
 
@@ -260,10 +261,10 @@ async def test_a_front_that_ends_does_not_connect_again(monkeypatch: pytest.Monk
     lost: list[object] = []
     async with FleetOfEngines(slow) as fleet:
         engine = await fleet.start()
-        monkeypatch.setattr(fleet.fleet.models["demo"], "_on_lost", lost.append)
-        assert engine.server is not None and engine.server.connections
+        monkeypatch.setattr(fleet.fleet._models["demo"], "_on_lost", lost.append)
+        assert engine.server is not None and engine.server.sessions
         await fleet.fleet.stop()
-        await until(lambda: engine.server is not None and not engine.server.connections)
+        await until(lambda: engine.server is not None and not engine.server.sessions)
         assert not lost
 
 
@@ -322,7 +323,7 @@ async def test_two_steps_that_an_engine_reads_at_once_are_two_frames(monkeypatch
     async with FleetOfEngines(slow) as fleet:
         engine = await fleet.start()
         assert engine.server is not None
-        (connection,) = engine.server.connections
+        (connection,) = engine.server.sessions
         sent: list[Step] = []
         monkeypatch.setattr(connection, "send", sent.append)
         stream = FrontStream(connection, 7, Sequence(PROMPT, GREEDY, max_length=99))
@@ -357,7 +358,7 @@ async def test_a_request_that_an_engine_cannot_read_is_refused_and_costs_no_conn
             with pytest.raises(InvalidParameter, match="cannot be sent"):
                 await fleet.submit(PROMPT, bad, owner="\ud800" if bad is GREEDY else "")
         assert await read(stream) == expected()
-        assert engine.server is not None and len(engine.server.connections) == 1
+        assert engine.server is not None and len(engine.server.sessions) == 1
 
 
 async def test_streams_of_an_engine_that_gives_up_are_held_and_not_ended() -> None:
@@ -366,7 +367,7 @@ async def test_streams_of_an_engine_that_gives_up_are_held_and_not_ended() -> No
         (stream,) = await fleet.submit(PROMPT, GREEDY)
         await begun(stream)
         first.service.loop.fail(RankFailure("the ranks could not be brought back"))
-        await until(lambda: not first.server or not first.server.connections)
+        await until(lambda: not first.server or not first.server.sessions)
         assert not stream.ended
         await fleet.start()
         assert await read(stream) == expected()

@@ -1,14 +1,9 @@
-"""Fronts and engines one version apart: frames that protocol 1 sent are read, and nothing that a later one sends is dropped."""
-
-import json
-from pathlib import Path
-from typing import Any
+"""Fronts and engines one version apart: nothing that a later one sends is dropped."""
 
 import msgspec
-import pytest
 
 from cluster.wire.messages import HEADER_BYTES
-from deployments.fleet import messages
+from deployments.links import messages
 from llama_core.errors import NotReady
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -16,35 +11,7 @@ from tests.support.fake_rank_group import until
 from tests.support.fleets import FleetOfEngines
 from tests.support.recovering_service import read
 
-# Recorded at 9fc67739, whose PROTOCOL was 1, by `msgspec.msgpack.encode` of one message of each type.
-RECORDED = {
-    name: bytes.fromhex(recorded)
-    for name, recorded in json.loads(
-        (Path(__file__).parents[2] / "data" / "fleet" / "protocol_1.json").read_text()
-    ).items()
-}
 PARAMS = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=7, seed=3)
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_a_message_of_the_former_protocol_is_read(name: str) -> None:
-    decode: Any = messages.decode_from_engine
-    if name in ("Submit", "Continue", "Cancel"):
-        decode = messages.decode_from_front
-    elif name == "Hello":
-        decode = messages.decode_hello
-    message = decode(RECORDED[name])
-    assert type(message).__name__ == name
-    recorded, again = msgspec.msgpack.decode(RECORDED[name]), msgspec.to_builtins(message)
-    assert len(again) >= len(recorded)
-    if name == "Submit":
-        assert message.request == Request(
-            [[1, 5, 9]], [PARAMS], n=2, stop=("x",), owner="key", priority=1, cache_scope="s", adapter="d"
-        )
-    if name in ("Step", "Beat"):
-        assert message.received == -1
-    if name == "Welcome":
-        assert message.tokenizer_digest == "" and message.adapters == {"a": "d"}
 
 
 def test_a_front_of_this_version_works_with_the_former_one_and_not_with_an_older_one() -> None:
@@ -58,7 +25,7 @@ def _with_a_later_parameter(payload: bytes) -> bytes:
 
 
 def test_a_parameter_of_a_later_version_is_noticed() -> None:
-    submit = messages.Submit(1, Request([[1, 2]], [SamplingParams(temperature=0, logit_bias=((5, 1.0),))]), "id")
+    submit = messages.Submit(1, Request([[1, 2]], [SamplingParams(temperature=0, logit_bias=((5, 1.0),))]))
     payload = msgspec.msgpack.encode(submit)
     assert messages.knows_all_of(messages.decode_from_front(payload), payload)
     later = _with_a_later_parameter(payload)
@@ -70,17 +37,17 @@ def test_a_parameter_of_a_later_version_is_noticed() -> None:
 async def test_an_engine_refuses_a_request_with_a_parameter_that_it_does_not_know() -> None:
     async with FleetOfEngines() as fleet:
         await fleet.start()
-        (link,) = fleet.fleet._models["demo"].links
+        (link,) = fleet.links
         refused: list[messages.Refused] = []
-        take = link._take
+        take = link.take
 
         def note(message: messages.FromEngine) -> None:
             if isinstance(message, messages.Refused):
                 refused.append(message)
             take(message)
 
-        link._take = note  # type: ignore[method-assign]
-        payload = msgspec.msgpack.encode(messages.Submit(1, Request([[1, 2]], [PARAMS]), "id"))
+        link.take = note  # type: ignore[method-assign]
+        payload = msgspec.msgpack.encode(messages.Submit(1, Request([[1, 2]], [PARAMS])))
         later = _with_a_later_parameter(payload)
         assert link._transport is not None
         link._transport.write(len(later).to_bytes(HEADER_BYTES, "big") + later)

@@ -54,7 +54,7 @@ async def test_tokens_that_a_suspected_engine_sent_before_never_reach_a_stream_t
         for token in range(3, 7):
             await fleet.submit([1, 9, token], params)
         idle = await fleet.start()
-        _, link = fleet.fleet._models["demo"].links
+        _, link = fleet.links
         network().silence(idle.process, fleet.process, both=False)
         submitting = asyncio.ensure_future(fleet.submit(PROMPT, params))
         await until(lambda: idle.service.loop.num_live)

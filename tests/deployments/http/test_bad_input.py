@@ -1,7 +1,6 @@
 """Bad input over real HTTP: each request gets its documented error, and a canary request succeeds after it."""
 
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,8 @@ import httpx
 import pytest
 
 from tests.support import http
-from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve
+from tests.support.http import samples
+from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve, sse
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SCORE = "/v1/score"
@@ -46,17 +46,15 @@ def test_a_body_that_is_not_json_is_400(served: Served, path: str, raw: bytes) -
 
 
 @pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
-)
-def test_a_content_type_that_is_not_json_is_415(served: Served, kind: str) -> None:
+    ("kind", "status"),
+    [*((kind, 415) for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "")),
+     *((kind, 200) for kind in ("application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"))],
+)  # fmt: skip
+def test_only_json_content_types_are_taken(served: Served, kind: str, status: int) -> None:
     answer = http.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
-    assert_error(answer, 415, "unsupported_media_type")
-
-
-@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"])
-def test_every_json_content_type_is_taken(served: Served, kind: str) -> None:
-    answer = http.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
-    assert answer.status_code == 200
+    assert answer.status_code == status
+    if status != 200:
+        assert_error(answer, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize(("path", "body"), BOTH)
@@ -130,31 +128,37 @@ def test_a_bad_continuation_is_named(served: Served, body: dict[str, Any]) -> No
     assert error["message"].startswith("continuations: ") and "prompts" not in error["message"]
 
 
+def tagged(tag: str) -> list[dict[str, Any]]:
+    return [USER | {"content": f"a {tag} b"}]
+
+
+SYSTEM, ASSISTANT = {"role": "system", "content": "x"}, {"role": "assistant", "content": "x"}
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+
+
 @pytest.mark.parametrize(
-    ("messages", "index"),
+    ("messages", "code", "place"),
     [
-        ([], None),
-        ([{"role": "user"}], 0),
-        ([{"role": "wizard", "content": "x"}], 0),
-        ([{"role": "assistant", "content": "x"}], 0),
-        ([USER, USER, {"role": "system", "content": "x"}], 2),
-        ([USER, {"role": "assistant", "content": "x"}], 1),
-        ([{"role": "system", "content": "x"}], 0),
+        ([], "invalid_dialog", ""),
+        ([{"role": "user"}], "invalid_dialog", "messages[0]"),
+        ([{"role": "wizard", "content": "x"}], "invalid_dialog", "messages[0]"),
+        ([ASSISTANT], "invalid_dialog", "messages[0]"),
+        ([USER, USER, SYSTEM], "invalid_dialog", "messages[2]"),
+        ([USER, ASSISTANT], "invalid_dialog", "messages[1]"),
+        ([SYSTEM], "invalid_dialog", "messages[0]"),
+        ([USER, ASSISTANT | {"tool_calls": [{"id": "1"}]}, USER], "invalid_dialog", "messages[1].tool_calls[0]"),
+        ([USER | {"content": IMAGE}], "unsupported", "messages[0].content[0].type"),
+        *((tagged(tag), "special_tags", "messages[0]") for tag in ("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>")),
     ],
 )
-def test_a_dialog_out_of_order_is_400_and_names_the_index(
-    served: Served, messages: list[dict[str, Any]], index: int | None
+def test_a_dialog_that_cannot_be_written_is_400_and_names_the_place(
+    served: Served, messages: list[dict[str, Any]], code: str, place: str
 ) -> None:
-    error = assert_error(post(served, CHAT, {"messages": messages}), 400, "invalid_dialog")
-    if index is not None:
-        assert f"messages[{index}]" in (error["message"] or "")
-
-
-@pytest.mark.parametrize("tag", ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"])
-def test_the_templates_tags_in_a_message_are_400(served: Served, tag: str) -> None:
-    error = assert_error(post(served, CHAT, {"messages": [USER | {"content": f"a {tag} b"}]}), 400, "special_tags")
-    assert "messages[0]" in (error["message"] or "")
-    assert b"invalid_dialog_assertions_count" in served.metrics.render()
+    error = assert_error(post(served, CHAT, {"messages": messages}), 400, code)
+    assert place in (error["message"] or "")
+    assert "tool_calls" not in place or error["param"] == place
+    if code == "special_tags":
+        assert samples(served.metrics.render())["invalid_dialog_assertions_count"] > 0
 
 
 @pytest.mark.parametrize("text", ["</s>", "<s>", "\x00\x1b[2J", "\u202eright to left", "\ufeffbom", "a\r\nb"])
@@ -163,24 +167,6 @@ def test_control_characters_and_names_of_control_tokens_are_plain_text(served: S
     prompt = served.engine.streams[-1].prompt
     assert [token for token in prompt if token == served.engine.tokenizer.bos_id] == prompt[:1]
     assert served.engine.tokenizer.eos_id not in prompt
-
-
-def test_no_value_of_a_request_reaches_the_log_or_the_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    secret = "hunter2\r\nERROR forged line"
-    bodies = [
-        {"prompt": secret, "max_tokens": 10**30}, {"prompt": "x", "temperature": secret},
-        {"prompt": "x", "model": secret}, {"prompt": "x", "logit_bias": {secret: 1}}, {"prompt": "x", "stop": [secret * 99]},
-        {"prompt": "x", "response_format": {"type": secret}}, {"prompt": {secret: secret}},
-    ]  # fmt: skip
-    for body in bodies:
-        answer = http.post(served.url + COMPLETIONS, json=body, headers={"x-request-id": "a b\tc;<script>"})
-        assert answer.status_code in (400, 404)
-        assert "hunter2" not in answer.text
-        assert answer.headers["x-request-id"] == "abcscript"
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith(("llama", "deployments"))]
-    assert ours
-    assert not any("hunter2" in line or "\n" in line or "\r" in line for line in ours)
 
 
 def test_an_unknown_model_is_404_and_names_the_valid_one(served: Served) -> None:
@@ -200,19 +186,16 @@ def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
     assert http.request("DELETE", served.url + "/ping").headers["allow"] == "GET, HEAD, POST"
 
 
-def test_image_parts_are_unsupported_and_a_bad_tool_call_is_400(served: Served) -> None:
-    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
-    error = assert_error(post(served, CHAT, {"messages": [{"role": "user", "content": image}]}), 400, "unsupported")
-    assert error["param"] == "messages[0].content[0].type" and "image" in (error["message"] or "")
-    called = [USER, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, USER]
-    error = assert_error(post(served, CHAT, {"messages": called}), 400, "invalid_dialog")
-    assert error["param"] == "messages[1].tool_calls[0]"
-
-
 def test_unknown_fields_nulls_and_neutral_values_are_accepted(served: Served) -> None:
     fields: dict[str, Any] = {
         "repetition_penalty": 1.0, "logprobs": None, "stop": None, "ignore_eos": None, "presence_penalty": 0,
-        "who_knows": {"a": [1]}, "service_tier": "auto", "metadata": {}, "tools": [], "top_k": -1,
+        "who_knows": {"a": [1]}, "metadata": {"a": "b"}, "tools": [], "top_k": -1, "user": "u", "store": False,
+        "parallel_tool_calls": True,
     }  # fmt: skip
     for path, body in BOTH:
-        assert post(served, path, body | fields).status_code == 200
+        answer = post(served, path, body | fields)
+        assert (answer.status_code, "service_tier" in answer.json()) == (200, False)
+        assert answer.json()["system_fingerprint"].startswith("fp_")
+        assert post(served, path, body | {"service_tier": "auto"}).json()["service_tier"] == "default"
+        chunks = sse(post(served, path, body | {"service_tier": "auto", "stream": True}).text)
+        assert {chunk["service_tier"] for chunk in chunks} == {"default"}

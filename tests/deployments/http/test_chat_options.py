@@ -16,6 +16,7 @@ from tests.support.chat_templates import make_chat_model
 from tests.support.scripted_engine import FakeEngine, ask, sse
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+NO_THINKING = ChatOptions(template_variables={"enable_thinking": False})
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +46,13 @@ def error(answer: httpx.Response, code: str) -> str:
     return message
 
 
-async def test_a_chat_is_written_by_the_models_template(engine: FakeEngine) -> None:
-    answer = await post(engine, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
-    assert answer.status_code == 200
-    assert engine.streams[-1].prompt == engine.chat_format.encode(HELLO)
-    assert "You are a careful helper." in engine.tokenizer.decode(engine.streams[-1].prompt)
-
-
 @pytest.mark.parametrize(
     ("body", "options"),
     [
         ({"add_generation_prompt": False}, ChatOptions(add_generation_prompt=False)),
-        (
-            {"chat_template_kwargs": {"enable_thinking": False}},
-            ChatOptions(template_variables={"enable_thinking": False}),
-        ),
-        ({"enable_thinking": False}, ChatOptions(template_variables={"enable_thinking": False})),
-        (
-            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
-            ChatOptions(template_variables={"enable_thinking": False}),
-        ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, NO_THINKING),
+        ({"enable_thinking": False}, NO_THINKING),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, NO_THINKING),
         ({"continue_final_message": True}, ChatOptions(False, True)),
         ({"continue_final_message": True, "add_generation_prompt": False}, ChatOptions(False, True)),
         ({"add_generation_prompt": None, "continue_final_message": None, "chat_template_kwargs": None}, ChatOptions()),
@@ -74,8 +62,9 @@ async def test_the_options_of_a_chat_reach_the_template(body: Any, options: Chat
     expected = engine.chat_format.encode(HELLO, options)
     assert (await post(engine, messages=HELLO, **body)).status_code == 200
     assert engine.streams[-1].prompt == expected
-    tokens = (await post(engine, "/tokenize", messages=HELLO, **body)).json()["tokens"]
-    assert tokens == expected
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert (await post(engine, "/tokenize", messages=parts, **body)).json()["tokens"] == expected
+    assert "You are a careful helper." in engine.tokenizer.decode(expected)
 
 
 async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
@@ -85,13 +74,10 @@ async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
     for value in wrong:
         error(await post(engine, messages=HELLO, chat_template_kwargs=value), "invalid_parameter")
     llama2 = FakeEngine()
-    options: list[dict[str, Any]] = [
-        {"continue_final_message": True},
-        {"add_generation_prompt": False},
-        {"chat_template_kwargs": {"a": 1}},
-    ]
-    assert "continues the last message" in error(await post(llama2, messages=HELLO, **options[0]), "invalid_dialog")
-    for option in options:
+    options = {"continue_final_message": True, "add_generation_prompt": False, "chat_template_kwargs": {"a": 1}}
+    said = error(await post(llama2, messages=HELLO, continue_final_message=True), "invalid_dialog")
+    assert "continues the last message" in said
+    for option in ({name: value} for name, value in options.items()):
         error(await post(llama2, "/v1/completions", prompt="x", **option), "unsupported")
 
 

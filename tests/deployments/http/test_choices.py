@@ -1,56 +1,37 @@
 """All choices of a request as one stream: capacity is checked once, and the prompt's logprobs are computed once."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from deployments.engine.engine_loop import EngineLoop
 from deployments.http.choices import Choices
 from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter, QueueFull
-from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.text.registry import load_tokenizer
-from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup
-from tests.support.fake_ranks import EOS
+from tests.support.loop_engine import LoopEngine, submitted
 
-TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 PROMPT = [1, *range(3, 60)]
 
 
-def make_loop(slots: int = 32, **limits: int) -> EngineLoop:
-    config = SchedulerConfig(slots, 64, frozenset({EOS}), **limits)  # type: ignore[arg-type]
-    return EngineLoop(Scheduler(config, BlockPool(20_000, 16)), TOKENIZER, max_seq_len=4096)
+def make_loop(slots: int = 32, **limits: int) -> LoopEngine:
+    engine = LoopEngine(slots=slots, max_waiting=None, step_tokens=64, num_blocks=20_000, max_seq_len=4096)
+    engine.scheduler.admission.limit(limits.get("max_waiting"), limits.get("max_waiting_tokens"))
+    return engine
 
 
-def submitted(loop: EngineLoop, plan: Plan) -> Choices:
-    return Choices(loop.submit(plan.request), plan)
-
-
-@asynccontextmanager
-async def running(loop: EngineLoop) -> AsyncIterator[FakeGroup]:
-    group = FakeGroup(num_blocks=20_000)
-    task = asyncio.create_task(loop.run(group))
-    yield group
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def chosen(loop: LoopEngine, plan: Plan) -> Choices:
+    return Choices(submitted(loop, plan.request), plan)
 
 
 async def test_forty_prompts_of_three_thousand_tokens_are_taken_by_an_idle_server() -> None:
     """32 of them find a free slot; only the 8 that wait count against max_queue_tokens."""
     params = SamplingParams(max_tokens=2)
     loop = make_loop(max_waiting=256, max_waiting_tokens=65_536)
-    choices = submitted(loop, Plan(Request([[1] * 3000] * 40, [params] * 40)))
+    choices = chosen(loop, Plan(Request([[1] * 3000] * 40, [params] * 40)))
     assert len(choices.streams) == 40
     with pytest.raises(QueueFull):
-        submitted(loop, Plan(Request([[1] * 3000] * 15, [params] * 15)))
+        chosen(loop, Plan(Request([[1] * 3000] * 15, [params] * 15)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +46,7 @@ async def test_a_request_that_no_idle_server_could_take_is_refused_with_both_num
 ) -> None:
     loop = make_loop(**limits)
     with pytest.raises(InvalidParameter, match=message):
-        submitted(loop, Plan(Request([PROMPT] * num_prompts, [SamplingParams(max_tokens=2)] * num_prompts, n=n)))
+        chosen(loop, Plan(Request([PROMPT] * num_prompts, [SamplingParams(max_tokens=2)] * num_prompts, n=n)))
     assert loop.num_live == 0, "none of its choices was taken"
 
 
@@ -87,11 +68,11 @@ async def read_all(choices: Choices) -> list[tuple[list[int], list[Any]]]:
 async def test_prompt_logprobs_of_four_choices_are_computed_once_and_known_to_all(max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, logprobs=0, prompt_logprobs=True, ignore_eos=True)
     loop = make_loop(slots=4)
-    async with running(loop) as group:
-        results = await read_all(submitted(loop, Plan(Request([PROMPT], [params], n=4), echo=True)))
+    async with loop.running():
+        results = await read_all(chosen(loop, Plan(Request([PROMPT], [params], n=4), echo=True)))
     assert [len(tokens) for tokens, _ in results] == [max_tokens] * 4
     assert all([p.logprob for p in seen] == list(range(1, len(PROMPT))) for _, seen in results)
-    admitted = [init for step in group.steps for init in step.admit]
+    admitted = [init for step in loop.group.steps for init in step.admit]
     assert sum(init.prompt_logprobs for init in admitted) == 1
-    num_rows = sum(row.length for step in group.steps for row in step.rows)
+    num_rows = sum(row.length for step in loop.group.steps for row in step.rows)
     assert num_rows < 2 * len(PROMPT), "the other choices found the prompt in the prefix cache"

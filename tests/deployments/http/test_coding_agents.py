@@ -1,18 +1,14 @@
-"""Requests in the form that the Codex CLI 0.171 and opencode 1.18 send them, with texts of our own."""
+"""Requests in the form that the Codex CLI 0.171 sends them, with texts of our own."""
 
 import json
 from typing import Any
 
 import httpx
-import pytest
 
 from deployments.openai.field_types import NOT_TEXT
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
-from tests.support.scripted_engine import FakeEngine, ask, calling_engine, sse
-
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-MILLISECONDS = {"type": "integer", "minimum": -9007199254740991, "exclusiveMinimum": 0, "maximum": 9007199254740991}
+from tests.support.scripted_engine import FakeEngine, ask, calling_engine
 
 
 def engine_that_calls(name: str, **arguments: Any) -> FakeEngine:
@@ -109,51 +105,3 @@ async def test_a_later_turn_of_the_codex_cli_has_what_the_earlier_ones_had() -> 
     assert '"name": "multi_agent_v1__close_agent", "arguments": {"target": "x"}' in prompt
     assert prompt.count('"name": "get_goal", "arguments": {}') == 3
     assert '"name": "exec_command", "arguments": "ls"' in prompt and NOT_TEXT in prompt
-
-
-def opencode(*later: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """later: the messages after the first one of the user."""
-    schemas: dict[str, dict[str, Any]] = {
-        "bash": {"command": {"type": "string"}, "timeout": {**MILLISECONDS, "description": "d"}},
-        "read": {"filePath": {"type": "string"}, "offset": {"minimum": 0, "type": "integer", "maximum": 2**53 - 1}},
-        "webfetch": {
-            "url": {"type": "string"},
-            "format": {"type": "string", "enum": ["text", "html"], "default": "text"},
-        },
-    }
-    tools = []
-    for name, properties in schemas.items():
-        schema = {"$schema": DRAFT, "type": "object", "properties": properties, "required": list(properties)[:1]}
-        tools.append({"type": "function", "function": {"name": name, "description": "d", "parameters": schema}})
-    messages = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": '"Look around."'}]
-    return {
-        "model": "fake-llama", "max_tokens": 32000, "messages": [*messages, *later], "tools": tools, "tool_choice": "auto",
-        "stream": True, "stream_options": {"include_usage": True}, **fields,
-    }  # fmt: skip
-
-
-async def test_opencode_gets_its_calls_whatever_limit_it_asks_for() -> None:
-    engine = engine_that_calls("bash", command="ls", timeout=5)
-    answer = await ask(engine, "/v1/chat/completions", opencode())
-    assert answer.status_code == 200, answer.text
-    *chunks, usage = sse(answer.text)
-    deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
-    assert deltas[0]["function"]["name"] == "bash"
-    assert json.loads("".join(call["function"]["arguments"] for call in deltas)) == {"command": "ls", "timeout": 5}
-    assert usage["choices"] == [] and usage["usage"]["prompt_tokens"] == len(engine.streams[-1].prompt)
-    assert engine.streams[-1].params.max_tokens == engine.max_seq_len - len(engine.streams[-1].prompt)
-
-
-@pytest.mark.parametrize("content", ["", None])
-async def test_a_later_turn_of_opencode_has_calls_that_failed(content: str | None) -> None:
-    arguments = ['{"command": "ls"}', "{}", '{"value": null}', "null"]
-    calls = [
-        {"id": f"call_{at}", "type": "function", "function": {"name": "bash", "arguments": each}}
-        for at, each in enumerate(arguments)
-    ]
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "it failed"} for call in calls]
-    engine = engine_that_calls("read", filePath="a")
-    later: list[dict[str, Any]] = [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
-    answer = await ask(engine, "/v1/chat/completions", opencode(*later))
-    assert answer.status_code == 200, answer.text
-    assert prompt_of(engine).count('"name": "bash", "arguments": {}') == 2

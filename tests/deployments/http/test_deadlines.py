@@ -54,12 +54,6 @@ async def test_a_waiting_request_ends_at_its_deadline() -> None:
     assert answer.status_code == 504 and engine.num_open == 0
 
 
-async def test_an_answer_before_its_deadline_is_complete() -> None:
-    async with http(FakeEngine()) as client:
-        answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: "30"})
-    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 200
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
 async def test_an_invalid_time_limit_is_refused(value: str) -> None:
     engine = FakeEngine()

@@ -12,7 +12,7 @@ from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.schemas import ChatBody, CompletionBody
 from deployments.openai.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, REASONS, SUCCESSORS
 from deployments.openai.validation import validate
-from tests.support.engine_fields import HARMLESS, VLLM_CHAT, VLLM_COMPLETION
+from tests.deployments.http.engine_fields import HARMLESS, VLLM_CHAT, VLLM_COMPLETION
 from tests.support.scripted_engine import FakeEngine
 
 REPOSITORY = Path(__file__).parents[3]

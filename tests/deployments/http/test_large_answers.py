@@ -2,20 +2,15 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from deployments.http.app import build_http_app
-from deployments.http.limits import HttpLimits
-from deployments.observe.metrics import Metrics
+from deployments.http.generation import PIECE_BYTES
 from deployments.openai import plan
 from deployments.openai.answers.logprobs import SLICE_ENTRIES, CompletionLogprobs
-from deployments.openai.answers.whole_answer import PIECE_BYTES
-from tests.support.metric_samples import samples
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, ask, in_process
 
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
@@ -86,18 +81,24 @@ async def test_other_tasks_run_often_while_the_largest_legal_answers_are_written
 
 
 @pytest.mark.parametrize(
-    ("prompt", "n", "logprobs"), [([*LONGEST_PROMPT, 5], N, 20), ([[5] * 255] * 65, 1, 15), ([5] * 128, N, 20)]
+    ("param", "prompt", "n", "num_top"),
+    [
+        ("logprobs", [*LONGEST_PROMPT, 5], N, 20),
+        ("logprobs", [[5] * 255] * 65, 1, 15),
+        ("logprobs", [5] * 128, N, 20),
+        ("prompt_logprobs", [[5] * 200] * 100, 1, 20),
+    ],
 )
-async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(prompt: Any, n: int, logprobs: int) -> None:
-    engine = FakeEngine()
-    body = {"prompt": prompt, "n": n, "logprobs": logprobs, "max_tokens": 1}
-    async with in_process(engine) as asking:
-        answer = await asking.post("/v1/completions", json=body | {"echo": True})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "logprobs")
-        assert str(MAX_PROMPT_LOGPROBS) in error["message"]
-        assert not engine.streams
-        assert (await asking.post("/v1/completions", json=body)).status_code == 200  # without echo
+async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(
+    param: str, prompt: Any, n: int, num_top: int
+) -> None:
+    engine, body = FakeEngine(), {"prompt": prompt, "n": n, "max_tokens": 1, "echo": True}
+    answer = await ask(engine, "/v1/completions", body | {param: num_top})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
+    assert str(MAX_PROMPT_LOGPROBS) in error["message"] and not engine.streams
+    given = {"logprobs": num_top, "echo": False} if param == "logprobs" else {}
+    assert (await ask(engine, "/v1/completions", body | given)).status_code == 200
 
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
@@ -118,49 +119,3 @@ async def test_more_log_probabilities_of_generated_tokens_than_the_limit_are_400
     assert "32768" in error["message"] and "max_tokens" in error["message"]
     assert not engine.streams
     assert (await ask(engine, f"/v1/{path}", body | {"max_tokens": 12})).status_code == 200
-
-
-class Stalled:
-    """A client that sends a request and then reads only the first `num_pieces` pieces of its answer."""
-
-    def __init__(self, body: dict[str, Any], num_pieces: int) -> None:
-        self._body, self._left = json.dumps(body).encode(), num_pieces
-        self._sent = False
-        self.pieces: list[bytes] = []
-        self.was_completed = False
-
-    async def receive(self) -> dict[str, Any]:
-        if self._sent:
-            await asyncio.Event().wait()
-        self._sent = True
-        return {"type": "http.request", "body": self._body, "more_body": False}
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.body":
-            if not self._left:
-                await asyncio.Event().wait()
-            self._left -= 1
-            self.pieces.append(message["body"])
-            self.was_completed = not message.get("more_body")
-
-    async def ask(self, app: Any) -> None:
-        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
-        await app(scope, self.receive, self.send)
-
-
-LARGE = {"prompt": "x", "n": 50, "max_tokens": 100, "logprobs": 20, "ignore_eos": True}
-
-
-@pytest.mark.parametrize("num_pieces", [0, 2])
-async def test_a_client_that_does_not_read_its_whole_answer_is_disconnected(
-    num_pieces: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    metrics = Metrics(in_ray=False)
-    stalled = Stalled(LARGE, num_pieces)
-    async with asyncio.timeout(60):
-        await stalled.ask(build_http_app(FakeEngine(), metrics, HttpLimits(send_timeout_s=0.1)))
-    assert not stalled.was_completed
-    assert "a client did not read its answer for 0.1 s" in caplog.text
-    assert samples(metrics.render())['llama_requests_total{outcome="cancelled",path="/v1/completions"}'] == 1
-    assert max(map(len, stalled.pieces), default=0) <= PIECE_BYTES

@@ -158,10 +158,3 @@ def test_every_choice_has_those_of_its_own_prompt(served: Served) -> None:
 def test_what_cannot_be_answered_is_400(served: Served, path: str, fields: dict[str, Any]) -> None:
     refused = prompts_of(served, path, **{"prompt_logprobs": 1} | fields)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
-
-
-def test_a_request_for_too_many_is_refused_by_the_field_that_asks_for_them(served: Served) -> None:
-    prompt = [[5] * 200] * 100
-    refused = prompts_of(served, prompt=prompt, prompt_logprobs=20)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
-    assert "262144" in refused.json()["error"]["message"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
+from deployments.engine.interface import Models
 from deployments.http.app import build_http_app
 from deployments.observe.metrics import Metrics
 from llama_core.errors import RankFailure
@@ -40,7 +41,7 @@ GENERATING = [
 ]
 
 
-def app_of(engine: FakeEngine) -> Any:
+def app_of(engine: Models) -> Any:
     keys, admin_keys = ApiKeys(digests_of("user")), ApiKeys(digests_of("admin"))
     return build_http_app(engine, Metrics(in_ray=False), keys=keys, admin_keys=admin_keys, loader=Loader())
 

@@ -8,10 +8,11 @@ import pytest
 
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from deployments.observe.metrics import Metrics
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
-from tests.support.metric_samples import samples
+from tests.support.http import samples
 from tests.support.scripted_engine import in_process
 
 
@@ -20,7 +21,7 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
     group = FakeGroup(token=lambda tokens: 5, step_s=0.001)
     metrics = Metrics(in_ray=False)
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=64, max_batch_size=4)
-    service = LlamaService(args, lambda: FakeGroupPool(lambda: group), on_step=metrics.on_step)
+    service = OwnEngine(LlamaService(args, lambda: FakeGroupPool(lambda: group), on_step=metrics.on_step), args)
     await service.start()
     async with in_process(service, metrics) as client:
 

@@ -116,60 +116,48 @@ def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/v1/models", "/v1/models"),
-        ("//v1/models", "/v1/models"),
-        ("/api/v1/completions", "/v1/completions"),
-        ("/v1/tokenize", "/tokenize"),
-    ],
-)
-def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str, meant: str) -> None:
-    error = assert_error(http.post(served.url + path, json={}), 404, "not_found")
-    hint = " OpenAI's clients take a base URL that ends in /v1, once." if meant.startswith("/v1/") else ""
-    assert error["message"] == f"There is no route POST {path}; GET /docs lists them. Did you mean {meant}?{hint}"
-
-
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/messages", "/tokenize", "/health"])
-@pytest.mark.parametrize("slashes", ["/", "//"])
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_slash_at_the_end_is_told_the_path_without_it(served: Served, path: str, slashes: str, method: str) -> None:
-    """/v1/models/ is not the model without a name."""
-    answer = http.request(method, served.url + path + slashes, json={})
-    message = f"There is no route {method} {path}{slashes}; GET /docs lists them. Did you mean {path}?"
-    if path == "/v1/messages":  # Anthropic's form
-        assert (answer.status_code, answer.json()["error"]["message"]) == (404, message)
-    else:
-        assert assert_error(answer, 404, "not_found")["message"] == message
+ONCE = " OpenAI's clients take a base URL that ends in /v1, once."
+NO_ROUTE = "There is no route {} {}; GET /docs lists them."
+SLASHES = [
+    (method, path + slashes, f"{NO_ROUTE.format(method, path + slashes)} Did you mean {path}?")
+    for path in ("/v1/models", "/v1/chat/completions", "/v1/messages", "/tokenize", "/health")
+    for slashes in ("/", "//")
+    for method in ("GET", "POST")
+]
+MEANT = [
+    ("/chat/completions", "/v1/chat/completions", ONCE), ("/v1/v1/models", "/v1/models", ONCE),
+    ("//v1/models", "/v1/models", ONCE), ("/api/v1/completions", "/v1/completions", ONCE), ("/v1/tokenize", "/tokenize", ""),
+]  # fmt: skip
+NOT_SERVED = {
+    "/v1/embeddings": "makes no embeddings", "/embeddings": "makes no embeddings", "/v1/rerank": "reranks no documents",
+    "/v1/audio/transcriptions": "reads and makes no audio", "/v1/audio/speech": "reads and makes no audio",
+    "/v1/images/generations": "makes no images", "/v1/moderations": "makes no moderations",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("path", "what"),
+    ("method", "path", "message"),
     [
-        ("/v1/embeddings", "makes no embeddings"),
-        ("/embeddings", "makes no embeddings"),
-        ("/v1/rerank", "reranks no documents"),
-        ("/v1/audio/transcriptions", "reads and makes no audio"),
-        ("/v1/audio/speech", "reads and makes no audio"),
-        ("/v1/images/generations", "makes no images"),
-        ("/v1/moderations", "makes no moderations"),
+        *SLASHES,
+        *(
+            ("POST", path, f"{NO_ROUTE.format('POST', path)} Did you mean {meant}?{hint}")
+            for path, meant, hint in MEANT
+        ),
+        *(("POST", path, f"This server {what}; GET /docs lists its routes.") for path, what in NOT_SERVED.items()),
+        *(("GET", path, "There is no such route; GET /docs lists them.") for path in ("/v2/secret", "/v1/" * 50)),
+        *(("GET", path, NO_ROUTE.format("GET", path)) for path in ("/v1", "/v1/", "/v1/chat")),
     ],
 )
-def test_an_api_that_is_not_served_is_404_with_what_is_missing(served: Served, path: str, what: str) -> None:
-    error = assert_error(http.post(served.url + path, json={"input": "x"}), 404, "not_found")
-    assert error["message"] == f"This server {what}; GET /docs lists its routes."
+async def test_a_path_that_does_not_exist_is_404_and_says_what_to_do(method: str, path: str, message: str) -> None:
+    """/v1/models/ is not the model without a name. Other paths are not repeated."""
+    async with in_process(FakeEngine()) as asking:
+        answer = await asking.request(method, f"http://127.0.0.1{path}", json={})
+    assert answer.status_code == 404 and answer.json()["error"]["message"] == message
+    if not path.startswith("/v1/messages"):  # Anthropic's form
+        assert_error(answer, 404, "not_found")
 
 
-def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
-    for path in ("/v2/secret", "/v1/secret", "/v1/" * 50):
-        error = assert_error(http.get(served.url + path), 404, "not_found")
-        assert error["message"] == "There is no such route; GET /docs lists them."
-    for path in ("/v1", "/v1/", "/v1/chat"):
-        error = assert_error(http.get(served.url + path), 404, "not_found")
-        assert error["message"] == f"There is no route GET {path}; GET /docs lists them."
+def test_neither_a_path_with_control_characters_nor_a_method_is_repeated(served: Served) -> None:
     error = assert_error(http.get(served.url + "/v1/chat%0Acompletions"), 400, "invalid_parameter")
     assert error["message"] == "The path has control characters."
-    answer = http.request("SECRET", served.url + "/v1")
-    assert "SECRET" not in answer.text
+    assert "SECRET" not in http.request("SECRET", served.url + "/v1").text

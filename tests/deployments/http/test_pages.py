@@ -3,14 +3,15 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from deployments.engine.interface import Readiness, SamplingDefaults
 from llama_core.errors import NonFiniteLogits
+from tests.deployments.http.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support import http
-from tests.support.browser import CHROMIUM, ask, chromium, until, watch
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
 
 
@@ -45,8 +46,21 @@ def test_only_the_pages_own_script_and_style_may_run(served: Served, path: str) 
 
 
 def ask_and_wait(page: Any, text: str) -> None:
+    num_turns = page.locator(".turn").count()
     ask(page, text)
-    page.wait_for_selector(".again")
+    settled(page, num_turns + 2)
+
+
+def settled(page: Any, num_turns: int) -> None:
+    until(page, f"document.querySelectorAll('.turn').length === {num_turns} && !document.querySelector('.busy')")
+
+
+@contextmanager
+def settings(page: Any) -> Iterator[None]:
+    """The open dialog."""
+    page.click("#open-settings")
+    yield
+    page.press("#system", "Escape")
 
 
 @pytest.fixture(scope="module")
@@ -100,25 +114,18 @@ def test_escape_and_the_stop_button_stop_the_answer_and_its_sequence(page: Any, 
 def test_regenerate_asks_the_same_again_and_clear_begins_anew(page: Any, served: Served) -> None:
     ask(page, "Who are you?")
     page.click(".again")
-    until(page, "!document.querySelector('.busy') && document.querySelector('.again')")
+    settled(page, 2)
     first, second = served.engine.streams
-    assert first.prompt == second.prompt
-    assert first.params.seed != second.params.seed
-    assert page.locator(".turn").count() == 2
-    ask(page, "And you?")
-    until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    assert first.prompt == second.prompt and first.params.seed != second.params.seed
+    ask_and_wait(page, "And you?")
     page.click("#clear")
-    assert page.locator(".turn").count() == 0
-    assert page.is_visible("#empty")
+    assert page.locator(".turn").count() == 0 and page.is_visible("#empty")
 
 
 def test_settings_reach_the_server_and_outlive_a_reload(page: Any, served: Served) -> None:
-    page.click("#open-settings")
-    page.fill("#system", "Be brief.")
-    page.fill("#temperature", "0")
-    page.fill("#top_p", "0.5")
-    page.fill("#max_tokens", "5")
-    page.press("#system", "Escape")
+    with settings(page):
+        for name, value in (("system", "Be brief."), ("temperature", "0"), ("top_p", "0.5"), ("max_tokens", "5")):
+            page.fill(f"#{name}", value)
     page.reload()
     ask(page, "hi")
     page.wait_for_selector("text=cut off at the token limit")
@@ -137,21 +144,15 @@ def test_the_servers_defaults_are_shown_and_only_what_was_moved_is_sent(page: An
     params = served.engine.streams[-1].params
     assert (params.temperature, params.top_p, params.repetition_penalty) == (0.27, 0.75, 1.1)
     assert bodies[-1].keys() == {"messages", "stream", "stream_options"}
-    page.click("#open-settings")
-    page.fill("#top_p", "0.5")
-    page.press("#system", "Escape")
-    page.click("#clear")
+    with settings(page):
+        page.fill("#top_p", "0.5")
     ask_and_wait(page, "hi")
-    params = served.engine.streams[-1].params
-    assert (params.temperature, params.top_p, bodies[-1]["top_p"]) == (0.27, 0.5, 0.5) and "temperature" not in bodies[
-        -1
-    ]
-    page.click("#open-settings")
-    page.click("#reset")
-    page.press("#system", "Escape")
+    params, body = served.engine.streams[-1].params, bodies[-1]
+    assert (params.temperature, params.top_p, body["top_p"]) == (0.27, 0.5, 0.5) and "temperature" not in body
+    with settings(page):
+        page.click("#reset")
     page.reload()
-    ask(page, "again")
-    until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    ask_and_wait(page, "again")
     assert served.engine.streams[-1].params.top_p == 0.75 and "top_p" not in bodies[-1]
 
 
@@ -179,9 +180,8 @@ def test_a_model_can_be_chosen_and_stays_chosen(browser: Any) -> None:
         ask_and_wait(page, "hi")
         assert page.text_content(".assistant .text") == "The other one." and not page.is_visible("#model")
         assert page.locator("#models option").all_text_contents() == [engine.model_id, "tuned <b>"]
-        page.click("#open-settings")
-        assert "the model's" in page.text_content("label:has(#temperature)")  # /props describes the first one
-        page.press("#system", "Escape")
+        with settings(page):
+            assert "the model's" in page.text_content("label:has(#temperature)")  # /props describes the first one
         page.select_option("#models", engine.model_id)
         page.click("#clear")
         ask_and_wait(page, "hi")
@@ -201,15 +201,9 @@ DEEP_MARKUP = {
 @pytest.mark.parametrize("text", DEEP_MARKUP.values(), ids=DEEP_MARKUP.keys())
 def test_markup_that_is_nested_deep_is_drawn_as_text(page: Any, text: str) -> None:
     page.evaluate("text => { const turn = { role: 'assistant', content: text }; addTurn(turn); }", text)
-    deepest = """() => {
-      let most = 0;
-      for (let node of document.querySelectorAll('.assistant .text *')) {
-        let depth = 0;
-        for (; node && !node.classList.contains('assistant'); node = node.parentElement) depth++;
-        most = Math.max(most, depth);
-      }
-      return most;
-    }"""
+    depth = "node => node.classList.contains('assistant') ? 0 : 1 + depth(node.parentElement)"
+    all_depths = f"const depth = {depth}; return [...document.querySelectorAll('.assistant .text *')].map(depth)"
+    deepest = f"() => Math.max(...(() => {{ {all_depths} }})())"
     assert 5 < page.evaluate(deepest) < 200
     assert "deep" in page.inner_text(".assistant .text")
     page.evaluate("dropTurns(0)")
@@ -224,7 +218,8 @@ def test_errors_are_shown_and_can_be_tried_again(page: Any, served: Served) -> N
     page.wait_for_selector("text=NaN in the middle")
     served.engine.fail_at = None
     page.click("text=Regenerate")
-    until(page, "!document.querySelector('.busy') && !document.querySelector('.error')")
+    until(page, "!document.querySelector('.error')")
+    settled(page, 2)
     assert page.text_content(".assistant .text") == served.engine.answer
 
 
@@ -272,10 +267,8 @@ def test_json_is_indented_and_what_is_no_json_stays(page: Any, served: Served) -
     assert page.text_content(".assistant pre") == '{\n  "a": [\n    1,\n    {\n      "b": "<i>"\n    }\n  ]\n}'
     served.engine.answer = "[not json"
     page.click(".again")
-    until(
-        page,
-        "document.querySelector('.assistant .text').textContent === '[not json' && !document.querySelector('.busy')",
-    )
+    until(page, "document.querySelector('.assistant .text').textContent === '[not json'")
+    settled(page, 2)
 
 
 def test_conversations_outlive_a_reload_and_can_be_renamed_and_deleted(page: Any, served: Served) -> None:
@@ -288,8 +281,7 @@ def test_conversations_outlive_a_reload_and_can_be_renamed_and_deleted(page: Any
     assert page.locator(".turn").count() == 2 and page.text_content(".user .text") == "second question"
     titles.nth(1).click()
     assert page.text_content(".user .text") == "first question"
-    ask(page, "and more")
-    until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    ask_and_wait(page, "and more")
     rename = page.locator("[aria-label='Rename first question']")
     page.mouse.move(600, 300)
     assert not rename.is_visible()  # the title has its room
@@ -310,8 +302,7 @@ def test_conversations_outlive_a_reload_and_can_be_renamed_and_deleted(page: Any
 
 def test_an_edited_message_is_sent_again_and_what_followed_is_gone(page: Any, served: Served) -> None:
     ask_and_wait(page, "one")
-    ask(page, "two")
-    until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    ask_and_wait(page, "two")
     page.locator(".user-row").first.hover()
     page.locator(".edit").first.click()
     page.fill(".user-row textarea", "nothing")
@@ -320,16 +311,15 @@ def test_an_edited_message_is_sent_again_and_what_followed_is_gone(page: Any, se
     page.locator(".edit").first.click()
     page.fill(".user-row textarea", "other")
     page.press(".user-row textarea", "Enter")
-    until(page, "document.querySelectorAll('.turn').length === 2 && !document.querySelector('.busy')")
+    settled(page, 2)
     assert page.text_content(".user .text") == "other"
     prompt = served.engine.tokenizer.decode(served.engine.streams[-1].prompt)
     assert "other" in prompt and "one" not in prompt and "two" not in prompt
 
 
 def test_probabilities_colour_tokens_and_show_alternatives(page: Any, served: Served) -> None:
-    page.click("#open-settings")
-    page.check("#probabilities")
-    page.press("#probabilities", "Escape")
+    with settings(page):
+        page.check("#probabilities")
     ask_and_wait(page, "hi")
     tokens = page.locator(".token")
     assert "".join(tokens.all_text_contents()).strip() == served.engine.answer.strip()
@@ -339,9 +329,8 @@ def test_probabilities_colour_tokens_and_show_alternatives(page: Any, served: Se
     assert re.search(r"[\d.]+ %", page.text_content("#alternatives"))
     page.mouse.move(0, 0)
     page.wait_for_selector("#alternatives:popover-open", state="hidden")
-    page.click("#open-settings")
-    page.uncheck("#probabilities")
-    page.press("#probabilities", "Escape")
+    with settings(page):
+        page.uncheck("#probabilities")
     assert tokens.count() == 0 and page.text_content(".assistant .text") == served.engine.answer
 
 
@@ -352,9 +341,8 @@ def test_calls_of_tools_are_shown_and_their_results_sent(page: Any, served: Serv
     served.engine.tool_format = "llama3_json"
     served.engine.max_seq_len = served.engine.max_request_tokens = 4096
     served.engine.answer = '{"name": "weather", "parameters": {"city": "Oslo"}}'
-    page.click("#open-settings")
-    page.fill("#tools", json.dumps(TOOLS))
-    page.press("#tools", "Escape")
+    with settings(page):
+        page.fill("#tools", json.dumps(TOOLS))
     ask_and_wait(page, "How is the weather?")
     assert page.text_content(".calls summary") == "Calls weather"
     assert json.loads(page.text_content(".calls pre")) == {"city": "Oslo"}

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from deployments.http.request_body import INLINE_BYTES, parse_json
 from deployments.openai.errors import InvalidJson
 from deployments.openai.parse_cost import CHUNK_BYTES, MOST_IN_WORDS, begin_body, takes_too_long
-from tests.support.processor_time import processor_s
+from tests.support.waiting import processor_s
 
 BODY_BYTES = 16 * 2**20
 
@@ -29,10 +29,13 @@ STATED: dict[str, tuple[int, Callable[[int], bytes]]] = {
 
 
 @pytest.mark.parametrize("what", STATED)
-def test_what_the_message_states_is_read_and_three_times_as_much_is_refused(what: str) -> None:
+def test_what_the_message_states_is_read_and_three_times_as_much_is_refused(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, body = STATED[what]
     assert f"{number} {what}" in MOST_IN_WORDS
     parse_json(body(number))
+    monkeypatch.setattr("deployments.http.request_body.from_json", lambda *_, **__: pytest.fail("was parsed"))
     with pytest.raises(InvalidJson, match="more than this server reads"):
         parse_json(body(3 * number))
 

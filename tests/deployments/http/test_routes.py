@@ -57,25 +57,6 @@ def test_the_openai_package_chats(served: Served, client: openai.OpenAI) -> None
     assert details is not None and details.cached_tokens == 0
 
 
-def test_a_streamed_chat_is_the_whole_one_in_pieces(served: Served, client: openai.OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL_ID,
-            messages=[{"role": "user", "content": "hi"}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    *parts, last = chunks
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == served.engine.answer
-    assert parts[0].choices[0].delta.role == "assistant"
-    assert [part.choices[0].finish_reason for part in parts][-1] == "stop"
-    assert not last.choices
-    assert last.usage is not None
-    assert last.usage.completion_tokens == len(served.engine.streams[-1].answer)
-    assert len({part.id for part in chunks}) == 1
-
-
 def test_completions_go_on_where_the_prompt_ends(served: Served, client: openai.OpenAI) -> None:
     whole = client.completions.create(model=MODEL_ID, prompt="Once", max_tokens=200)
     assert whole.choices[0].text == " " + served.engine.answer
@@ -124,13 +105,6 @@ def test_defaults_are_the_references_and_limits_are_openais(served: Served, clie
     )
     params = served.engine.streams[-1].params
     assert (params.temperature, params.top_p, params.max_tokens) == (0, 1, 3)
-
-
-def test_the_developer_role_means_system(served: Served) -> None:
-    for role in ("system", "developer"):
-        messages = [{"role": role, "content": "Be brief."}, USER]
-        assert http.post(served.url + "/v1/chat/completions", json={"messages": messages}).status_code == 200
-    assert served.engine.streams[-1].prompt == served.engine.streams[-2].prompt
 
 
 def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served: Served) -> None:
@@ -264,16 +238,6 @@ def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
         stream = served.engine.streams[-1]
         assert stream.params.max_tokens == MAX_SEQ_LEN - len(stream.prompt)
         assert (stream.params.temperature, stream.params.top_p) == (0, 1)
-
-
-def test_fields_that_change_nothing_are_accepted_and_a_service_tier_is_answered(served: Served) -> None:
-    fields = {"metadata": {"a": "b"}, "user": "u", "store": False, "parallel_tool_calls": True, "service_tier": "auto"}
-    answer = http.post(served.url + "/v1/chat/completions", json={"messages": [USER], **fields})
-    assert (answer.status_code, answer.json()["service_tier"]) == (200, "default")
-    assert answer.json()["system_fingerprint"].startswith("fp_")
-    chunks = sse(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True, **fields}).text)
-    assert {chunk["service_tier"] for chunk in chunks} == {"default"}
-    assert "service_tier" not in http.post(served.url + "/v1/completions", json={"prompt": "x"}).json()
 
 
 def test_best_of_returns_the_choices_with_the_highest_mean_logprob(

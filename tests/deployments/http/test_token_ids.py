@@ -98,15 +98,6 @@ async def test_ids_and_log_probabilities_of_reasoning_and_calls_go_beside_their_
     assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-async def test_the_tokens_of_a_stop_string_count_though_the_text_leaves_them_out() -> None:
-    engine = FakeEngine("One two three")
-    body = {"prompt": "x", "stop": " two", "return_token_ids": True}
-    answer = (await post(engine, "/v1/completions", **body)).json()
-    [choice] = answer["choices"]
-    assert choice["text"].strip() == "One" and engine.tokenizer.decode(choice["token_ids"]).strip() == "One two"
-    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
-
-
 class Loaded(FakeEngine):
     def describe(self) -> EngineState:
         return replace(super().describe(), requests_running=3, requests_waiting=4)

@@ -4,6 +4,7 @@ import json
 import random
 import runpy
 import sys
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -16,10 +17,11 @@ from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
+from tests.programs import tool_conversations
 from tests.support.full_runs import examples
 from tests.support.model_engine import ModelEngine
 from tests.support.programs import REPOSITORY
-from tests.support.scripted_engine import FakeEngine, FakeStream, ask, calling_engine, serve, sse
+from tests.support.scripted_engine import FakeEngine, FakeStream, ask, calling_engine, in_process, serve, sse
 from tests.support.tool_calls import FORMATS, TOOLS, random_answer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -31,36 +33,11 @@ async def post(engine: FakeEngine, **body: Any) -> httpx.Response:
     return await ask(engine, "/v1/chat/completions", {"messages": HELLO, "seed": 5, **body})
 
 
-async def choice(engine: FakeEngine, **body: Any) -> dict[str, Any]:
-    answer = await post(engine, **body)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()["choices"][0]
-    return found
-
-
-async def streamed(engine: FakeEngine, **body: Any) -> dict[str, Any]:
-    """The choice that the chunks of a stream add up to, as OpenAI's clients add them."""
-    answer = await post(engine, stream=True, **body)
-    assert answer.status_code == 200, answer.text
-    message: dict[str, Any] = {"content": None, "refusal": None}
-    calls: list[dict[str, Any]] = []
-    finish_reason = None
-    for chunk in sse(answer.text):
-        part = chunk["choices"][0]
-        delta = part["delta"]
-        message |= {"role": delta["role"]} if "role" in delta else {}
-        for name in ("content", "reasoning_content"):
-            if delta.get(name) is not None:
-                message[name] = (message.get(name) or "") + delta[name]
-        for call in delta.get("tool_calls", ()):
-            if call["index"] == len(calls):
-                assert set(call) == {"index", "id", "type", "function"} and call["function"]["arguments"] == ""
-                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
-            else:
-                assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
-                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-        finish_reason = part["finish_reason"] or finish_reason
-    message |= {"tool_calls": calls} if calls else {}
+async def choice(engine: FakeEngine, *, stream: bool = False, **body: Any) -> dict[str, Any]:
+    """The answer's choice, or what the chunks of a stream add up to."""
+    ask_for = tool_conversations.streamed if stream else tool_conversations.whole
+    async with in_process(engine) as client:
+        message, finish_reason = await ask_for(client, {"messages": HELLO, "seed": 5, **body})
     return {"message": message, "finish_reason": finish_reason}
 
 
@@ -71,7 +48,7 @@ async def test_conversations_have_the_same_calls_streamed_and_not(tool_format: s
         text, content, calls = random_answer(rng, tool_format)
         engine = calling_engine(text + " ", tool_format)  # the template's ending
         whole = await choice(engine, tools=OFFERED)
-        parts = await streamed(engine, tools=OFFERED)
+        parts = await choice(engine, stream=True, tools=OFFERED)
         assert parts["message"] == whole["message"] and parts["finish_reason"] == whole["finish_reason"]
         message = whole["message"]
         found = [
@@ -113,7 +90,7 @@ async def test_reasoning_is_apart_and_its_tokens_are_counted(stream: bool) -> No
     call = find_tool_format("hermes").written_calls([Call("get-time", "{}")])
     engine = calling_engine("So, <tool_call> it is.\n</think>\n\n" + call)
     engine.chat_format = TemplateChatFormat(engine.tokenizer, THINKER)
-    found = await (streamed if stream else choice)(engine, tools=OFFERED)
+    found = await choice(engine, stream=stream, tools=OFFERED)
     assert found["message"]["reasoning_content"] == "So, <tool_call> it is."
     assert found["message"]["tool_calls"][0]["function"]["name"] == "get-time"
     usage = (await post(engine)).json()["usage"]
@@ -125,9 +102,9 @@ async def test_reasoning_is_apart_and_its_tokens_are_counted(stream: bool) -> No
 async def test_reasoning_is_left_out_where_the_request_says_so_but_counted(stream: bool) -> None:
     engine = calling_engine("So, it is.\n</think>\n\nYes.")
     engine.chat_format = TemplateChatFormat(engine.tokenizer, THINKER)
-    found = await (streamed if stream else choice)(engine, include_reasoning=False)
+    found = await choice(engine, stream=stream, include_reasoning=False)
     assert found["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
-    shown = await (streamed if stream else choice)(engine, include_reasoning=True)
+    shown = await choice(engine, stream=stream, include_reasoning=True)
     assert "So, it is." in shown["message"].values()
     assert (await post(engine, include_reasoning=False)).json()["usage"] == (await post(engine)).json()["usage"]
 
@@ -254,6 +231,22 @@ async def test_a_tool_without_arguments_passes_however_it_is_written(parameters:
     assert (await post(calling_engine("x"), tools=tools, tool_choice=choice)).status_code == 200
 
 
+async def test_the_schemas_and_the_limit_of_opencode_are_followed() -> None:
+    """As opencode 1.18 writes them, whatever context there is."""
+    bounds = {"minimum": -9007199254740991, "exclusiveMinimum": 0, "maximum": 9007199254740991}
+    properties = {"command": {"type": "string"}, "timeout": {"type": "integer", "description": "d", **bounds}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": properties}
+    written = find_tool_format("hermes").written_calls([Call("bash", '{"command": "ls", "timeout": 5}')])
+    engine = calling_engine(written)
+    body: dict[str, Any] = {
+        "tools": [offered(schema | {"required": ["command"]}, "bash", strict=True)],
+        "max_tokens": 32000,
+    }
+    found = await choice(engine, stream=True, **body)
+    assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"command": "ls", "timeout": 5}
+    assert engine.streams[-1].params.max_tokens == engine.max_seq_len - len(engine.streams[-1].prompt)
+
+
 async def test_keywords_that_are_null_are_absent() -> None:
     """As Go and Java write empty lists and dictionaries; null stays a value."""
     inner = {"type": "string", "enum": None, "minLength": None, "description": None}
@@ -279,43 +272,25 @@ async def test_names_of_other_servers_tools_pass_and_are_called(tool_format: str
 SEEDS = pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.full)], ids=str)
 
 
+class LongContext(ModelEngine):
+    max_seq_len = 8192
+
+
 @pytest.fixture(scope="module")
 def model() -> ModelEngine:
-    return ModelEngine()
+    return LongContext()
 
 
 @SEEDS
 @pytest.mark.parametrize("tool_format", FORMATS)
-async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
-    tool_format: str, seeds: range, model: ModelEngine
-) -> None:
-    """A model that was never trained to call tools, at a temperature of 1: only the grammar makes its calls valid."""
+async def test_a_real_model_holds_conversations_with_tools(tool_format: str, seeds: range, model: ModelEngine) -> None:
+    """A model that was never trained to call tools: only the grammar makes its calls valid."""
     model.tool_format = tool_format
-    schema = {
-        "type": "object",
-        "properties": {
-            "kind": {"enum": ["rain", "wind"]},
-            "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            "now": {"type": "boolean"},
-        },
-        "required": ["kind", "days"],
-        "additionalProperties": False,
-    }  # fmt: skip
-    tool = {"type": "function", "function": {"name": "report", "parameters": schema}}
-    for seed in seeds:
-        body = {
-            "tools": [tool],
-            "tool_choice": "required",
-            "parallel_tool_calls": False,
-            "seed": seed,
-            "temperature": 1.0,
-        }
-        whole = await choice(model, **body, max_tokens=200)
-        assert whole["finish_reason"] == "tool_calls", whole
-        (call,) = whole["message"]["tool_calls"]
-        assert call["function"]["name"] == "report" and whole["message"]["content"] is None
-        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
-        assert (await streamed(model, **body, max_tokens=200))["message"] == whole["message"]
+    counts = Counter[str]()
+    async with in_process(model) as client:
+        for seed in seeds:
+            assert await tool_conversations.converse(client, tool_format, seed, counts) == []
+    assert counts["calls"]
 
 
 def test_the_agent_of_the_examples_offers_both_tools_twice_and_answers(
@@ -355,26 +330,22 @@ async def test_a_named_function_is_called_exactly_once(tool_format: str, model: 
     function = {**by_name, "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
     named = {"type": "function", "function": by_name}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
-    tools = {"tools": [{"type": "function", "function": function}], "max_tokens": 400}
-    responses = {
-        "input": "x",
-        "tools": [{"type": "function"} | function],
-        "tool_choice": {"type": "function"} | by_name,
-    }
-    tool = by_name | {"input_schema": function["parameters"]}
-    messages = {"messages": HELLO, "max_tokens": 400, "tools": [tool], "tool_choice": {"type": "tool"} | by_name}
+    tools: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "max_tokens": 400}
+    flat = {"tools": [{"type": "function"} | function], "tool_choice": {"type": "function"} | by_name}
+    inputs = {"tools": [by_name | {"input_schema": function["parameters"]}], "tool_choice": {"type": "tool"} | by_name}
     asked: list[tuple[str, dict[str, Any]]] = [
-        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": named}),
-        ("chat/completions", {"messages": HELLO, "functions": [function], "function_call": by_name}),
-        ("responses", responses),
-        ("messages", messages),
-        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": "required", "parallel_tool_calls": False}),
-        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": "required"}),
-        ("chat/completions", {"messages": HELLO, **tools, "tool_choice": allowed}),
+        ("chat/completions", tools | {"tool_choice": named}),
+        ("chat/completions", {"functions": [function], "function_call": by_name}),
+        ("responses", {"input": "x"} | flat),
+        ("messages", {"max_tokens": 400} | inputs),
+        ("chat/completions", tools | {"tool_choice": "required", "parallel_tool_calls": False}),
+        ("chat/completions", tools | {"tool_choice": "required"}),
+        ("chat/completions", tools | {"tool_choice": allowed}),
     ]
     engine = calling_engine(find_tool_format(tool_format).written_calls([Call("f", "{}")]), tool_format)
     for path, body in asked:
-        assert (await ask(engine, f"/v1/{path}", body)).status_code == 200
+        hello = {} if path == "responses" else {"messages": HELLO}
+        assert (await ask(engine, f"/v1/{path}", body | hello)).status_code == 200
     grammars = [stream.params.grammar for stream in engine.streams]
     assert len(set(grammars[:5])) == len(set(grammars[5:])) == 1 and grammars[0] != grammars[6]
     model.tool_format = tool_format
@@ -391,18 +362,13 @@ async def test_beside_tools_a_real_model_answers_by_the_schema_or_calls(
     schema = {"type": "object", "properties": properties, "required": ["flag", "kind"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    fields = {
-        "tools": offered,
-        "response_format": wanted,
-        "temperature": 1,
-        "max_tokens": 300,
-        "parallel_tool_calls": False,
-    }
+    fields: dict[str, Any] = {"tools": offered, "response_format": wanted, "parallel_tool_calls": False}
+    fields |= {"temperature": 1, "max_tokens": 300}
     for seed in seeds:
-        found = await choice(model, **fields, seed=seed)
-        assert (await streamed(model, **fields, seed=seed))["message"].get("content") == found["message"]["content"]
-        calls = found["message"].get("tool_calls") or []
-        for text in [call["function"]["arguments"] for call in calls] or [found["message"]["content"]]:
+        whole, parts = [(await choice(model, stream=each, **fields, seed=seed))["message"] for each in (False, True)]
+        assert parts.get("content") == whole["content"]
+        calls = whole.get("tool_calls") or []
+        for text in [call["function"]["arguments"] for call in calls] or [whole["content"]]:
             jsonschema.validate(json.loads(text), schema)
     called = await choice(model, **fields, tool_choice="required")
     assert called["message"]["tool_calls"] and called["finish_reason"] == "tool_calls"

@@ -12,7 +12,7 @@ from deployments.openai.errors import Unsupported
 from deployments.openai.schemas import ChatBody
 from deployments.openai.unsupported import CHAT_NEUTRAL, CheckedBody
 from deployments.openai.validation import validate
-from tests.support.engine_fields import HARMLESS
+from tests.deployments.http.engine_fields import HARMLESS
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

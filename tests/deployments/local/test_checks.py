@@ -66,50 +66,34 @@ def test_nothing_fails_where_nothing_is_wrong(config: Path) -> None:
     assert failures(config, reads_files=False) == {}
 
 
-def without_folder(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def without_params(folder: Path) -> None:
-    (folder / "params.json").unlink()
-
-
-def without_shard(folder: Path) -> None:
-    (folder / "consolidated.00.pth").unlink()
-
-
-def with_a_cut_shard(folder: Path) -> None:
-    os.truncate(folder / "consolidated.00.pth", 1000)
-
-
-def without_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.model").unlink()
-
-
 def with_a_link_to_nothing(folder: Path) -> None:
-    without_tokenizer(folder)
+    (folder / "tokenizer.model").unlink()
     (folder / "tokenizer.model").symlink_to("moved.model")
 
 
 def with_two_gguf_models(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
+    shutil.rmtree(folder)
+    folder.mkdir()
     for name in ("small.gguf", "large.gguf"):
         (folder / name).touch()
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
     ("spoil", "check", "named", "remedy"),
     [
-        (without_folder, "checkpoint", "ckpt cannot be read: No such file", "set ckpt_dir to"),
-        (without_params, "checkpoint", "params.json cannot be read: No such file", "set ckpt_dir to"),
-        (without_shard, "checkpoint", "ckpt", "set ckpt_dir to"),
-        (with_a_cut_shard, "checkpoint", "consolidated.00.pth: damaged", "set ckpt_dir to"),
+        (shutil.rmtree, "checkpoint", "ckpt cannot be read: No such file", "set ckpt_dir to"),
+        (without("params.json"), "checkpoint", "params.json cannot be read: No such file", "set ckpt_dir to"),
+        (without("consolidated.00.pth"), "checkpoint", "ckpt", "set ckpt_dir to"),
+        (lambda folder: os.truncate(folder / "consolidated.00.pth", 1000), "checkpoint", "00.pth: damaged", "set ckpt_dir to"),
         (with_two_gguf_models, "checkpoint", "has 2 GGUF models", "set ckpt_dir to one of large.gguf, small.gguf"),
-        (without_tokenizer, "tokenizer", "tokenizer.model cannot be read: No such file", "set tokenizer_path"),
+        (without("tokenizer.model"), "tokenizer", "tokenizer.model cannot be read: No such file", "set tokenizer_path"),
         (with_a_link_to_nothing, "tokenizer", "tokenizer.model cannot be read: No such file", "set tokenizer_path"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_or_damaged_file_is_named_with_its_remedy_by_up_and_by_its_check(
     config: Path, folder: Path, spoil: Callable[[Path], None], check: str, named: str, remedy: str
 ) -> None:
@@ -253,24 +237,21 @@ def test_too_little_memory_fails_and_a_small_cache_warns(config: Path, monkeypat
         ("device=tpu", 2, "device: must be one of 'auto', 'cpu' or 'cuda'"),
         ("verify_checksums=perhaps", 2, "verify_checksums: must be true or false"),
         ("ckpt_dir=/nowhere", 1, "/nowhere cannot be read"),
+        ("http_options.port=TAKEN", 1, "127.0.0.1:TAKEN cannot be used"),
     ],
 )
 def test_what_cannot_be_served_ends_up_and_its_check_with_one_line(
     setting: str, status: int, says: str, config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Status 2 for what is wrong with the setting itself, 1 for what is found with its help."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    setting, says = (text.replace("TAKEN", str(listener.getsockname()[1])) for text in (setting, says))
     assert up.serve_file(config, [setting]) == status
     shown = capfd.readouterr().err
     assert shown.startswith(says) and shown.count("\n") == 1
     assert up.check_file(config, [setting]) == status
     assert says in "".join(capfd.readouterr())
-
-
-def test_a_taken_port_is_named(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert up.serve_file(config, [f"http_options.port={port}"]) == 1
-        assert f"127.0.0.1:{port} cannot be used" in capfd.readouterr().err
+    listener.close()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from deployments.local import haproxy, up
 from deployments.local.serve_run import set_cluster_variables
 from deployments.openai.errors import error_object
 from llama_core.errors import NotReady
-from tests.support.haproxy import check, running, started, stub
+from tests.deployments.local.haproxy import check, running, started, stub
 from tests.support.programs import REPOSITORY
 from tests.support.scripted_engine import assert_error, eventually
 
@@ -113,32 +113,25 @@ def backend() -> Iterator[BackendConfig]:
         yield BackendConfig("http-llama", "/", fallback_server=ServerConfig("SERVE_PROXY_ACTOR-1", "127.0.0.1", port))
 
 
-@pytest.mark.parametrize("case", ["no replica", "an ended replica", "no application"])
-def test_haproxy_answers_503_at_ready_while_no_replica_serves(folder: Path, backend: BackendConfig, case: str) -> None:
-    """A request that Serve's own proxy gets would wait there."""
+@pytest.mark.parametrize("case", ["no replica", "an ended replica", "no application", "no fallback"])
+def test_haproxy_answers_503_in_openais_shape_while_no_replica_serves(
+    folder: Path, backend: BackendConfig, case: str
+) -> None:
+    """A request that Serve's own proxy gets would wait there. A joining node's port is open before Serve's controller has told
+    it the routes."""
     if case == "an ended replica":
         backend.servers = [ServerConfig("SERVE_REPLICA-1", "127.0.0.1", free_port())]
-    with running(folder, None if case == "no application" else backend) as (_, client):
-        answer = client.get("/ready")
-    assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
-    body = answer.json()
+    found = {"no application": None, "no fallback": BackendConfig("http-llama", "/")}.get(case, backend)
+    with running(folder, found) as (_, client):
+        answers = [client.get("/ready")]
+        if found is not backend:
+            answers += [client.post("/v1/completions", json={}), client.get("/")]
+    for answer in answers:
+        assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+        assert answer.json()["error"]["code"] == "not_ready"
+    body = answers[0].json()
     error = error_object(NotReady(body["detail"]))
     assert body == {"ready": False, "phase": "waiting", "detail": body["detail"]} | error
-
-
-def test_haproxys_own_errors_have_openais_shape_instead_of_serves_500(folder: Path) -> None:
-    with running(folder, BackendConfig("http-llama", "/")) as (_, client):
-        answer = client.post("/v1/completions", json={})
-    assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
-    assert answer.json()["error"]["code"] == "not_ready"
-
-
-def test_where_no_application_is_known_yet_every_request_is_503_with_retry_after(folder: Path) -> None:
-    """A joining node's port is open before Serve's controller has told it the routes."""
-    with running(folder) as (_, client):
-        for answer in (client.get("/"), client.post("/v1/completions", json={}), client.get("/ready")):
-            assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
-            assert answer.json()["error"]["code"] == "not_ready"
 
 
 def test_a_path_of_no_application_is_404_in_openais_shape(folder: Path) -> None:

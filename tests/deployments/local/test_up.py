@@ -19,6 +19,12 @@ def test_the_cause_of_a_failure_is_the_last_error_of_a_traceback() -> None:
     assert last_error("still deploying") == ""
 
 
+def watcher(events: list[str], port: int = 0) -> DeploymentWatcher:
+    console: Any = SimpleNamespace(log=None, event=events.append, phase=lambda _: None, show=events.append)
+    config: Any = SimpleNamespace(app_name="llama", host="127.0.0.1", port=port, route_prefix="")
+    return DeploymentWatcher(config, console, owns_cluster=True)
+
+
 def test_a_failed_deployment_ends_the_command_by_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     states = iter([("DEPLOYING", ""), ("DEPLOY_FAILED", "CheckpointError: a shard is missing")])
@@ -26,19 +32,11 @@ def test_a_failed_deployment_ends_the_command_by_its_cause(monkeypatch: pytest.M
     monkeypatch.setattr(DeploymentWatcher, "_state", lambda _: ApplicationState(*next(states)))
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
     events: list[str] = []
-    console: Any = SimpleNamespace(log=None, event=events.append, phase=lambda _: None)
-    config: Any = SimpleNamespace(app_name="llama")
-    watcher = DeploymentWatcher(config, console, owns_cluster=False)
-    watcher.run()
+    one = watcher(events)
+    one.run()
     assert events == ["\nThe server cannot start: CheckpointError: a shard is missing"]
-    assert watcher.failure == "CheckpointError: a shard is missing" and watcher.stopping.is_set()
+    assert one.failure == "CheckpointError: a shard is missing" and one.stopping.is_set()
     assert sent == [signal.SIGINT]
-
-
-def watcher(events: list[str], port: int = 0) -> DeploymentWatcher:
-    console: Any = SimpleNamespace(log=None, event=events.append, phase=lambda _: None, show=events.append)
-    config: Any = SimpleNamespace(app_name="llama", host="127.0.0.1", port=port, route_prefix="")
-    return DeploymentWatcher(config, console, owns_cluster=True)
 
 
 def test_a_running_server_tells_when_another_program_deploys_its_application_anew(

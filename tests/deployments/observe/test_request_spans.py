@@ -13,6 +13,7 @@ from opentelemetry import context, trace
 
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from deployments.handle.api import HandleApi
 from deployments.http.app import build_http_app
 from deployments.observe.metrics import Metrics
@@ -53,7 +54,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 class Running:
     """A service over fake ranks, its HTTP application's client, and its API by handle."""
 
-    def __init__(self, service: LlamaService, groups: FakeGroupPool, tracing: Tracing | None) -> None:
+    def __init__(self, service: OwnEngine, groups: FakeGroupPool, tracing: Tracing | None) -> None:
         self.service, self.groups, self.tracing = service, groups, tracing
         metrics = Metrics(in_ray=False)
         app = build_http_app(service, metrics, tracing=tracing)
@@ -71,7 +72,7 @@ class Running:
 async def running(step_s: float = 0.001) -> AsyncIterator[Running]:
     groups = FakeGroupPool(lambda: FakeGroup(token=steady, step_s=step_s))
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=128, max_batch_size=8, recovery_timeout_s=60)
-    service = LlamaService(args, lambda: groups)
+    service = OwnEngine(LlamaService(args, lambda: groups), args)
     tracing = open_tracing(service, args.model_id, "replica-1")
     await service.start()
     made = Running(service, groups, tracing)

@@ -56,6 +56,7 @@ def test_every_golden_case_has_the_reference_tokens(
     ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
 ) -> None:
     got = on(ranks, num_ranks, on_ranks.golden_outputs, ckpt_dir, backend, golden)
+    assert (got["model"] == "FairscaleTransformer") == ((num_ranks, backend) == (2, "torch"))
     for (tokens, logprobs), texts, case in zip(got["completions"], got["texts"], golden["completions"], strict=True):
         assert tokens == case["out_tokens"]
         for mine, theirs in zip(logprobs or [], case["out_logprobs"] or [], strict=True):
@@ -69,18 +70,6 @@ def test_every_golden_case_has_the_reference_tokens(
             if not mine["generation"]["content"].startswith("Error: special tags"):
                 assert mine["tokens"] == theirs["tokens"]
                 assert mine["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
-
-
-@pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
-@pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
-def test_golden_logits_within_1e_4(
-    ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
-) -> None:
-    for case in golden["logits"]:
-        tokens = case["tokens"]
-        logits = on(ranks, num_ranks, on_ranks.last_logits, ckpt_dir, tokens, [len(tokens)], backend=backend)
-        assert [logits[i] for i in case["last_top16_ids"]] == pytest.approx(case["last_top16_logits"], abs=1e-4)
-        assert sum(logits) / len(logits) == pytest.approx(case["last_mean"], abs=1e-4)
 
 
 @pytest.fixture(scope="module")

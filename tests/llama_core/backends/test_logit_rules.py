@@ -10,8 +10,8 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from llama_core.backends.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
+from tests.llama_core.backends.fused.sampling_cases import Case
 from tests.support import checkpoints, on_ranks
-from tests.support.sampling_cases import Case
 
 VOCAB = 300
 PROMPT = [5, 9, 9, 40, 299]
@@ -21,9 +21,8 @@ SHAPE = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of":
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    weights = checkpoints.random_weights(SHAPE)
-    quieter = {name: weight if "norm" in name else weight * 0.7 for name, weight in weights.items()}
-    return str(checkpoints.write(tmp_path_factory.mktemp("rules"), [quieter], SHAPE))
+    weights = checkpoints.random_weights(SHAPE, scale=0.175)
+    return str(checkpoints.write(tmp_path_factory.mktemp("rules"), [weights], SHAPE))
 
 
 def logits(seed: int = 3) -> torch.Tensor:

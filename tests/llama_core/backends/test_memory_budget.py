@@ -1,6 +1,5 @@
 """Memory: what does not fit is refused before it is allocated, and the context follows from what is free."""
 
-import time
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -26,41 +25,6 @@ def test_weights_that_do_not_fit_are_refused_with_need_and_free_memory(monkeypat
         ConfigError, match=r"1 of 1 ranks here need [\d,]+ bytes each, 100,000 are free: use more ranks"
     ):
         ModelRunner.load(config, alone("cpu"))
-
-
-class DeviceMemory:
-    """GPU memory of 2,000 bytes: what is free at each reading, the last for ever."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
-        self._free, self.slept = list(free), 0.0
-        monkeypatch.setattr(torch.cuda, "mem_get_info", self._read)
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        monkeypatch.setattr(time, "sleep", self._sleep)
-        monkeypatch.setattr(time, "monotonic", lambda: self.slept)
-
-    def _read(self, device: torch.device) -> tuple[int, int]:
-        return self._free[0], 2000
-
-    def _sleep(self, seconds: float) -> None:
-        self.slept += seconds
-        del self._free[: len(self._free) > 1]
-
-
-CUDA = Parallel(0, 1, torch.device("cuda"))
-
-
-@pytest.mark.parametrize(
-    ("former", "waits"),
-    [(0, 0), (100, 0), (500, 1), (1300, 3), (1700, 0)],
-    ids=["first", "fits", "one", "all", "fewer ranks"],
-)
-def test_loading_begins_when_the_weights_and_the_former_cache_have_room(
-    former: int, waits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a GPU cannot have so large a cache beside these weights, it is not waited for."""
-    seen = DeviceMemory(monkeypatch, 300, 700, 900, 1500)
-    memory.check_weights_fit(200, CUDA, former)
-    assert seen.slept == pytest.approx(waits * memory._DEVICE_POLL_S)
 
 
 WITHOUT_CONTEXT = EngineConfig(
@@ -93,7 +57,7 @@ EIGHT_KV_HEADS = ModelConfig(
 )
 
 
-def planned_context(num_ranks: int, backend: Any = native, **fields: Any) -> int:
+def planned_context(num_ranks: int, **fields: Any) -> int:
     """The context that all ranks of a group choose."""
     config = replace(WITHOUT_CONTEXT, max_seq_len=10**6, **fields)
     contexts = [
@@ -103,7 +67,7 @@ def planned_context(num_ranks: int, backend: Any = native, **fields: Any) -> int
             torch.bfloat16,
             lambda ranks: plan_weights(EIGHT_KV_HEADS, lambda name: "dense", "auto", "bfloat16", ranks),
             Parallel(rank, num_ranks, torch.device("cpu")),
-            backend.step_bytes,
+            native.step_bytes,
         ).max_seq_len
         for rank in range(num_ranks)
     ]

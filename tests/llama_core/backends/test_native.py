@@ -18,26 +18,13 @@ from tests.support import checkpoints, on_ranks
 
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
 # 4 heads of 64 dimensions on 2 key/value heads: whole register tiles.
-SHAPE = {
-    "dim": 256,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "multiple_of": 32,
-    "norm_eps": 1e-5,
-    "vocab_size": -1,
-}
-
-
-def quiet_model(shape: dict[str, Any], directory: Path) -> str:
-    weights = checkpoints.random_weights(shape)
-    quieter = {name: weight if "norm" in name else weight * 0.3 for name, weight in weights.items()}
-    return str(checkpoints.write(directory, [quieter], shape))
+SHAPE = checkpoints.WIDE | {"dim": 256, "n_heads": 4, "n_kv_heads": 2}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return quiet_model(SHAPE, tmp_path_factory.mktemp("native"))
+    weights = checkpoints.random_weights(SHAPE, scale=0.075)
+    return str(checkpoints.write(tmp_path_factory.mktemp("native"), [weights], SHAPE))
 
 
 def logits_by_gloo_fallback(parallel: Parallel, model: str) -> Any:
@@ -94,18 +81,6 @@ def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
     monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
     with pytest.raises(build.Unavailable, match="belongs to this user alone"):
         build.library_path()
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [({"dtype": "float16"}, "float16"), ({"block_size": 24}, "block_size 24")],
-    ids=["float16", "odd blocks"],
-)
-def test_torch_computes_what_the_native_backend_does_not_support(settings: dict[str, Any], reason: str) -> None:
-    mp1 = str(GOLDEN / "mp1")
-    assert on_ranks.build(alone("cpu"), mp1, **settings).runner.backend.name == "torch"
-    with pytest.raises(ConfigError, match=reason):
-        on_ranks.build(alone("cpu"), mp1, **settings, backend="native")
 
 
 @pytest.mark.parametrize("quantization", ["none", *(name for name in QUANTIZED if name != "fp8")])

@@ -14,8 +14,7 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
-from tests.support.gguf_files import encode
-from tests.support.gguf_models import random_tensors, write_model
+from tests.support.gguf_models import encode, random_tensors, write_model
 
 FORMATS = {Encoding.Q8_0: "int8_groups", Encoding.Q4_0: "int4", Encoding.Q4_1: "int4_min"}
 TOKENS = [1 + i * 37 % 90 for i in range(40)]

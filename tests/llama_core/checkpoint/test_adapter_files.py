@@ -1,7 +1,6 @@
 """adapter_config.json and adapter_model.safetensors: what does not fit the base, or is not computed, is refused by name."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,25 +98,6 @@ def test_matrices_that_do_not_fit_the_base_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_adapter(write(tmp_path, tensors), MODEL, 16)
-
-
-def test_the_keys_of_a_pattern_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each layer: Python's own cache has 512 places."""
-    other, width = Q.replace("layers.0", "layers.1"), MODEL.n_heads * MODEL.head_dim
-    second = {f"{other}A.weight": torch.ones(2, MODEL.dim), f"{other}B.weight": torch.ones(width, 2)}
-    folder = write(tmp_path, second, rank_pattern={f"module_{i}": 2 for i in range(1000)})
-    compiled: list[str] = []
-    monkeypatch.setattr(re._compiler, "compile", _counted(re._compiler.compile, compiled))  # type: ignore[attr-defined]
-    assert len(open_adapter(folder, MODEL, 16).pairs) == 2
-    assert len([pattern for pattern in compiled if "module_" in pattern]) == 1000
-
-
-def _counted(function: Any, seen: list[str]) -> Any:
-    def run(pattern: Any, *arguments: Any) -> Any:
-        seen.append(str(pattern))
-        return function(pattern, *arguments)
-
-    return run
 
 
 def test_a_higher_rank_than_allowed_is_refused_with_the_remedy(tmp_path: Path) -> None:

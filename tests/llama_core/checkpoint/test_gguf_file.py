@@ -9,7 +9,7 @@ import pytest
 
 from llama_core.errors import CheckpointError
 from llama_core.files.gguf.file import GgufFile
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_models import write_gguf
 
 METADATA = {
     "text": "naïve 🦙",

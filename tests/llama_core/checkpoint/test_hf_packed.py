@@ -1,6 +1,6 @@
 """Packed weights of compressed-tensors: codes and scales survive, every rank gets its part, and damage is named."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def packed_folder(
-    folder: Path, bits: int, scale_dtype: torch.dtype = torch.float16, damage: Callable[[Tensors], object] | None = None
+    folder: Path, bits: int, changes: Mapping[str, torch.Tensor | None] | None = None
 ) -> tuple[Path, Tensors]:
-    """Packs by its own arithmetic: 32-bit words, codes shifted into them. Returns the weights in Meta's layout."""
+    """Packs by its own arithmetic: 32-bit words, codes shifted into them. changes: other tensors (None: without that one).
+    Returns the weights in Meta's layout."""
     weights = random_weights(MODEL)
     write(folder, CONFIG | {"quantization_config": quantization_config(bits)}, weights)
     stored: Tensors = {}
@@ -48,11 +49,10 @@ def packed_folder(
         positive = codes.long() + (128 if bits == 8 else 0)
         words = positive.view(len(weight), -1, 32 // bits) << (torch.arange(32 // bits) * bits)
         stored[f"{name}_packed"] = words.sum(-1).to(torch.int32)
-        stored[f"{name}_scale"] = scales.to(scale_dtype)
+        stored[f"{name}_scale"] = scales.half()
         stored[f"{name}_shape"] = torch.tensor(weight.shape)
-    if damage is not None:
-        damage(stored)
-    save_file(stored, folder / "model.safetensors")
+    changed = stored | dict(changes or {})
+    save_file({name: each for name, each in changed.items() if each is not None}, folder / "model.safetensors")
     return folder, weights
 
 
@@ -86,32 +86,20 @@ def test_each_rank_reads_its_codes_and_scales_in_metas_order(tmp_path: Path, bit
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("part", "value", "message"),
     [
-        (lambda stored: stored.pop(f"{PROJECTION}_scale"), f"{PROJECTION}_scale is missing"),
-        (lambda stored: stored.pop(f"{PROJECTION}_shape"), f"{PROJECTION}_shape is missing"),
-        (
-            lambda stored: stored.update({f"{PROJECTION}_packed": torch.zeros(64, 7, dtype=torch.int32)}),
-            rf"{PROJECTION}_packed has shape \[64, 7\], expected \[64, 8\]",
-        ),
-        (
-            lambda stored: stored.update({f"{PROJECTION}_packed": torch.zeros(64, 8)}),
-            f"{PROJECTION}_packed has dtype F32, expected I32",
-        ),
-        (
-            lambda stored: stored.update({f"{PROJECTION}_shape": torch.tensor([64, 60])}),
-            rf"{PROJECTION}_shape is \[64, 60\], expected \[64, 64\]",
-        ),
-        (
-            lambda stored: stored.update({f"{PROJECTION}_zero_point": torch.zeros(8, 2, dtype=torch.int32)}),
-            f"{PROJECTION}_zero_point' in model.safetensors is unexpected",
-        ),
-        (lambda stored: stored.update({PROJECTION: torch.zeros(64, 64)}), f"{PROJECTION}_packed' in .* is unexpected"),
-        (lambda stored: stored[f"{PROJECTION}_scale"].fill_(torch.nan), r"layers\.0\.attention\.wq.* not finite"),
+        ("_scale", None, f"{PROJECTION}_scale is missing"),
+        ("_shape", None, f"{PROJECTION}_shape is missing"),
+        ("_packed", torch.zeros(64, 7, dtype=torch.int32), rf"{PROJECTION}_packed has shape \[64, 7\], expected \[64, 8\]"),
+        ("_packed", torch.zeros(64, 8), f"{PROJECTION}_packed has dtype F32, expected I32"),
+        ("_shape", torch.tensor([64, 60]), rf"{PROJECTION}_shape is \[64, 60\], expected \[64, 64\]"),
+        ("_zero_point", torch.zeros(8, 2, dtype=torch.int32), f"{PROJECTION}_zero_point' in model.safetensors is unexpected"),
+        ("", torch.zeros(64, 64), f"{PROJECTION}_packed' in .* is unexpected"),
+        ("_scale", torch.full((64, 2), torch.nan).half(), r"layers\.0\.attention\.wq.* not finite"),
     ],
-)
-def test_damaged_parts_are_refused_by_name(tmp_path: Path, damage: Callable[[Tensors], object], message: str) -> None:
-    folder, _ = packed_folder(tmp_path, 4, damage=damage)
+)  # fmt: skip
+def test_damaged_parts_are_refused_by_name(tmp_path: Path, part: str, value: torch.Tensor | None, message: str) -> None:
+    folder, _ = packed_folder(tmp_path, 4, {f"{PROJECTION}{part}": value})
     share = RankShare.of(MODEL, 0, 1)
     with pytest.raises(CheckpointError, match=message):
         dict(rank_weights(opened(folder), MODEL, share, torch.float32))

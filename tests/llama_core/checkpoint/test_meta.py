@@ -17,40 +17,20 @@ from llama_core.errors import CheckpointError, ConfigError, NonFiniteLogits
 from llama_core.files.meta_params import config_from_params, read_params
 from llama_core.model_weights import weight_specs
 from tests.support import checkpoints
-from tests.support.checkpoints import WIDE, open_weights, peak_ratio, random_weights, split, write
-
-CONFIG = config_from_params(WIDE, vocab_size=640)
-
-
-def load(
-    directory: Path, rank: int = 0, world_size: int = 1, dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
-    return checkpoints.load(directory, CONFIG, rank, world_size, dtype)
+from tests.support.checkpoints import WIDE, load, peak_ratio, random_weights, split, write
 
 
 @pytest.mark.parametrize("embedding_dim", [1, 0], ids=["Llama 2's cuts", "Llama 3's embedding"])
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_any_number_of_shards_loads_on_any_number_of_ranks(
-    tmp_path: Path, num_shards: int, world_size: int, embedding_dim: int
+def test_weights_are_joined_and_converted_and_progress_counts_every_byte_once(
+    tmp_path: Path, num_shards: int, embedding_dim: int
 ) -> None:
-    weights = random_weights(WIDE)
-    write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim))
-    expected = split(weights, world_size)
-    for rank in range(world_size):
-        got = load(tmp_path, rank, world_size)
-        assert got.keys() == expected[rank].keys()
-        for name, weight in got.items():
-            assert torch.equal(weight, expected[rank][name]), name
-
-
-def test_weights_are_converted_and_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    """test_files_onto_ranks.py has the parts of ranks."""
     weights = random_weights(WIDE, dtype=torch.bfloat16)
-    write(tmp_path, split(weights, 2))
+    write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim))
     seen: list[tuple[int, int]] = []
-    got = checkpoints.load(tmp_path, CONFIG, on_progress=lambda done, total: seen.append((done, total)))
-    assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
-    assert all(torch.equal(got[name], weights[name].float()) for name in weights)
+    got = load(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+    assert got.keys() == weights.keys() and all(torch.equal(got[name], weights[name].float()) for name in weights)
     total = sum(weight.nbytes for weight in got.values())
     assert [total_bytes for _, total_bytes in seen] == [total] * len(seen)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1][0] == total
@@ -68,9 +48,7 @@ def test_llama_3_2_may_leave_its_output_layer_out(tmp_path: Path, num_shards: in
     write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim), params)
     config = open_checkpoint(tmp_path).model_config(640)
     assert config.tied_embeddings
-    got = checkpoints.load(tmp_path, config)
-    assert torch.equal(got["output.weight"], weights["tok_embeddings.weight"])
-    assert open_weights(tmp_path, config).dtype is torch.float32
+    assert torch.equal(load(tmp_path)["output.weight"], weights["tok_embeddings.weight"])
 
 
 # Faults 28 to 33 of docs/faults.md

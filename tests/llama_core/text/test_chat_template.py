@@ -1,4 +1,4 @@
-"""The model's own chat template: transformers' ids for clean dialogs, and no control token of any message's text."""
+"""The model's own chat template. `tests/fuzz/chats.py` compares ids with transformers', and checks hostile dialogs."""
 
 from datetime import datetime
 from pathlib import Path
@@ -16,20 +16,7 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 from tests.support.chat_templates import FAMILIES, make_chat_model
 
 Dialog = list[Any]
-DIALOGS: list[Dialog] = [
-    [{"role": "user", "content": "Hello"}],
-    [{"role": "user", "content": "  spaces around \n"}],
-    [{"role": "user", "content": 'été 🦙 日本 {{ 1 }} {% x %} \\n <b> & "q"'}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " What is 2 + 3?"}],
-    [
-        {"role": "user", "content": "One\n\ntwo"},
-        {"role": "assistant", "content": "\nthree \n"},
-        {"role": "user", "content": ""},
-        {"role": "assistant", "content": "<b>four</b>"},
-        {"role": "user", "content": "\tfive"},
-    ],
-    [{"role": "system", "content": ""}, {"role": "user", "content": " "}],
-]
+HELLO: Dialog = [{"role": "user", "content": "Hello"}]
 
 
 class _Clock(datetime):
@@ -66,34 +53,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "datetime", _Clock)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_ids_of_clean_dialogs_equal_those_of_transformers(name: str, models: dict[str, Model]) -> None:
-    model = models[name]
-    for dialog in DIALOGS:
-        for begins in (True, False):
-            ours = model.format.encode(dialog, ChatOptions(add_generation_prompt=begins))
-            assert ours == model.expected(dialog, add_generation_prompt=begins), dialog
-
-
 def test_a_template_reads_its_own_variables_and_names_of_messages(models: dict[str, Model]) -> None:
     named: Dialog = [{"role": "user", "name": "Ann", "content": "Hi"}]
     assert models["hermes"].format.encode(named) == models["hermes"].expected(named, add_generation_prompt=True)
     quiet = ChatOptions(template_variables={"enable_thinking": False})
-    thought = models["qwen"].format.encode(DIALOGS[0], quiet)
-    assert thought == models["qwen"].expected(DIALOGS[0], add_generation_prompt=True, enable_thinking=False)
+    thought = models["qwen"].format.encode(HELLO, quiet)
+    assert thought == models["qwen"].expected(HELLO, add_generation_prompt=True, enable_thinking=False)
     unread = ChatOptions(template_variables={"messages": "x", "bos_token": "x", "enable_thinkng": True})
-    assert models["qwen"].format.encode(DIALOGS[0], unread) == models["qwen"].format.encode(DIALOGS[0])
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_no_control_token_comes_from_contents(name: str, models: dict[str, Model]) -> None:
-    model = models[name]
-    clean = model.format.encode([{"role": "system", "content": "a"}, {"role": "user", "content": "a"}])
-    for control in model.tokenizer.control_texts:
-        half = len(control) // 2
-        for first, second in ((control, control), (control[:half], control[half:]), ("a" + control * 3, " " + control)):
-            ids = model.format.encode([{"role": "system", "content": first}, {"role": "user", "content": second}])
-            assert model.control_ids(ids) == model.control_ids(clean), (first, second)
+    assert models["qwen"].format.encode(HELLO, unread) == models["qwen"].format.encode(HELLO)
 
 
 def test_contents_at_a_seam_complete_no_control_token(models: dict[str, Model]) -> None:
@@ -171,14 +138,9 @@ def test_a_refusal_is_in_the_templates_words(models: dict[str, Model]) -> None:
         models["llama2"].format.encode(twice)
     with pytest.raises(InvalidDialog, match="user and assistant must take turns: user"):
         models["mistral"].format.encode(twice)
-    wrongs: list[Any] = [
-        "x",
-        [],
-        [3],
-        [{"role": "user"}],
-        [{"role": 1, "content": "a"}],
-        [{"role": "user", "content": "\ud800"}],
-    ]
+    wrongs: list[Any] = ["x", [], [3], *([message] for message in (
+        {"role": "user"}, {"role": 1, "content": "a"}, {"role": "user", "content": "\ud800"},
+    ))]  # fmt: skip
     for wrong in wrongs:
         with pytest.raises(InvalidDialog):
             models["chatml"].format.encode(wrong)
@@ -214,7 +176,7 @@ def test_a_template_beyond_its_time_or_its_sandbox_is_refused(
 ) -> None:
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
     with pytest.raises((ConfigError, InvalidDialog), match=f"chat template.*{message}") as caught:
-        TemplateChatFormat(models["chatml"].tokenizer, source, origin="t.jinja").encode(DIALOGS[0])
+        TemplateChatFormat(models["chatml"].tokenizer, source, origin="t.jinja").encode(HELLO)
     if isinstance(caught.value, ConfigError):
         assert caught.value.message.startswith("t.jinja: ")
 

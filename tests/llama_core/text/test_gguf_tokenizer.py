@@ -11,7 +11,7 @@ from llama_core.errors import TokenizerError
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.gguf_vocabulary import USER_DEFINED
 from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer
-from tests.support.gguf_vocabularies import (
+from tests.support.gguf_models import (
     PIECES,
     PRE_OF_FAMILY,
     byte_level_fields,

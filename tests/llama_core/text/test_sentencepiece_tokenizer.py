@@ -29,27 +29,11 @@ def test_properties_are_those_of_llama_2() -> None:
     assert TOKENIZER.leading_space == "drop_one"
 
 
-def test_completion_prompts_encode_id_for_id_as_the_reference() -> None:
-    for case in GOLDEN["completions"]:
-        assert [TOKENIZER.encode(prompt, bos=True, eos=False) for prompt in case["prompts"]] == case["prompt_tokens"]
-
-
-def test_generated_tokens_decode_as_the_reference() -> None:
-    compared = 0
-    for case in GOLDEN["completions"]:
-        for ids, result in zip(case["out_tokens"], case["text_completion"], strict=True):
-            assert TOKENIZER.decode(ids) == result["generation"]
-            if "tokens" in result:
-                assert [TOKENIZER.token_text(token_id) for token_id in ids] == result["tokens"]
-                compared += 1
-    assert compared > 0
-
-
-@given(st.text())
+@given(st.one_of(st.text(), st.lists(st.sampled_from(GOLDEN["completions"][0]["prompts"])).map(" ".join)))
 def test_encode_and_decode_equal_sentencepiece(text: str) -> None:
     ids = TOKENIZER.encode(text, bos=False, eos=False)
     assert ids == REFERENCE.encode(text)
-    assert TOKENIZER.decode(ids) == REFERENCE.decode(ids)
+    assert TOKENIZER.decode(ids) == REFERENCE.decode(ids) and TOKENIZER.min_tokens(len(text)) <= len(ids)
 
 
 @given(st.lists(st.sampled_from(["<s>", "</s>", "<unk>", "<0x0A>", "<pad>", " ", "a", "\x00", "\u2581", "<", "s>"])))
@@ -70,11 +54,6 @@ def test_token_bytes_are_the_bytes_that_each_token_adds() -> None:
     assert [TOKENIZER.token_bytes(i) for i in range(3, 259)] == [bytes([b]) for b in range(256)]
     assert TOKENIZER.token_bytes(0) == " \u2047 ".encode()
     assert TOKENIZER.token_bytes(1) == TOKENIZER.token_bytes(2) == b""
-
-
-@given(st.one_of(st.text(), st.lists(st.sampled_from(GOLDEN["completions"][0]["prompts"])).map(" ".join)))
-def test_min_tokens_never_exceeds_the_real_number(text: str) -> None:
-    assert TOKENIZER.min_tokens(len(text)) <= len(TOKENIZER.encode(text, bos=False, eos=False))
 
 
 # Damaged files

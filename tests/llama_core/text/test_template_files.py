@@ -12,7 +12,7 @@ from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.template.files import find_template, given_template
 from tests.conftest import GOLDEN
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_models import write_gguf
 
 TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -49,16 +49,9 @@ def test_of_named_templates_the_default_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        3,
-        [3],
-        [{}],
-        {"a": 1},
-        [{"name": [], "template": "x"}],
-        [{"name": {}, "template": "x"}],
-        [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}],
-    ],
-)
+    [3, [3], [{}], {"a": 1}, [{"name": [], "template": "x"}], [{"name": {}, "template": "x"}],
+     [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]],
+)  # fmt: skip
 def test_a_field_that_is_no_template_is_refused_by_name(value: Any, tmp_path: Path) -> None:
     write(tmp_path, "tokenizer_config.json", chat_template=value)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template"):

@@ -14,8 +14,8 @@ from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tiktoken_tokenizer import TiktokenTokenizer, special_names, split_long
 from llama_core.text.tokenizers.tokenizer import TextPart
-from tests.support.processor_time import processor_s
 from tests.support.vocabularies import CORPUS, LLAMA3_SPLIT, byte_ranks, write_tiktoken
+from tests.support.waiting import processor_s
 
 RANKS = byte_ranks()
 NAMES = {name: len(RANKS) + offset for offset, name in enumerate(special_names())}
@@ -35,17 +35,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TiktokenTokenizer:
 def test_special_tokens_are_metas(tokenizer: TiktokenTokenizer) -> None:
     names, first = special_names(), len(RANKS)
     assert len(names) == len(set(names)) == 256
-    assert (names[0], names[1], names[6], names[9]) == (
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        "<|start_header_id|>",
-        "<|eot_id|>",
-    )
-    assert (names[2], names[12], names[255]) == (
-        "<|reserved_special_token_0|>",
-        "<|reserved_special_token_2|>",
-        "<|reserved_special_token_245|>",
-    )
+    known = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 9: "eot_id", 2: "reserved_special_token_0"}
+    known |= {12: "reserved_special_token_2", 255: "reserved_special_token_245"}
+    assert {place: names[place] for place in known} == {place: f"<|{name}|>" for place, name in known.items()}
     assert (tokenizer.n_words, tokenizer.bos_id, tokenizer.eos_id) == (first + 256, first, first + 1)
     assert tokenizer.stop_ids == {first + 1, first + 8, first + 9}
     assert (tokenizer.token_name(first + 9), tokenizer.token_bytes(first + 9)) == ("<|eot_id|>", b"")

@@ -142,16 +142,10 @@ def ending(process: "subprocess.Popen[str]", limit_s: float) -> Iterator[Iterato
         watcher.wait()
 
 
-def table(results: list[Result]) -> str:
-    rows = [("client", "version", "outcome", "checks", "seconds")]
-    for result in results:
-        total = result.passed + len(result.failures)
-        rows.append(
-            (result.client, result.version, result.outcome, f"{result.passed}/{total}", f"{result.seconds:.0f}")
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+def row(result: Result) -> str:
+    total = result.passed + len(result.failures)
+    return (
+        f"{result.client:14} {result.version:34} {result.outcome:8} {result.passed}/{total:<4} {result.seconds:5.0f} s"
     )
 
 
@@ -178,7 +172,7 @@ def main() -> None:
             results.append(run_client(name, CLIENTS[name], server.url, options.keep))
             if results[-1].skipped:
                 print(f"  skipped: {results[-1].skipped}")
-    print(table(results))
+    print(*map(row, results), sep="\n")
     if options.json:
         rows = [asdict(result) | {"outcome": result.outcome, "seconds": round(result.seconds, 1)} for result in results]
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import json
 import os
+import subprocess
 import sys
 import time
 import traceback
@@ -54,6 +55,23 @@ def run_checks() -> None:
         else:
             print(f"ok {name}", flush=True)
     sys.exit(min(failed, 1))
+
+
+def completed(*command: str, timeout_s: float, status: int = 0, folder: str | None = None) -> str:
+    """What a command of the client prints, which ends with this status. It runs without this repository on its path."""
+    done = subprocess.run(
+        command,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == status, done.stdout[-8000:]
+    return done.stdout
 
 
 def props() -> dict[str, Any]:

@@ -1,14 +1,12 @@
 """guidellm over chat and over completions, streamed, with prompts of a file and no tokenizer."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.programs.clients.checks import QUESTION, URL, check, run_checks
+from tests.programs.clients.checks import QUESTION, URL, check, completed, run_checks
 
 NUM_REQUESTS, NUM_TOKENS = 12, 12
 COMMAND = Path(sys.executable).with_name("guidellm")
@@ -29,14 +27,12 @@ def benchmark(form: str) -> dict[str, Any]:
             *("--data", f"kind=json_file,path={prompts}"),
             *("--output", f"kind=json,path={report}"),
         ]
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False, cwd=directory)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        completed(*command, timeout_s=150, folder=directory)
         (found,) = json.loads(report.read_text())["benchmarks"]
     return dict(found)
 
 
-def complete(form: str) -> None:
+def check_complete(form: str) -> None:
     found = benchmark(form)
     requests = found["requests"]
     assert not requests["errored"], requests["errored"][:1]
@@ -48,13 +44,9 @@ def complete(form: str) -> None:
 
 
 @check
-def chats_have_every_token_and_times() -> None:
-    complete("/v1/chat/completions")
-
-
-@check
-def completions_have_every_token_and_times() -> None:
-    complete("/v1/completions")
+def chats_and_completions_have_every_token_and_times() -> None:
+    check_complete("/v1/chat/completions")
+    check_complete("/v1/completions")
 
 
 if __name__ == "__main__":

@@ -6,25 +6,17 @@ from typing import Any
 import openai
 from langchain.agents import create_agent
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import StructuredTool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.programs.clients.checks import BASE_URL, MODEL, QUESTION, assert_weather, check, raised, run_checks
+from tests.programs.clients.person import Person
 
 OPTIONS: Any = {"base_url": BASE_URL, "api_key": "none", "model": MODEL, "temperature": 0, "max_retries": 0}
 model = ChatOpenAI(**OPTIONS, max_tokens=200)
-
-
-class Person(BaseModel):
-    """A person."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(max_length=20)
-    age: int = Field(ge=0, le=150)
 
 
 class Weather(BaseModel):
@@ -42,24 +34,10 @@ get_weather = StructuredTool.from_function(sunny, name="get_weather", descriptio
 
 
 @check
-def a_chat_has_text_and_usage() -> None:
-    answer = model.invoke([SystemMessage("Answer briefly."), HumanMessage(QUESTION)])
-    assert answer.content and answer.response_metadata["finish_reason"] == "stop"
-    assert answer.usage_metadata["output_tokens"] > 0
-
-
-@check
 def streamed_pieces_joined_equal_the_whole() -> None:
     pieces = list(model.stream(QUESTION, stream_usage=True))
     assert "".join(piece.content for piece in pieces) == model.invoke(QUESTION).content
     assert any(piece.usage_metadata for piece in pieces)
-
-
-@check
-def completions_and_batches_answer() -> None:
-    assert OpenAI(**OPTIONS, max_tokens=8).invoke("Question:")
-    texts = [answer.content for answer in model.batch([QUESTION, "Who are you?", QUESTION])]
-    assert texts[0] == texts[2] != texts[1]
 
 
 @check

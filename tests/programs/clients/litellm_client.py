@@ -9,7 +9,6 @@ import litellm
 
 from tests.programs.clients.checks import (
     BASE_URL,
-    LONG,
     MODEL,
     QUESTION,
     WEATHER,
@@ -17,7 +16,6 @@ from tests.programs.clients.checks import (
     check,
     raised,
     run_checks,
-    wait_idle,
 )
 
 litellm.suppress_debug_info = True
@@ -34,7 +32,6 @@ def a_chat_without_an_api_key_has_text_and_usage() -> None:
     answer = litellm.completion(**CHAT)
     assert answer.choices[0].message.content and answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens > 0
-    assert litellm.completion(**CHAT | {"max_tokens": 2}).choices[0].finish_reason == "length"
 
 
 @check
@@ -44,14 +41,6 @@ def streamed_pieces_joined_equal_the_whole() -> None:
     built: Any = litellm.stream_chunk_builder(chunks)
     assert built.choices[0].message.content == whole.choices[0].message.content
     assert built.usage.completion_tokens == whole.usage.completion_tokens
-
-
-@check
-async def the_asynchronous_form_and_completions_answer() -> None:
-    whole = await litellm.acompletion(**CHAT)
-    assert whole.choices[0].message.content == litellm.completion(**CHAT).choices[0].message.content
-    text = await litellm.atext_completion(**NAMED, prompt="Question:", max_tokens=8)
-    assert text.choices[0].text
 
 
 @check
@@ -65,11 +54,8 @@ def a_tool_call_goes_round_trip() -> None:
     assert built.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     turn = [*MESSAGES, answer.choices[0].message, result]
-    assert (
-        litellm.completion(**CHAT | {"messages": turn, "tools": [TOOL], "tool_choice": "none"})
-        .choices[0]
-        .message.content
-    )
+    last = litellm.completion(**CHAT | {"messages": turn, "tools": [TOOL], "tool_choice": "none"})
+    assert last.choices[0].message.content
 
 
 @check
@@ -98,13 +84,6 @@ def a_fallback_answers_where_the_context_is_too_small() -> None:
     )
     answer = router.completion("small", [{"role": "user", "content": "word " * 5000}])
     assert answer.choices[0].message.content == "the answer of a larger model"
-
-
-@check
-def a_timeout_frees_the_server() -> None:
-    long: Any = NAMED | {"messages": MESSAGES} | LONG
-    raised(litellm.Timeout, lambda: litellm.completion(**long, timeout=0.3))
-    wait_idle()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import openai
-from pydantic import BaseModel, ConfigDict, Field
 
 from tests.programs.clients.checks import (
     BASE_URL,
@@ -19,6 +18,7 @@ from tests.programs.clients.checks import (
     run_checks,
     wait_idle,
 )
+from tests.programs.clients.person import Person
 
 client = openai.OpenAI(base_url=BASE_URL, api_key="none")
 create: Any = client.chat.completions.create
@@ -27,13 +27,6 @@ respond: Any = client.responses.create
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 CHAT: Any = {"model": MODEL, "messages": MESSAGES, "seed": 1, "max_tokens": 40}
 TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}}]
-
-
-class Person(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(max_length=20)
-    age: int = Field(ge=0, le=150)
 
 
 @check

@@ -3,13 +3,14 @@
 import itertools
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, Tool, ToolOutput
 from pydantic_ai.exceptions import ModelContextWindowExceededError
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.programs.clients.checks import BASE_URL, MODEL, QUESTION, check, raised, run_checks
+from tests.programs.clients.person import Person
 
 provider = OpenAIProvider(base_url=BASE_URL, api_key="none")
 chat = OpenAIChatModel(MODEL, provider=provider)
@@ -17,15 +18,6 @@ responses = OpenAIResponsesModel(MODEL, provider=provider)
 Digit = Annotated[int, Field(ge=0, le=9)]
 SETTINGS: Any = {"temperature": 0, "max_tokens": 300}
 SHORT: Any = SETTINGS | {"max_tokens": 40}
-
-
-class Person(BaseModel):
-    """A person."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(max_length=20)
-    age: int = Field(ge=0, le=150)
 
 
 def agent(model: Any, **options: Any) -> Any:
@@ -52,23 +44,9 @@ async def streamed_pieces_joined_equal_the_whole() -> None:
 
 
 @check
-def a_tool_output_is_a_model() -> None:
-    for model in (chat, responses):
-        assert isinstance(agent(model, output_type=ToolOutput(Person)).run_sync(QUESTION).output, Person), model
-
-
-@check
-def a_native_output_is_a_model() -> None:
-    for model in (chat, responses):
-        assert isinstance(agent(model, output_type=NativeOutput(Person)).run_sync(QUESTION).output, Person), model
-
-
-@check
-def one_of_several_output_types_is_chosen() -> None:
-    result = agent(chat, output_type=[ToolOutput(Person, name="person"), ToolOutput(Digit, name="number")]).run_sync(
-        QUESTION
-    )
-    assert isinstance(result.output, Person | int)
+def an_output_of_each_form_is_a_model() -> None:
+    for model, form in itertools.product((chat, responses), (ToolOutput, NativeOutput)):
+        assert isinstance(agent(model, output_type=form(Person)).run_sync(QUESTION).output, Person), (model, form)
 
 
 def required_once() -> Any:

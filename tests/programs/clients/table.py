@@ -56,5 +56,4 @@ CLIENTS: Final[dict[str, Client]] = {
     ),
     "schemathesis": Client("schemathesis_run", ("schemathesis==4.32.5",), limit_s=900),
     "generated": Client("generated_client", ("openapi-python-client==0.29.1",)),
-    "promtool": Client("promtool_check", (), "command", needs="promtool"),
 }

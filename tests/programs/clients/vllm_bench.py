@@ -1,8 +1,6 @@
 """`vllm bench serve` over completions and chat, with prompts of a file and a small tokenizer made here."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from tests.programs.clients.checks import MODEL, QUESTION, URL, check, run_checks
+from tests.programs.clients.checks import MODEL, QUESTION, URL, check, completed, run_checks
 
 NUM_PROMPTS, NUM_TOKENS = 12, 16
 COMMAND = Path(sys.executable).with_name("vllm")
@@ -39,9 +37,7 @@ def bench(backend: str, endpoint: str, *options: str) -> dict[str, Any]:
             *("--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", directory),
             *("--result-filename", "result.json", *options),
         ]
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False, cwd=directory)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        completed(*command, timeout_s=280, folder=directory)
         result: dict[str, Any] = json.loads((Path(directory) / "result.json").read_text())
     return result
 

@@ -7,7 +7,6 @@ import openai
 import pytest
 
 from deployments.http.limits import HttpLimits
-from llama_core.errors import NonFiniteLogits
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, serve
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -159,10 +158,3 @@ def test_what_is_not_supported_is_refused_with_the_reason(served: Served, fields
     with pytest.raises(openai.BadRequestError) as caught:
         create(served, **fields)
     assert caught.value.body["message"].startswith(message), caught.value.body
-
-
-def test_a_stream_that_fails_ends_with_response_failed(served: Served) -> None:
-    served.engine.fail_at = (3, NonFiniteLogits("the model computed NaN"))
-    last = list(create(served, stream=True))[-1]
-    assert (last.type, last.response.status) == ("response.failed", "failed")
-    assert last.response.error.message == "the model computed NaN"

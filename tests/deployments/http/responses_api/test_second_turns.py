@@ -130,12 +130,6 @@ async def test_an_input_that_grows_over_the_limit_of_a_body_is_refused() -> None
     assert (await ask(app, input=[QUESTION, *[item] * 60, QUESTION])).status == 413
 
 
-async def test_the_id_of_an_item_is_no_response() -> None:
-    app = app_of(engine_of())
-    one = await answer(app, input="The weather?")
-    await not_found(app, previous_response_id=one["output"][0]["id"])
-
-
 async def test_a_key_whose_ids_are_unknown_delays_no_other_key() -> None:
     asked, is_both, answered = list[str](), asyncio.Event(), asyncio.Event()
 

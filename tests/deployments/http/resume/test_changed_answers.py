@@ -3,19 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
-from deployments.engine.adapter_model import AdapterModel
-from deployments.engine.interface import Engine, SamplingDefaults, TokenStream
+from deployments.engine.interface import Engine, SamplingDefaults
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet.model_view import ModelView
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume import resumption
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.observe.metrics import Metrics
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import Request, Terms
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.deployments.http.resume.test_resumed_streams import BODY, CHAT, HELLO, app_of, call, cut
 from tests.support.asgi_client import AsgiCall
@@ -25,7 +26,6 @@ from tests.support.fleets import FleetOfEngines
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
 from tests.support.recovering_service import steady
-from tests.support.scripted_engine import FakeEngine
 
 IDS: dict[str, Any] = {"model": "demo", "prompt": [1, 5, 6], "max_tokens": 30, "temperature": 0, "stream": True}
 DATED = "{{ strftime_now('%d %b %Y %f') }}: {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -64,7 +64,7 @@ async def test_of_two_versions_the_one_that_began_an_answer_goes_on() -> None:
         uncut = await call(app, IDS, "").end()
         events = await cut(app, IDS, "a", 12)
         began, other = sorted(engines, key=lambda each: -each.service.loop.num_requests)
-        (link,) = [x for x in fleet.fleet._models["demo"].links if x.invitation.engine == began.service.engine_id]
+        (link,) = [x for x in fleet.links if x.engine_id == began.service.engine_id]
         link.running = 1000  # so that a new request goes to the other
         before = began.service.loop.num_requests, other.service.loop.num_requests
         rest = await call(app, IDS, "a", id_of(events[-1])).end()
@@ -77,7 +77,7 @@ async def test_an_engine_that_comes_later_with_other_numerics_does_not_go_on() -
         first, app = await fleet.start(), front_of(fleet)
         events = await cut(app, IDS, "a", 12)
         first.die()
-        await until(lambda: not fleet.fleet._models["demo"].links)
+        await until(lambda: not fleet.links)
         waiting = call(app, IDS, "a", id_of(events[-1]))
         await until(lambda: bool(fleet.fleet._models["demo"]._held))
         await fleet.start(model_parallel_size=1)
@@ -99,7 +99,7 @@ async def test_an_answer_that_ends_elsewhere_with_other_numerics_does_not_go_on(
         ended = next(event for event in whole if b'"finish_reason":"stop"' in event)
         assert id_of(ended).startswith("2e~") and whole[-1] != ended
         first.die()
-        await until(lambda: not fleet.fleet._models["demo"].links)
+        await until(lambda: not fleet.links)
         waiting = call(app, body, "a", id_of(ended))
         await until(lambda: bool(fleet.fleet._models["demo"]._held))
         await fleet.start(model_parallel_size=1)
@@ -112,7 +112,7 @@ async def test_a_kept_stream_whose_engines_have_all_changed_is_dropped() -> None
         events = await cut(app, IDS, "a", 12)
         await fleet.start(model_parallel_size=1)
         first.die()
-        await until(lambda: len(fleet.fleet._models["demo"].links) == 1)
+        await until(lambda: len(fleet.links) == 1)
         await refused(call(app, IDS, "a", id_of(events[-1])))
         await refused(call(app, IDS, "a", id_of(events[-1])))
         assert (await call(app, IDS, "a").end())[-1].endswith(b"[DONE]")
@@ -125,20 +125,19 @@ class Poet(LoopEngine):
 
     @property
     def models(self) -> dict[str, Engine]:
-        return {"poet": cast(Engine, AdapterModel(cast(Engine, self), "poet", self.digest))}
+        return {"poet": ModelView(self, "poet", self.digest)}
 
-    async def submit(  # type: ignore[override]
-        self, request: Request, *, is_timed: bool = False, numerics: str = ""
-    ) -> Sequence[TokenStream]:
-        return await super().submit(replace(request, adapter=""), is_timed=is_timed)
+    async def submit(self, request: Request, **options: Any) -> Sequence[SequenceStream]:
+        return await super().submit(replace(request, terms=Terms()), **options)
 
 
-def _other_defaults(engine: Poet) -> None:
-    engine.sampling_defaults = SamplingDefaults(top_p=0.5)
+def _other_defaults(engine: LoopEngine) -> None:
+    engine.loop_service.sampling_defaults = SamplingDefaults(top_p=0.5)
 
 
-def _other_template(engine: FakeEngine) -> None:
-    engine.chat_format = TemplateChatFormat(engine.tokenizer, DATED)
+def _other_template(engine: LoopEngine) -> None:
+    text = engine.loop_service.text
+    engine.loop_service.text = text._replace(chat_format=TemplateChatFormat(text.tokenizer, DATED))
 
 
 def _other_adapter(engine: Poet) -> None:

@@ -11,10 +11,8 @@ import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.choices import submitted
-from deployments.http.generation_kinds import CHAT, COMPLETIONS, GenerationKind
+from deployments.http.generation_kinds import CHAT, COMPLETIONS, MESSAGES, RESPONSES, GenerationKind
 from deployments.http.limits import HttpLimits
-from deployments.http.messages_api.routes import MESSAGES
-from deployments.http.responses_api.routes import RESPONSES
 from deployments.openai.plan import Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.scheduling.request import FinishReason, Request, TokenLogprob
@@ -56,18 +54,16 @@ async def written_streams(engine: FakeEngine, request: Request, **_: bool) -> li
 class Written:
     """One request's answer, of which the choices' deltas end where the reader asks."""
 
-    def __init__(self, kind: GenerationKind[Any], engine: FakeEngine, plan: Plan, body: Any) -> None:
+    def __init__(self, kind: GenerationKind[Any], engine: FakeEngine, plan: Plan) -> None:
         self.choices = now(submitted(engine, plan))
-        self._serializer = cast(Any, kind.serializer(engine, plan, self.choices.streams, body))
+        self._serializer = cast(Any, kind.serializer(engine, plan, self.choices.streams))
         self.events = self._serializer.opening()
 
     async def to(self, index: int, until: int) -> bytes:
         delta = await self.choices.take_to(index, until, 60)
         assert delta is not None
-        if self._serializer.has_logprobs:
-            written = b"".join(self._serializer.chunks(index, delta))
-        else:
-            written = self._serializer.chunk(index, delta)
+        written = self._serializer.chunk(index, delta)
+        written = written if isinstance(written, bytes) else b"".join(written)
         self.events += written
         return _VARYING.sub(b"", written)
 
@@ -140,7 +136,7 @@ async def test_an_answer_and_what_comes_next_do_not_depend_on_the_grouping(
     lengths = [len(stream.sequence.output) + 1 for stream in await written_streams(engine, plan.request)]
 
     async def token_by_token(ends: Sequence[int]) -> Written:
-        written = Written(kind, engine, plan, parsed)
+        written = Written(kind, engine, plan)
         for index, end in enumerate(ends):
             for until in range(1, end + 1):
                 await written.to(index, until)
@@ -149,7 +145,7 @@ async def test_an_answer_and_what_comes_next_do_not_depend_on_the_grouping(
     expected = (await token_by_token(lengths)).end()
     draw = random.Random(0)
     for _ in range(8):
-        grouped, at = Written(kind, engine, plan, parsed), [0] * len(lengths)
+        grouped, at = Written(kind, engine, plan), [0] * len(lengths)
         for index, until in groupings(draw, lengths):
             events = await grouped.to(index, until)
             if draw.random() < 0.3:

@@ -3,108 +3,69 @@
 import gc
 import json
 import tracemalloc
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from deployments.engine.interface import Engine
-from deployments.http.choices import Choices
-from deployments.http.resume.fingerprint import Fingerprint
-from deployments.http.resume.kept_streams import (
-    BASE_BYTES,
-    KeepLimits,
-    KeptStream,
-    KeptStreams,
-    Reader,
-    StreamKey,
-)
+from deployments.http.app import HttpApp
+from deployments.http.resume.kept_streams import TEXT_BYTES, KeepLimits, KeptStreams, StreamKey
 from deployments.observe.metrics import Metrics
-from deployments.openai.plan import Plan
-from llama_core.scheduling.request import Request
-from llama_core.scheduling.sampling_params import SamplingParams
-from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
+from tests.deployments.http.resume.test_resumed_streams import BODY, COMPLETIONS, app_of, call, cut
 from tests.support.asgi_client import AsgiCall
+from tests.support.http import samples
 from tests.support.joined_events import id_of, joined
 from tests.support.loop_engine import LoopEngine
-from tests.support.metric_samples import samples
 from tests.support.scripted_engine import FakeEngine
-from tests.support.waiting import until_true
 
-ROOM = BASE_BYTES + 2000  # of a stream
-
-
-@dataclass
-class FakeChoices:
-    num_bytes: int
-
-    def suspend(self) -> list["FakeChoices"]:
-        return [self]
+ROOM = 2000  # of a text, but for 100 bytes
 
 
-@dataclass
-class Store:
-    """Kept streams of 1,900 bytes of tokens each."""
-
-    limits: KeepLimits
-    metrics: Metrics = field(default_factory=lambda: Metrics(in_ray=False))
-
-    def __post_init__(self) -> None:
-        self.kept = KeptStreams(self.limits, self.metrics)
-
-    def begin(self, name: str, owner: str = "", num_bytes: int = 1900) -> tuple[KeptStream, Reader]:
-        """A new stream that is being read."""
-        plan = Plan(Request([[1]], [SamplingParams(max_tokens=4)]))
-        engine, reader = cast(Engine, SimpleNamespace(adapter="")), Reader()
-        fingerprint = Fingerprint(0, b"", engine, plan)
-        stream = KeptStream(StreamKey(owner, "/v1/completions", name), b"", engine, plan, fingerprint)
-        self.kept.begin(stream, reader)
-        stream.choices = cast(Choices, FakeChoices(num_bytes))
-        return stream, reader
-
-    def leave(self, *names: str, owner: str = "", num_bytes: int = 1900) -> None:
-        """New streams whose readers leave."""
-        for name in names:
-            self.kept.put_back(*self.begin(name, owner, num_bytes), keeps=True)
-
-    def again(self, name: str) -> None:
-        stream, reader = self.kept.find(StreamKey("", "/v1/completions", name)), Reader()
-        assert stream is not None
-        self.kept.take(stream, reader)
-        self.kept.put_back(stream, reader, keeps=True)
-
-    @property
-    def names(self) -> list[str]:
-        return [key.key for key in self.kept._streams]
+def store_of(app: HttpApp) -> KeptStreams:
+    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+    return store  # type: ignore[no-any-return]
 
 
-async def test_the_least_recently_used_stream_goes_first() -> None:
-    store = Store(KeepLimits(60.0, 3 * ROOM))
-    store.leave("a", "b", "c")
-    store.again("a")
-    store.leave("d")
-    assert sorted(store.names) == ["a", "c", "d"]
-    assert 2 * ROOM < store.kept.num_bytes <= 3 * ROOM
+def key(name: str, owner: str = "") -> StreamKey:
+    return StreamKey(owner, COMPLETIONS, name)
 
 
-async def test_a_stream_that_is_read_takes_no_room_and_is_not_dropped() -> None:
-    store = Store(KeepLimits(60.0, 2 * ROOM))
-    stream, reader = store.begin("read", num_bytes=10**6)
-    assert not store.kept.num_bytes
-    store.leave("a", "b", "c")
-    assert store.names == ["read", "b", "c"]
-    store.kept.put_back(stream, reader, keeps=True)
-    assert not store.names, "the largest is the latest, and does not fit"
-    assert not store.kept.num_bytes
+def store(num_rooms: int) -> KeptStreams:
+    return KeptStreams(KeepLimits(60.0, num_rooms * ROOM), Metrics(in_ray=False))
+
+
+def keep(kept: KeptStreams, *names: str, owner: str = "", num_bytes: int = ROOM - 100) -> None:
+    for name in names:
+        kept.keep_text(key(name, owner), b"x" * (num_bytes - TEXT_BYTES))
+
+
+async def test_the_least_recently_used_goes_first() -> None:
+    kept = store(3)
+    keep(kept, "a", "b", "c")
+    assert kept.text(key("a"))
+    keep(kept, "d")
+    assert [name for name in "abcd" if kept.text(key(name))] == ["a", "c", "d"]
+    assert 2 * ROOM < kept.num_bytes <= 3 * ROOM
 
 
 @pytest.mark.parametrize("size", [1900, 3000])
-async def test_an_owner_with_many_streams_displaces_none_of_an_owner_with_few(size: int) -> None:
-    store = Store(KeepLimits(60.0, 4 * ROOM))
-    store.leave("few", owner="a")
-    store.leave(*map(str, range(8)), owner="b", num_bytes=size)
-    assert store.names[0] == "few" and 2 <= len(store.kept) <= 4 and store.kept.num_bytes <= 4 * ROOM
+async def test_an_owner_with_many_displaces_none_of_an_owner_with_few(size: int) -> None:
+    kept = store(4)
+    keep(kept, "few", owner="a")
+    keep(kept, *map(str, range(8)), owner="b", num_bytes=size)
+    assert kept.text(key("few", "a")) and 2 <= len(kept) <= 4 and kept.num_bytes <= 4 * ROOM
+
+
+async def test_a_stream_that_is_read_takes_no_room_and_is_not_dropped() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine, max_bytes=20_000)
+        kept, read = store_of(app), call(app, BODY | {"max_tokens": 900}, "read")
+        await read.arrived(5)
+        assert not kept.num_bytes
+        for name in "ab":
+            await cut(app, BODY, name, 5)
+        assert [name for name in ("read", "a", "b") if kept.find(key(name))] == ["read", "b"]
+        await read.leave()
+        assert [name for name in ("read", "a", "b") if kept.find(key(name))] == ["read"] and kept.num_bytes <= 20_000
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 5, "echo": True, "n": 2}])
@@ -112,7 +73,7 @@ async def test_the_bound_holds_over_http_and_a_stream_that_was_dropped_can_be_re
     async with LoopEngine().running() as engine:
         body = BODY | more
         app = app_of(engine, max_bytes=100_000)
-        (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+        store = store_of(app)
         events: list[list[bytes]] = []
         for number in range(30):
             events.append(await cut(app, body, str(number), 10))
@@ -123,30 +84,26 @@ async def test_the_bound_holds_over_http_and_a_stream_that_was_dropped_can_be_re
             assert joined(events[number] + await call(app, body, str(number), id_of(events[number][-1])).end()) == uncut
         seen = samples(store.metrics.render())
         assert [seen[f'llama_resumed_streams_total{{source="{source}"}}'] for source in ("kept", "computed")] == [1, 1]
-
-
-def _nested() -> Any:
-    """A schema whose objects take far more memory than its text."""
-    return {"type": "object", "properties": {}, "examples": [[] for _ in range(15_000)]}
+        assert seen["llama_kept_streams_total"] == 32 and seen["llama_kept_stream_bytes"] == store.num_bytes
+        assert seen['llama_dropped_streams_total{cause="memory"}'] == 31 - len(store)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
 async def test_what_kept_streams_hold_is_what_is_counted(path: str) -> None:
     engine = FakeEngine("Hello")
     engine.max_seq_len, engine.tool_format = 4096, "hermes"
-    app, schema = app_of(engine), _nested()
+    # A schema whose objects take far more memory than its text.
+    schema = {"type": "object", "properties": {}, "examples": [[] for _ in range(15_000)]}
+    app, function = app_of(engine), {"name": "a", "parameters": schema}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9, "stream": True}
     if path == "/v1/responses":
-        body = {"input": "Hello", "stream": True, "store": False, "tool_choice": "none"}
-        body["tools"] = [{"type": "function", "name": "a", "parameters": schema}]
+        body = {"input": "Hello", "stream": True, "store": False, "tools": [{"type": "function"} | function]}
     elif path == "/v1/messages":
-        body |= {"tools": [{"name": "a", "input_schema": schema}], "tool_choice": {"type": "none"}}
+        body["tools"] = [{"name": "a", "input_schema": schema}]
     else:
-        body |= {
-            "tools": [{"type": "function", "function": {"name": "a", "parameters": schema}}],
-            "tool_choice": "none",
-        }
-    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+        body["tools"] = [{"type": "function", "function": function}]
+    body["tool_choice"] = {"type": "none"} if path == "/v1/messages" else "none"
+    store = store_of(app)
     raw = json.dumps(body).encode()
     await AsgiCall(app, path, raw, {"Idempotency-Key": "first"}).end()
     counted = store.num_bytes
@@ -159,18 +116,3 @@ async def test_what_kept_streams_hold_is_what_is_counted(path: str) -> None:
     tracemalloc.stop()
     assert len(store) == 5 and store.num_bytes == pytest.approx(5 * counted, rel=0.01)
     assert held / 1.3 < store.num_bytes - counted
-
-
-async def test_what_is_kept_resumed_and_dropped_is_counted() -> None:
-    store = Store(KeepLimits(0.01, 2 * ROOM))
-    store.leave("first")
-    store.again("first")
-    seen = samples(store.metrics.render())
-    assert (seen["llama_kept_streams_total"], seen['llama_resumed_streams_total{source="kept"}']) == (2, 1)
-    assert seen["llama_kept_stream_bytes"] == store.kept.num_bytes > 0
-    await until_true("the stream has expired", lambda: not len(store.kept), pause_s=0.005)
-    seen = samples(store.metrics.render())
-    assert seen['llama_dropped_streams_total{cause="expired"}'] == 1 and seen["llama_kept_stream_bytes"] == 0
-    store.leave("second", "third", "fourth")
-    assert samples(store.metrics.render())['llama_dropped_streams_total{cause="memory"}'] == 1
-    assert len(store.kept) == 2

@@ -1,0 +1,136 @@
+"""The model of an engine in this process, as the HTTP layer and the handle use it: one front and one engine, of `build_app`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cluster.driver.group_info import GroupInfo
+from cluster.driver.stragglers import StepWindow
+from deployments.args import IngressArgs
+from deployments.engine.callers import Callers
+from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Readiness
+from deployments.engine.live_streams import MeasuredStream
+from deployments.engine.service import LlamaService
+from deployments.engine.supervisor import Replacement
+from deployments.fleet.model_view import EngineText, ModelViews
+from deployments.fleet.served_model import ServedModel
+from deployments.links import messages
+from deployments.links.affinity import PrefixIndex
+from deployments.links.front_server import FrontServer
+from deployments.links.front_session import FrontSession
+from deployments.links.link import Link, RoutedStream
+
+
+class LocalLink(Link):
+    """A link with the engine of this process: each message is a call."""
+
+    def __init__(self, server: FrontServer) -> None:
+        super().__init__(server.engine, "this process", PrefixIndex())
+        self.session = LocalSession(server, self)
+
+    def send(self, message: messages.FromFront) -> None:
+        self.session.take(message)
+
+    def close(self) -> None:
+        pass
+
+
+class LocalSession(FrontSession):
+    outlives_engine = False
+
+    def __init__(self, server: FrontServer, link: LocalLink) -> None:
+        super().__init__(server)
+        self._link = link
+
+    def send(self, message: messages.FromEngine) -> None:
+        self._link.heard_s = time.monotonic()
+        self._link.take(message)
+
+    def close(self, reason: str, level: int = logging.WARNING) -> None:
+        pass  # both end with the process
+
+
+class OwnEngine(ServedModel):
+    """Implements `Models`, and `TracedEngine`. Call `start`, later `stop`."""
+
+    def __init__(
+        self, service: LlamaService, args: IngressArgs, on_end: Callable[[MeasuredStream], None] = lambda stream: None
+    ) -> None:
+        """on_end: for metrics, of ended streams."""
+        super().__init__(service.model_id, Callers(args), None, on_end, 0.0, dict.fromkeys(FLEET_EVENTS, 0))
+        self.service = service
+        self.fronts: FrontServer | None = None
+
+    async def start(self) -> None:
+        """Start the ranks and begin to serve. Raises the error that prevented it."""
+        await self.service.start()
+        self.fronts = FrontServer(self.service)
+        link = LocalLink(self.fronts)
+        self.fronts.join(link.session)
+        self.add(link, self.service.text)
+
+    def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        """As of `LlamaService`."""
+        self.service.reconfigure(changes)
+        if self.fronts is not None:
+            self.fronts.beat()
+
+    def tell_adapters(self) -> None:
+        if self.fronts is not None:
+            self.fronts.tell_adapters()
+
+    @property
+    def models(self) -> Mapping[str, Engine]:
+        return ModelViews(self, self.service.adapters)
+
+    @property
+    def text(self) -> EngineText:
+        return EngineText(self.service.text, "", self.service.sampling_defaults)
+
+    @property
+    def latest(self) -> EngineState:
+        return self._state or self.service.describe()
+
+    def _hold(self, live: RoutedStream, has_engine: bool) -> None:
+        live.link = None
+        self._fail(live, self.readiness().not_ready())
+
+    def readiness(self) -> Readiness:
+        return self.service.readiness()
+
+    def live(self) -> bool:
+        return self.service.live()
+
+    def check_capacity(self, owner: str = "") -> None:
+        self.service.check_capacity(owner)
+
+    def describe(self) -> EngineState:
+        return self.service.describe()
+
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Take no new request, and wait up to `drain_timeout_s` for the live ones to end."""
+        await self.service.drain()
+        await asyncio.sleep(0)  # streams that it has aborted have their errors then
+
+    async def stop(self) -> None:
+        if self.fronts is not None:
+            self.fronts.close()
+        await self.service.stop()
+        await asyncio.sleep(0)  # as of `drain`
+        await super().stop()
+
+    # For traces.
+
+    @property
+    def info(self) -> GroupInfo | None:
+        return self.service.info
+
+    @property
+    def step_window(self) -> StepWindow:
+        return self.service.step_window
+
+    @property
+    def replacements(self) -> Sequence[Replacement]:
+        return self.service.replacements
