@@ -4,7 +4,7 @@ While no draft is sent, acceptance is learned from the draft that could have bee
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from llama_core.scheduling.prompt_lookup import PromptLookup
 
@@ -35,11 +35,18 @@ PRICE_ALONE: Final = DraftPrice(0.0, 0.5)
 PRICE_BESIDE_OTHERS: Final = DraftPrice(0.0, 1.5)
 
 
-class Drafting(PromptLookup):
-    """One sequence's drafts, and `acceptance`: how likely its next draft is to be accepted."""
+class Drafter(Protocol):
+    """Proposes tokens for one sequence, whose list of tokens only grows."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def propose(self, tokens: list[int], count: int) -> list[int]:
+        """Up to `count` tokens that may follow `tokens`."""
+
+
+class Drafting:
+    """One sequence's drafter, and `acceptance`: how likely its next draft is to be accepted."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
         self.acceptance = _FIRST_ACCEPTANCE
 
     def observe(self, num_accepted: int, num_rejected: int) -> None:
@@ -59,3 +66,7 @@ class Drafting(PromptLookup):
             reached *= self.acceptance
             count += 1
         return count if gain >= price.once else 0
+
+
+def new_drafting() -> Drafting:
+    return Drafting(PromptLookup())

@@ -7,7 +7,7 @@ NGRAMS = (3, 2)  # lengths of the suffixes that are looked up, the most specific
 
 
 class PromptLookup:
-    """The drafter of one sequence.
+    """Implements `drafting.Drafter` for one sequence.
 
     Made for a list of tokens that only grows; every method that is given the list indexes its new tokens, O(1) a token.
     """

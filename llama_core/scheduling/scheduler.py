@@ -27,7 +27,7 @@ from llama_core.errors import NonFiniteLogits, NoTokenAllowed, QueueFull, RankFa
 from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.drafting import PRICE_ALONE, Drafting, DraftPrice
+from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
 from llama_core.scheduling.prompt_budget import PromptBudget, for_shorter, overtakes
 from llama_core.scheduling.quarantine import Quarantine
@@ -283,7 +283,7 @@ class Scheduler:
                 else:
                     num_accepted = 0
                     if step.learns or proposed:
-                        drafting = seq.drafting = seq.drafting or Drafting()
+                        drafting = seq.drafting = seq.drafting or new_drafting()
                         num_accepted = self.speculation.verify(drafting, seq.tokens, proposed, output.tokens[begin:end])
                     gained[seq] = self._append(seq, output, begin, num_accepted)
             begin = end

@@ -47,7 +47,7 @@ class Speculation:
     ) -> list[int]:
         """Up to `limit` drafts, none of them a stop id; [] when checking them would not pay."""
         count = drafting.num_worthwhile(limit, price)
-        drafts = drafting.propose(tokens, count) if count else []
+        drafts = drafting.drafter.propose(tokens, count) if count else []
         if not ignore_eos:
             for at, token in enumerate(drafts):
                 if token in self._stop_ids:
@@ -56,7 +56,7 @@ class Speculation:
 
     def verify(self, drafting: Drafting, tokens: list[int], proposed: list[int] | None, sampled: list[int]) -> int:
         """How many of the proposed tokens were sampled. Where none was proposed, learn from the draft that could have been."""
-        drafts = proposed or drafting.propose(tokens, 1)
+        drafts = proposed or drafting.drafter.propose(tokens, 1)
         num_accepted = 0
         while num_accepted < len(drafts) and drafts[num_accepted] == sampled[num_accepted]:
             num_accepted += 1

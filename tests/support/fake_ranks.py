@@ -64,7 +64,7 @@ class Oracle(Drafting):
     """Proposes drafts in every step: some of the tokens that will be sampled, then wrong ones."""
 
     def __init__(self, model: Model, seed: int) -> None:
-        super().__init__()
+        super().__init__(self)
         self._model = model
         self._seed = seed
 

@@ -13,8 +13,8 @@ from llama_core.scheduling.drafting import (
     MAX_DRAFTS_PER_ROW,
     PRICE_ALONE,
     PRICE_BESIDE_OTHERS,
-    Drafting,
     DraftPrice,
+    new_drafting,
 )
 from llama_core.scheduling.prompt_lookup import NGRAMS, PromptLookup
 from llama_core.scheduling.request import Sequence
@@ -115,7 +115,7 @@ def test_an_index_that_grew_with_the_text_equals_one_made_at_once(tokens: list[i
 def test_a_few_accepted_drafts_make_drafting_worthwhile_and_rejected_ones_end_it(
     price: DraftPrice, num_accepted: int
 ) -> None:
-    drafting = Drafting()
+    drafting = new_drafting()
     for _ in range(3):
         assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) == 0, "a new sequence has no history"
         drafting.observe(num_accepted, 0)
@@ -167,7 +167,7 @@ def test_drafts_cost_more_with_every_sequence_that_runs_or_waits() -> None:
     made = speculation(learned())
     prices = [made.price(2, 0), made.price(4, 0), made.price(4, 4), made.price(8, 4)]
     assert [price.each for price in prices] == sorted({price.each for price in prices})
-    drafting = Drafting()
+    drafting = new_drafting()
     drafting.observe(30, 0)  # nearly every draft is accepted
     counts = [drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) for price in prices]
     assert counts[0] == MAX_DRAFTS_PER_ROW and counts == sorted(counts, reverse=True)
