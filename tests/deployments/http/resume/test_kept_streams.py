@@ -11,7 +11,6 @@ import pytest
 
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices
-from deployments.http.resume.fingerprint import Fingerprint
 from deployments.http.resume.kept_streams import (
     BASE_BYTES,
     KeepLimits,
@@ -20,6 +19,7 @@ from deployments.http.resume.kept_streams import (
     Reader,
     StreamKey,
 )
+from deployments.http.resume.place import Fingerprint
 from deployments.observe.metrics import Metrics
 from deployments.openai.plan import Plan
 from llama_core.scheduling.request import Request
