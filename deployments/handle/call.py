@@ -49,13 +49,12 @@ class Call:
     """Begun with the call; `close` at its end, before the record's outcome."""
 
     def __init__(
-        self, engine: "HandleEngine", encoder: PromptEncoder, record: RequestRecord, *, logs_prompts: bool
+        self, engine: HandleEngine, encoder: PromptEncoder, record: RequestRecord, *, logs_prompts: bool
     ) -> None:
         """encoder: of the replica."""
+        self.engine, self.record = engine, record
         self._encoder = encoder
-        self.record = record
         self.streams: list[SequenceStream] = []
-        self.engine = engine
         self._logs_prompts = logs_prompts
         self._began = time.monotonic()
         self._deadline: asyncio.TimerHandle | None = None
