@@ -18,9 +18,7 @@ from ray import serve
 from ray.serve.context import _get_serve_request_context
 
 from deployments.engine.interface import Engine
-from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle.call import Call, HandleModels
-from deployments.handle.plans import HandlePlans, are_prompts, checked_limit, checked_n
+from deployments.handle.call import Call, HandleModels, are_prompts, checked_limit, checked_n
 from deployments.handle_types import (
     ChatAnswer,
     ChatPart,
@@ -129,9 +127,7 @@ class HandleApi:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
         with self._call("chat_completion", request_id) as call:
             params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs)
-            batch = await self._plans(call).in_thread_if_slow(
-                lambda: DialogBatch(dialogs, call.engine.chat_format.encode)
-            )
+            batch = await call.in_thread_if_slow(lambda: DialogBatch(dialogs, call.engine.chat_format.encode))
             self.metrics.invalid_dialogs.add(len(dialogs) - len(batch.prompts))
             generated = await self._generate(call, batch.prompts, params, seed, echo=False)
             return batch.predictions(call.engine.tokenizer, generated)
@@ -156,7 +152,7 @@ class HandleApi:
             params = replace(
                 self._params(call.engine, max_gen_len, temperature, top_p, top_k), seed=_seed(call.engine, seed)
             )
-            request = Request([await self._plans(call).prompt_ids(prompt)], [params], stop=tuple(stop))
+            request = Request([await call.prompt_ids(prompt)], [params], stop=tuple(stop))
             await call.submit(Plan(request, stream=True))
             async for part in call.parts(call.streams[0]):
                 yield {"generation": part.text, "tokens": part.tokens, "finish_reason": part.finish_reason}
@@ -185,10 +181,10 @@ class HandleApi:
         """
         with self._call("sample", request_id) as call:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
-            n = checked_n(n, len(prompts), _max_sequences(call.engine))
+            n = checked_n(n, len(prompts), call.engine)
             limit_s = checked_limit(timeout_s)
             options = Request((), (), n, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
-            await call.submit(Plan(await self._plans(call).sample(prompts, params, bad_words, options)), limit_s)
+            await call.submit(Plan(await call.plan_sample(prompts, params, bad_words, options)), limit_s)
             return [joined([part async for part in call.parts(stream)]) for stream in call.streams]
 
     async def stream_sample(
@@ -208,7 +204,7 @@ class HandleApi:
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
             options = Request((), (), 1, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
-            request = await self._plans(call).sample([prompt], params, bad_words, options)
+            request = await call.plan_sample([prompt], params, bad_words, options)
             await call.submit(Plan(request, stream=True), limit_s)
             async for part in call.parts(call.streams[0]):
                 yield part
@@ -232,11 +228,12 @@ class HandleApi:
         A text after a text prompt is encoded together with it; the tokens after as many as the prompt alone has are its own.
         """
         with self._call("score", request_id) as call:
-            counts, plan = await self._plans(call).score(prompt, continuations)
+            counts, plan = await call.plan_score(prompt, continuations)
             await call.submit(plan)
             for stream in call.streams:
                 await call.read_to_end(stream)
-        all_scores = map(_score, call.streams, plan.scored_from)
+        found = map(scored, call.streams, plan.scored_from)
+        all_scores = (Score(sum(logprobs), tokens, logprobs, is_greedy) for tokens, logprobs, is_greedy in found)
         scores = [list(islice(all_scores, count)) for count in counts]
         if continuations is None:
             return [own for (own,) in scores]
@@ -247,14 +244,14 @@ class HandleApi:
         `structured_outputs` is.
         """
         with self._call("chat", request.request_id) as call:
-            limit_s, plan = checked_limit(request.timeout_s), await self._plans(call).chat(request, params)
+            limit_s, plan = checked_limit(request.timeout_s), await call.plan_chat(request, params)
             await call.submit(plan, limit_s)
             return whole([part async for part in call.chat_parts(plan)])
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
         with self._call("stream_chat", request.request_id) as call:
-            limit_s, plan = checked_limit(request.timeout_s), await self._plans(call).chat(request, params)
+            limit_s, plan = checked_limit(request.timeout_s), await call.plan_chat(request, params)
             await call.submit(replace(plan, stream=True), limit_s)
             async for part in call.chat_parts(plan):
                 yield part
@@ -281,7 +278,7 @@ class HandleApi:
         log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
         record = RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method)
         engine = engine_of(self.service, serve.get_multiplexed_model_id() or None)
-        call = Call(engine, record, logs_prompts=self.logs_prompts)
+        call = Call(engine, self._encoder, record, logs_prompts=self.logs_prompts)
         try:
             yield call
         except BaseException as error:  # or the reader of a stream left
@@ -321,9 +318,6 @@ class HandleApi:
         await call.read_all(Plan(Request([list(prompt) for prompt in prompts], each)))
         return generation_result([stream.sequence for stream in call.streams], params.logprobs is not None, echo)
 
-    def _plans(self, call: Call) -> HandlePlans:
-        return HandlePlans(call.engine, self._encoder)
-
     @cached_property  # Serve owns the constructor
     def _encoder(self) -> PromptEncoder:
         return PromptEncoder(TextLimits())
@@ -331,14 +325,3 @@ class HandleApi:
 
 def _seed(engine: Engine, seed: int | None) -> int:
     return engine.next_seed() if seed is None else seed
-
-
-def _max_sequences(engine: Engine) -> int:
-    """That can run and wait at once."""
-    state = engine.describe()
-    return state.max_batch_size + state.max_queue
-
-
-def _score(stream: SequenceStream, begin: int) -> Score:
-    tokens, logprobs, is_greedy = scored(stream, begin)
-    return Score(sum(logprobs), tokens, logprobs, is_greedy)

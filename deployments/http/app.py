@@ -3,7 +3,7 @@
 Knows the engine only by its interface, and nothing of Ray.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,20 +24,12 @@ from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
 from deployments.http.responses_api.stored import AskOthers, StoredResponses
 from deployments.http.resume.kept_streams import KeptStreams
-from deployments.http.routes import (
-    BODY_STATUSES,
-    count_tokens_route,
-    model_routes,
-    page_routes,
-    probe_routes,
-    state_routes,
-    tokenizer_routes,
-)
-from deployments.http.routing import ApiRoute, ApiRouter, route_path
+from deployments.http.routes import BODY_STATUSES, model_routes, page_routes, probe_routes, state_routes, text_routes
+from deployments.http.routing import ApiRoute, ApiRouter
 from deployments.observe.metrics import Metrics
 from deployments.observe.request_log import RequestRecord
 from deployments.observe.tracing import Tracing
-from deployments.openai.errors import json_response
+from deployments.openai.errors import json_response, route_path
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 
@@ -45,33 +37,10 @@ from llama_core.errors import LlamaError
 class HttpApp:
     """An ASGI application. `routes` in the order in which they are tried; `openapi()` is GET /openapi.json's document."""
 
-    def __init__(
-        self,
-        routes: list[ApiRoute],
-        *,
-        keys: ApiKeys,
-        admin_keys: ApiKeys,
-        hosts: AllowedHosts,
-        cors_origins: Iterable[str],
-        sends_request_id: bool,
-        on_refused: Callable[[Scope, LlamaError], None],
-        stored: StoredResponses,
-    ) -> None:
-        self.stored = stored
-        self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
+    def __init__(self, routes: list[ApiRoute], stack: ASGIApp, stored: StoredResponses) -> None:
+        self.routes, self.stored = routes, stored
+        self._stack = stack
         self._document: dict[str, Any] | None = None
-        router = ApiRouter(self.routes)
-        self._stack: ASGIApp = RequestScope(AccessGuard(router, keys, admin_keys, hosts, on_refused), sends_request_id)
-        if origins := tuple(cors_origins):
-            # Outside of the guard: a browser's preflight has no API key, and a page may read why it was refused.
-            self._stack = CORSMiddleware(
-                self._stack,
-                allow_origins=origins,
-                allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
-                allow_headers=("*",),  # SDKs send several of their own
-                allow_private_network=True,
-                expose_headers=("X-Request-ID", "Retry-After", "x-should-retry"),
-            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises for an unknown route or method, and RequestScope answers
@@ -82,11 +51,12 @@ class HttpApp:
             self._document = openapi_document(self.routes)
         return self._document
 
-    async def _openapi_json(self, request: Request) -> Response:
-        """The paths follow `servers`: the prefix below which Serve mounts the application."""
-        prefix = request.scope.get("root_path", "")
-        servers = {"servers": [{"url": prefix}]} if prefix else {}
-        return json_response({**self.openapi(), **servers})
+
+async def _openapi_json(request: Request) -> Response:
+    """The paths follow `servers`: the prefix below which Serve mounts the application."""
+    prefix = request.scope.get("root_path", "")
+    servers = {"servers": [{"url": prefix}]} if prefix else {}
+    return json_response({**request.app.openapi(), **servers})
 
 
 def build_http_app(
@@ -130,38 +100,43 @@ def build_http_app(
             replace(plain, kind=kind, stored=stored if kind is RESPONSES else None),
             method="POST",
             tag="generation" if kind.generates else "scoring",
-            summary=kind.summary,
-            description=kind.description,
+            text=kind.text,
             body=kind.body,
             answer=kind.answer,
             statuses=(*BODY_STATUSES, *((409, 422) if kind.generates else ()), 500, 504),
         )
 
+    count_tokens, *of_tokenizer = text_routes(engine, bodies, encoder)
     routes = [
         *map(endpoint, GENERATING),
-        count_tokens_route(engine, bodies, encoder),
+        count_tokens,
         *map(endpoint, SCORING),
         *model_routes(engine),
         *(adapter_routes(loader, bodies) if loader is not None else ()),
-        *tokenizer_routes(engine, bodies, encoder),
+        *of_tokenizer,
         *probe_routes(engine),
         *state_routes(engine, metrics),
         *page_routes(),
     ]
     paths = frozenset(route.path for route in routes)
+    routes.append(ApiRoute("/openapi.json", _openapi_json))
 
     def on_refused(scope: Scope, error: LlamaError) -> None:
         """Counts and logs a refused request. Unknown paths count as "other", because clients can invent any number of them."""
         path = route_path(scope)
         RequestRecord(metrics, path if path in paths else "other", scope["state"]["request_id"]).failed(error)
 
-    return HttpApp(
-        routes,
-        keys=keys or ApiKeys(),
-        admin_keys=admin_keys or ApiKeys(),
-        hosts=AllowedHosts(allowed_hosts),
-        cors_origins=cors_origins,
-        sends_request_id=sends_request_id,
-        on_refused=on_refused,
-        stored=stored,
-    )
+    hosts = AllowedHosts(allowed_hosts)
+    guard = AccessGuard(ApiRouter(routes), keys or ApiKeys(), admin_keys or ApiKeys(), hosts, on_refused)
+    stack: ASGIApp = RequestScope(guard, sends_request_id)
+    if origins := tuple(cors_origins):
+        # Outside of the guard: a browser's preflight has no API key, and a page may read why it was refused.
+        stack = CORSMiddleware(
+            stack,
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+            allow_headers=("*",),  # SDKs send several of their own
+            allow_private_network=True,
+            expose_headers=("X-Request-ID", "Retry-After", "x-should-retry"),
+        )
+    return HttpApp(routes, stack, stored)

@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from starlette.routing import Router
@@ -54,6 +55,7 @@ class AllowedHosts:
         return is_local or name in self._names or _is_address(name)
 
 
+@dataclass(frozen=True, slots=True)
 class AccessGuard:
     """Finds the route of a request and answers by it: or by 401 without a valid key, by 403 without the admin key that the
     route needs, and, where no keys are configured, by 403 for an unknown host.
@@ -63,20 +65,11 @@ class AccessGuard:
     An admin key is accepted wherever an API key is.
     """
 
-    def __init__(
-        self,
-        router: ApiRouter,
-        keys: ApiKeys,
-        admin_keys: ApiKeys,
-        hosts: AllowedHosts,
-        on_refused: Callable[[Scope, LlamaError], None],
-    ) -> None:
-        """`on_refused` is called for every request that is answered 401 or 403."""
-        self._router = router
-        self._keys = keys
-        self._admin_keys = admin_keys
-        self._hosts = hosts
-        self._on_refused = on_refused
+    router: ApiRouter
+    keys: ApiKeys
+    admin_keys: ApiKeys
+    hosts: AllowedHosts
+    on_refused: Callable[[Scope, LlamaError], None]  # called for every request that is answered 401 or 403
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return self._chosen(scope)(scope, receive, send)
@@ -87,29 +80,29 @@ class AccessGuard:
             return NO_ROUTES
         state = scope.setdefault("state", {})
         key = key_of(scope["headers"])
-        is_admin = (admin := self._admin_keys.owner_of(key)) is not None
-        if self._keys.are_required:
-            owner = self._keys.owner_of(key) or admin
+        is_admin = (admin := self.admin_keys.owner_of(key)) is not None
+        if self.keys.are_required:
+            owner = self.keys.owner_of(key) or admin
             is_trusted = owner is not None
             if is_trusted:
                 state["owner"] = owner
         else:
-            is_trusted = self._hosts.allow(scope["headers"])
+            is_trusted = self.hosts.allow(scope["headers"])
         state["is_trusted"] = is_trusted
-        state["reads_metrics"] = is_trusted and (is_admin or not self._keys.are_several)
-        access, app = self._router.find(scope)
+        state["reads_metrics"] = is_trusted and (is_admin or not self.keys.are_several)
+        access, app = self.router.find(scope)
         is_refused = {Access.ADMIN: not is_admin, Access.METRICS: not state["reads_metrics"]}.get(access, False)
         if access is Access.ANYONE or (is_trusted and not is_refused):
             return app
         error, headers = self._refusal(access, is_trusted)
-        self._on_refused(scope, error)
+        self.on_refused(scope, error)
         return error_response(error, scope, headers)
 
     def _refusal(self, access: Access, is_trusted: bool) -> tuple[LlamaError, dict[str, str]]:
         if is_trusted:
             why = ": there are several API keys" if access is Access.METRICS else ""
             return AdminKeyRequired(f"An admin key is required, one of the server's LLAMA_ADMIN_KEYS{why}."), {}
-        if self._keys.are_required:
+        if self.keys.are_required:
             challenge = 'Basic realm="API key as password"' if access is Access.PAGE else "Bearer"
             return Unauthorized("A valid API key is required."), {"WWW-Authenticate": challenge}
         text = "The Host header has a name that this server does not know: use its IP address or localhost, or add the name "

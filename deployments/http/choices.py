@@ -16,15 +16,6 @@ from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
 
 
-def _followers(plan: Plan) -> dict[int, range]:
-    """By choice, the choices that reuse its prompt logprobs; they are read after its first delta."""
-    if not plan.shares_prompt_logprobs:
-        return {}
-    return {
-        first: range(first + 1, first + plan.request.n) for first in range(0, plan.request.num_choices, plan.request.n)
-    }
-
-
 async def submitted(
     engine: Engine, plan: Plan, suspended: Sequence[SequenceStream] = (), *, is_timed: bool = False, numerics: str = ""
 ) -> "Choices":
@@ -53,7 +44,10 @@ class Choices:
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self._followers = _followers(plan)
+        n = plan.request.n
+        # By choice, the choices that reuse its prompt logprobs; they are read after its first delta.
+        firsts = range(0, self.num_open if plan.shares_prompt_logprobs else 0, n)
+        self._followers = {first: range(first + 1, first + n) for first in firsts}
         self.listen()
 
     def listen(self) -> None:

@@ -96,7 +96,9 @@ class _GenerationRequest:
             endpoint = self._endpoint
             self._resumption = resumption(self._headers, endpoint.streams, endpoint.kind.path, self._owner)
             if (limit_s := self._allowed_s()) is not None:
-                self._limit_s, self._end_s = limit_s, self._began_s + limit_s - self._head_start_s(limit_s)
+                # Earlier than the limit, so that Serve's own timer does not end the request first.
+                head_start_s = min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._headers else 0.0
+                self._limit_s, self._end_s = limit_s, self._began_s + limit_s - head_start_s
             async with self._in_time():
                 plan = await self._plan()
             self._record.planned(plan)
@@ -142,10 +144,6 @@ class _GenerationRequest:
         message = f"The answer was not complete within {self._limit_s:g} s, the limit of this request."
         is_servers = self._limit_s == self._endpoint.limits.request_timeout_s
         return DeadlineExceeded(message) if is_servers else CallersDeadlineExceeded(message)
-
-    def _head_start_s(self, limit_s: float) -> float:
-        """How much earlier than the limit this request ends, so that Serve's own timer does not end it first."""
-        return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._headers else 0.0
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -215,14 +213,7 @@ class _GenerationRequest:
         limits, rest = self._endpoint.limits, None
         if isinstance(serializer, ResumableSerializer):
             rest = serializer.rest(self._submitted, limits.ping_s)
-        self._stream = EventStream(
-            self._submitted,
-            serializer,
-            self._record,
-            ping_s=limits.ping_s,
-            send_timeout_s=limits.send_timeout_s,
-            rest=rest,
-        )
+        self._stream = EventStream(self._submitted, serializer, self._record, limits, rest)
         return self._stream
 
     async def _whole_answer(self, serializer: WholeSerializer) -> bytes:

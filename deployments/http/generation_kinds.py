@@ -25,11 +25,10 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class GenerationKind(Generic[BodyT]):
-    """One route: text of the API reference, body, planning, and what writes the answer."""
+    """One route: body, planning, and what writes the answer. text: as `ApiRoute` has it."""
 
     path: str
-    summary: str
-    description: str
+    text: str
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
     serializer: Callable[[Engine, Plan, Sequence[SequenceStream]], WholeSerializer]
@@ -39,8 +38,7 @@ class GenerationKind(Generic[BodyT]):
 
 COMPLETIONS = GenerationKind(
     "/v1/completions",
-    "Completions",
-    "Continue each prompt. `max_tokens` is 16 unless given.",
+    "Completions.\n\nContinue each prompt. `max_tokens` is 16 unless given.",
     CompletionBody,
     plan_completion,
     CompletionSerializer,
@@ -48,7 +46,7 @@ COMPLETIONS = GenerationKind(
 )
 CHAT = GenerationKind(
     "/v1/chat/completions",
-    "Chat Completions",
+    "Chat Completions.\n\n"
     "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
     ChatBody,
     plan_chat,
@@ -57,7 +55,7 @@ CHAT = GenerationKind(
 )
 MESSAGES = GenerationKind(
     "/v1/messages",
-    "Messages",
+    "Messages.\n\n"
     "Anthropic's API: system and messages as content blocks, tools with `input_schema`, streams of named events.",
     MessagesBody,
     lambda body, engine, encoder: body.chat.plan(engine, encoder),
@@ -66,7 +64,7 @@ MESSAGES = GenerationKind(
 )
 RESPONSES = GenerationKind(
     "/v1/responses",
-    "Responses",
+    "Responses.\n\n"
     "OpenAI's newer API, without state: input items, flat function tools, `text.format`, streams of typed events.",
     ResponsesBody,
     plan_response,
@@ -75,8 +73,7 @@ RESPONSES = GenerationKind(
 )
 SCORE = GenerationKind(
     "/v1/score",
-    "Score",
-    "The log-likelihood of each continuation after the prompt, by token and in sum. Nothing is generated.",
+    "Score.\n\nThe log-likelihood of each continuation after the prompt, by token and in sum. Nothing is generated.",
     score.ScoreBody,
     score.plan_score,
     score.ScoreSerializer,
@@ -85,8 +82,7 @@ SCORE = GenerationKind(
 )
 CLASSIFY = GenerationKind(
     "/v1/classify",
-    "Classify",
-    "The likeliest of the labels as the continuation of a prompt or the answer to a chat.",
+    "Classify.\n\nThe likeliest of the labels as the continuation of a prompt or the answer to a chat.",
     score.ClassifyBody,
     score.plan_classify,
     score.ClassifySerializer,

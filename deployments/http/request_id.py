@@ -67,7 +67,9 @@ class RequestScope:
         request_id = clean_request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         log_subject.set(LogSubject(request_id))
-        is_unread, started, lingers = _has_body(headers), False, False
+        # The head announces a body.
+        is_unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        started = lingers = False
         names_id = is_anthropic(scope)
 
         async def receive_body() -> Message:
@@ -107,8 +109,3 @@ class RequestScope:
                 log.error("unhandled exception, request %s\n%s", request_id, where(error))
             if not started:
                 await exception_response(error, scope)(scope, receive_body, send_with_id)
-
-
-def _has_body(headers: Mapping[str, str]) -> bool:
-    """Whether the request's head announces a body."""
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

@@ -2,11 +2,14 @@
 
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
+from typing import Any, Self
 
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +20,42 @@ from deployments.http.request_body import BodyReader
 from deployments.http.routing import Access, ApiRoute
 from deployments.observe.metrics import CONTENT_TYPE, Metrics
 from deployments.openai.answers import schemas as answer_schemas
+from deployments.openai.dialog_fields import DialogOptions, Messages
 from deployments.openai.errors import error_object, json_response, retry_after_s
+from deployments.openai.field_types import MAX_TEXT_BYTES, Body, Flag, Ids
 from deployments.openai.plan import engine_of
 from deployments.openai.prompt_encoder import PromptEncoder
-from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
-from llama_core.errors import EngineError
+from deployments.openai.tool_fields import Tools
+from llama_core.errors import EngineError, InvalidParameter
+
+
+class TokenizeBody(DialogOptions):
+    """Either a text, or the messages of a chat, which are tokenized by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = Field(None, max_length=MAX_TEXT_BYTES)
+    messages: Messages = Field(default_factory=list)
+    tools: Tools = Field((), description="Functions that the prompt offers beside the messages.")
+    add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
+    parse_special: Flag = Field(None, description="true: names of control tokens in the prompt become those tokens.")
+    return_token_strs: Flag = Field(None, description="true: the answer has the name of each token.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+        if self.tools and not self.messages:
+            raise InvalidParameter("tools: needs messages, beside which the prompt offers them", param="tools")
+        if self.prompt is not None and len(self.prompt.encode()) > MAX_TEXT_BYTES:
+            raise InvalidParameter(f"prompt: must have at most {MAX_TEXT_BYTES} bytes of UTF-8", param="prompt")
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: Ids = Field(max_length=2**20)
+    skip_special_tokens: Flag = Field(None, description="false: the text has the names of control tokens.")
+
 
 # Of GET /props, what tells one key of others' requests.
 OF_OTHERS = ("blocks_used", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted", "streams")
@@ -41,14 +75,6 @@ def model_routes(engine: Models) -> list[ApiRoute]:
     created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
     def described(engine: Engine) -> dict[str, object]:
-        anthropics = {
-            "type": "model",
-            "display_name": engine.model_id,
-            "created_at": created_at,
-            "lifecycle": "active",
-            "max_input_tokens": engine.max_seq_len,
-            "max_tokens": engine.max_seq_len,
-        }
         return {
             "id": engine.model_id,
             "object": "model",
@@ -57,7 +83,13 @@ def model_routes(engine: Models) -> list[ApiRoute]:
             "root": engine.model_id,  # vLLM's benchmark reads it; a path would tell clients about the machine
             "parent": engine.parent,
             "max_model_len": engine.max_seq_len,
-            **anthropics,
+            # Anthropic's:
+            "type": "model",
+            "display_name": engine.model_id,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": engine.max_seq_len,
+            "max_tokens": engine.max_seq_len,
         }
 
     async def models(_: Request) -> Response:
@@ -83,61 +115,49 @@ def model_routes(engine: Models) -> list[ApiRoute]:
     ]
 
 
-def count_tokens_route(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> ApiRoute:
-    async def count_tokens(request: Request) -> Response:
-        """Count tokens.
+async def count_tokens(body: CountTokensBody, _: Engine, encoder: PromptEncoder) -> object:
+    """Count tokens.
 
-        Tokens of the prompt that a body of /v1/messages makes, tools included.
-        """
-        check_takes_requests(engine)
-        async with bodies.received(request) as raw:
-            body = await bodies.parse(raw, CountTokensBody)
-        tokens = await body.chat.prompt(encoder.of("", engine_of(engine, body.model)))
-        return json_response({"input_tokens": len(tokens)})
-
-    return ApiRoute(
-        "/v1/messages/count_tokens",
-        count_tokens,
-        method="POST",
-        tag="generation",
-        body=CountTokensBody,
-        answer=answer_schemas.InputTokens,
-        statuses=BODY_STATUSES,
-    )
+    Tokens of the prompt that a body of /v1/messages makes, tools included.
+    """
+    return {"input_tokens": len(await body.chat.prompt(encoder))}
 
 
-def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> list[ApiRoute]:
-    async def tokenize(request: Request) -> Response:
-        """Tokenize.
+async def tokenize(body: TokenizeBody, model: Engine, encoder: PromptEncoder) -> object:
+    """Tokenize.
 
-        Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it.
-        """
-        check_takes_requests(engine)
-        async with bodies.received(request) as raw:
-            body = await bodies.parse(raw, TokenizeBody)
-        model = engine_of(engine, body.model)
-        own = encoder.of("", model)
-        if body.prompt is None:
-            tokens = await own.dialog(body.messages, replace(body.chat_options, tools=body.tools))
-        else:
-            tokens = await own.text(
-                body.prompt, bos=body.add_special_tokens is not False, parse_special=body.parse_special
-            )
-        names = await own.names(tokens) if body.return_token_strs else None
-        count = {"count": len(tokens), "max_model_len": model.max_seq_len}
-        return json_response({**count, "tokens": tokens, "token_strs": names})
+    Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it.
+    """
+    if body.prompt is None:
+        tokens = await encoder.dialog(body.messages, replace(body.chat_options, tools=body.tools))
+    else:
+        bos = body.add_special_tokens is not False
+        tokens = await encoder.text(body.prompt, bos=bos, parse_special=body.parse_special)
+    names = await encoder.names(tokens) if body.return_token_strs else None
+    return {"count": len(tokens), "max_model_len": model.max_seq_len, "tokens": tokens, "token_strs": names}
 
-    async def detokenize(request: Request) -> Response:
-        """Detokenize.
 
-        Text of ids; control tokens have none unless `skip_special_tokens` is false.
-        """
-        check_takes_requests(engine)
-        async with bodies.received(request) as raw:
-            body = await bodies.parse(raw, DetokenizeBody)
-        own = encoder.of("", engine_of(engine, body.model))
-        skips = body.skip_special_tokens is not False
-        return json_response({"prompt": await own.decode(body.tokens, skip_special_tokens=skips)})
+async def detokenize(body: DetokenizeBody, _: Engine, encoder: PromptEncoder) -> object:
+    """Detokenize.
+
+    Text of ids; control tokens have none unless `skip_special_tokens` is false.
+    """
+    return {"prompt": await encoder.decode(body.tokens, skip_special_tokens=body.skip_special_tokens is not False)}
+
+
+def text_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> list[ApiRoute]:
+    """Those that count tokens, and then those of the tokenizer."""
+
+    def route(path: str, reply: Callable[..., Awaitable[object]], kind: type[Body], answer: type, tag: str) -> ApiRoute:
+        async def endpoint(request: Request) -> Response:
+            check_takes_requests(engine)
+            async with bodies.received(request) as raw:
+                body: Any = await bodies.parse(raw, kind)
+            model = engine_of(engine, body.model)
+            return json_response(await reply(body, model, encoder.of("", model)))
+
+        endpoint.__doc__ = reply.__doc__
+        return ApiRoute(path, endpoint, method="POST", tag=tag, body=kind, answer=answer, statuses=BODY_STATUSES)
 
     async def tokenizer_info(_: Request) -> Response:
         """Tokenizer.
@@ -147,19 +167,21 @@ def tokenizer_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder)
         check_takes_requests(engine)
         model = engine_of(engine, None)
         tokenizer = model.tokenizer
-        bos_id = tokenizer.bos_id
-        names = {
-            "bos_token": None if bos_id is None else tokenizer.token_name(bos_id),
-            "eos_token": tokenizer.token_name(tokenizer.eos_id),
-        }
-        size = {"vocab_size": tokenizer.n_words, "max_model_len": model.max_seq_len}
-        return json_response({**names, "chat_template": model.chat_format.client_template, **size})
+        return json_response(
+            {
+                "bos_token": None if tokenizer.bos_id is None else tokenizer.token_name(tokenizer.bos_id),
+                "eos_token": tokenizer.token_name(tokenizer.eos_id),
+                "chat_template": model.chat_format.client_template,
+                "vocab_size": tokenizer.n_words,
+                "max_model_len": model.max_seq_len,
+            }
+        )
 
-    route = partial(ApiRoute, method="POST", tag="tokenizer", statuses=BODY_STATUSES)
-    info = answer_schemas.TokenizerInfo
+    counts, info = answer_schemas.InputTokens, answer_schemas.TokenizerInfo
     return [
-        route("/tokenize", tokenize, body=TokenizeBody, answer=answer_schemas.TokenizedText),
-        route("/detokenize", detokenize, body=DetokenizeBody, answer=answer_schemas.DetokenizedText),
+        route("/v1/messages/count_tokens", count_tokens, CountTokensBody, counts, "generation"),
+        route("/tokenize", tokenize, TokenizeBody, answer_schemas.TokenizedText, "tokenizer"),
+        route("/detokenize", detokenize, DetokenizeBody, answer_schemas.DetokenizedText, "tokenizer"),
         ApiRoute("/tokenizer_info", tokenizer_info, tag="tokenizer", answer=info, statuses=(503,)),
     ]
 
@@ -195,11 +217,11 @@ def probe_routes(engine: Models) -> list[ApiRoute]:
 
     probe = partial(ApiRoute, access=Access.ANYONE, tag="operation", statuses=(503,))
     liveness = partial(probe, endpoint=health, answer=answer_schemas.Health)
-    as_health = "The same as /health, by the name that SageMaker asks for."
+    as_health = "Liveness.\n\nThe same as /health, by the name that SageMaker asks for."
     return [
         liveness("/health"),
-        liveness("/ping", description=as_health),
-        liveness("/ping", method="POST", description=as_health),
+        liveness("/ping", text=as_health),
+        liveness("/ping", method="POST", text=as_health),
         probe("/ready", ready, answer=answer_schemas.ServerReadiness),
     ]
 
@@ -241,8 +263,8 @@ def state_routes(engine: Models, metrics: Metrics) -> list[ApiRoute]:
         """
         state = engine.describe()
         if not request.state.reads_metrics:
-            shown = {field.name: getattr(state, field.name) for field in fields(state)}
-            return json_response({name: shown[name] for name in shown if name not in OF_OTHERS}, headers=replica)
+            names = (field.name for field in fields(state) if field.name not in OF_OTHERS)
+            return json_response({name: getattr(state, name) for name in names}, headers=replica)
         return json_response(state, headers=replica)
 
     route = partial(ApiRoute, tag="operation")

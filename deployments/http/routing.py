@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.openai.errors import RouteNotFound, route_not_found
+from deployments.openai.errors import RouteNotFound, route_path
 from llama_core.errors import InvalidParameter
 
 PREFIXES = ("v1", "api", "openai")  # of base URLs
@@ -39,10 +39,10 @@ class Access(Enum):
 
 
 class ApiRoute(Route):
-    """One method of one path. A route without a `tag` is left out of the API reference. `summary` and `description` are those
-    of the endpoint's docstring unless given.
+    """One method of one path. A route without a `tag` is left out of the API reference.
 
-    body: its body's schema. answer: the type of a 200's content. statuses: of its errors, beside 401 and 403.
+    text: summary and description, divided by an empty line; the endpoint's docstring unless given. body: its body's schema.
+    answer: the type of a 200's content. statuses: of its errors, beside 401 and 403.
     """
 
     def __init__(
@@ -53,30 +53,18 @@ class ApiRoute(Route):
         method: str = "GET",
         access: Access = Access.KEY,
         tag: str = "",
-        summary: str = "",
-        description: str = "",
+        text: str = "",
         body: type[BaseModel] | None = None,
         answer: type = str,
         statuses: Sequence[int] = (),
         media_type: str = "application/json",
     ) -> None:
         super().__init__(path, endpoint, methods=[method], include_in_schema=bool(tag))
-        self.method = method.lower()
-        self.access = access
-        self.tag = tag
-        title, _, text = (inspect.getdoc(endpoint) or "").partition("\n\n")
-        self.summary = summary or title.rstrip(".")
-        self.description = description or text.replace("\n", " ")
-        self.body = body
-        self.answer = answer
-        self.statuses = statuses
-        self.media_type = media_type
-
-
-def route_path(scope: Scope) -> str:
-    """The path of a request without the prefix under which the application is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+        self.method, self.access, self.tag = method.lower(), access, tag
+        summary, _, description = (text or inspect.getdoc(endpoint) or "").partition("\n\n")
+        self.summary, self.description = summary.rstrip("."), description.replace("\n", " ")
+        self.body, self.answer = body, answer
+        self.statuses, self.media_type = statuses, media_type
 
 
 class ApiRouter:
@@ -121,14 +109,19 @@ class ApiRouter:
         if (first := next(iter(_words_of(scope)), "")) in ABSENT:
             raise RouteNotFound(f"This server {ABSENT[first]}; GET /docs lists its routes.")
         suggested = self._suggested(scope)
-        has_wrong_base = suggested != scope.get("root_path", "") + route_path(scope).rstrip("/")
-        raise route_not_found(suggested, self._named(scope), has_wrong_base=has_wrong_base)
+        meant = f" Did you mean {suggested}?" if suggested else ""
+        # Not where the two differ by slashes at the end.
+        if "/v1/" in suggested and suggested != scope.get("root_path", "") + route_path(scope).rstrip("/"):
+            meant += " OpenAI's clients take a base URL that ends in /v1, once."
+        raise RouteNotFound(f"There is no {self._named(scope)}; GET /docs lists them.{meant}")
 
     def _named(self, scope: Scope) -> str:
-        """The method and path of a request, if every word of them is one of our own; else "". Never the client's text."""
+        """The route by method and path, if every word of them is one of our own. Never the client's text."""
         path = route_path(scope)
         is_ours = len(path) <= MAX_NAMED_CHARS and all(part in self._words for part in path.split("/"))
-        return f"{scope['method']} {scope.get('root_path', '')}{path}" if is_ours and scope["method"] in METHODS else ""
+        if not (is_ours and scope["method"] in METHODS):
+            return "such route"
+        return f"route {scope['method']} {scope.get('root_path', '')}{path}"
 
     def _suggested(self, scope: Scope) -> str:
         """The path that was probably meant by an unknown path; "" if there is none. Never the client's text.

@@ -12,6 +12,7 @@ from starlette.types import Send
 
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
+from deployments.http.limits import HttpLimits
 from deployments.observe.request_log import RequestRecord
 from deployments.openai.answers.answer import AnswerSerializer
 from deployments.openai.errors import as_llama_error
@@ -40,16 +41,14 @@ class EventStream:
         choices: Choices,
         serializer: AnswerSerializer,
         record: RequestRecord,
-        *,
-        ping_s: float,
-        send_timeout_s: float,
+        limits: HttpLimits,
         rest: AsyncIterator[bytes] | None = None,
     ) -> None:
         """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected. rest:
         events, or b"", to be sent before those of the choices."""
         self.has_started = self.has_failed = False
         self._choices, self._serializer, self._record = choices, serializer, record
-        self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
+        self._ping_s, self._send_timeout_s = limits.ping_s, limits.send_timeout_s
         self._is_over = False
         self._has_more = False  # the last slice was full: the next one is written without waiting
         self._rest = rest

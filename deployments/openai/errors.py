@@ -153,28 +153,14 @@ def as_llama_error(error: BaseException) -> LlamaError:
     return error if isinstance(error, LlamaError) else INTERNAL
 
 
-def route_not_found(suggested: str = "", named: str = "", *, has_wrong_base: bool = True) -> RouteNotFound:
-    """suggested: the path that was probably meant. named: the method and path that do not exist, in words of our own.
-    has_wrong_base: the two differ not only by slashes at the end."""
-    meant = f" Did you mean {suggested}?" if suggested else ""
-    if "/v1/" in suggested and has_wrong_base:
-        meant += " OpenAI's clients take a base URL that ends in /v1, once."
-    what = f"route {named}" if named else "such route"
-    return RouteNotFound(f"There is no {what}; GET /docs lists them.{meant}")
-
-
 def exception_response(error: Exception, scope: Scope) -> Response:
     """The answer to an exception of an endpoint or of the router."""
     if not isinstance(error, HTTPException):
         return error_response(as_llama_error(error), scope)
-    if error.status_code == 404:
-        return error_response(route_not_found(), scope)
     if error.status_code == 405:
         headers = dict(error.headers or {})
-        allowed = headers.get("Allow", "")
-        return error_response(
-            MethodNotAllowed(f"This route does not take this method, only {allowed}."), scope, headers
-        )
+        refusal = MethodNotAllowed(f"This route does not take this method, only {headers.get('Allow', '')}.")
+        return error_response(refusal, scope, headers)
     return error_response(InvalidJson("The request could not be read."), scope)
 
 
@@ -188,10 +174,15 @@ def anthropic_error_object(error: LlamaError, request_id: str) -> dict[str, Any]
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 
 
+def route_path(scope: Scope) -> str:
+    """The path of a request without the prefix under which the application is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def is_anthropic(scope: Scope) -> bool:
     """Whether a request is to a path of Anthropic's API, also to one that does not exist."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path.startswith(ANTHROPIC_PREFIX)
+    return route_path(scope).startswith(ANTHROPIC_PREFIX)
 
 
 def retry_after_s(error: LlamaError) -> int | None:

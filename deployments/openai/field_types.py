@@ -212,22 +212,19 @@ def _template_variables(value: object) -> dict[str, object]:
     return value
 
 
-_STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}
-_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
 _PART_SCHEMA = {
     "type": "object",
     "properties": {"type": {"enum": TEXT_PARTS}, "text": {"type": "string"}, "refusal": {"type": "string"}},
 }
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
 
-Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]
+Prompt = Annotated[
+    TextPrompts | IdPrompts, PlainValidator(_prompts, json_schema_input_type=str | list[str | int | list[int]])
+]
+Stop = Annotated[list[str], PlainValidator(_stops, json_schema_input_type=str | list[str])]
 Content = Annotated[str, PlainValidator(lambda value: joined_texts(value, TEXT_PARTS)), WithJsonSchema(_CONTENT_SCHEMA)]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
-BadWords = Annotated[
-    list[str], PlainValidator(bad_words_of), WithJsonSchema({"type": "array", "items": {"type": "string"}})
-]
+BadWords = Annotated[list[str], PlainValidator(bad_words_of, json_schema_input_type=list[str])]
 TemplateVariables = Annotated[dict[str, Any], PlainValidator(_template_variables), WithJsonSchema({"type": "object"})]
 Ids = Annotated[list[int], FailFast(), WrapValidator(_integers)]
 Integer = Annotated[int, BeforeValidator(integer)]
@@ -244,7 +241,8 @@ class BodyWithUnknownFields(Body):
 
     model_config = ConfigDict(extra="allow")
 
-    def given(self) -> dict[str, object]:
-        """Every field that the client sent, validated where the schema names it. Sorted, so that all replicas refuse the same
-        one of several."""
-        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+    def given(self, names: Collection[str]) -> dict[str, object]:
+        """Every field that the client sent, validated where the schema names it; nothing if it sent none of `names`. Sorted, so
+        that all replicas refuse the same one of several."""
+        given = () if self.model_fields_set.isdisjoint(names) else sorted(self.model_fields_set)
+        return {name: getattr(self, name) for name in given}

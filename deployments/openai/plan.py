@@ -14,13 +14,7 @@ from deployments.openai.field_types import NO_LIMIT
 from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from deployments.openai.structured_outputs import grammar_of
-from deployments.openai.unsupported import (
-    CHAT_NEUTRAL,
-    COMPLETION_NEUTRAL,
-    MESSAGE_NEUTRAL,
-    Neutral,
-    refuse_unsupported,
-)
+from deployments.openai.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSAGE_NEUTRAL, refuse_unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
@@ -71,13 +65,12 @@ class Plan:
     include_usage: bool = False
     continuous_usage: bool = False
     names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
-    only_prompt: bool = False  # the answer is the echoed prompt alone
-    token_limit: int | None = None  # as the request has it: the context may have less room
+    token_limit: int | None = (
+        None  # as the request has it: the context may have less room. 0: the answer is the echoed prompt
+    )
     answer_ending: str = ""  # which the chat format writes after each answer, and the answer leaves out
     continues_prompt: bool = False  # the answer's text goes on where that of the prompt ends, within a word too
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
-    labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
-    normalizes: bool = False  # by the number of tokens
     parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
     is_seeded: bool = False  # the request names its seed
     form: Any = None  # of the answer: what else a dialect's serializer reads
@@ -91,26 +84,24 @@ class Plan:
 
 async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
-    _check_neutral(body, COMPLETION_NEUTRAL)
+    refuse_unsupported(body.given(COMPLETION_NEUTRAL), COMPLETION_NEUTRAL)
     prompts = await encoder.prompts(
         body.prompt,
         bos=body.add_special_tokens is not False,
         n=body.num_sampled,
         parse_special=bool(body.parse_special),
     )
-    if body.echo and body.logprobs is not None:
+    if body.echo:
         _check_prompt_logprobs(prompts, body.num_sampled, body.logprobs, "logprobs", "with echo, ")
-    if body.prompt_logprobs is not None:
-        _check_prompt_logprobs(prompts, body.num_sampled, body.prompt_logprobs, "prompt_logprobs")
+    _check_prompt_logprobs(prompts, body.num_sampled, body.prompt_logprobs, "prompt_logprobs")
     limits = [_max_tokens(prompt, body, DEFAULT_COMPLETION_TOKENS, engine) for prompt in prompts]
     num_returned = body.n or 1
     ranks_choices = body.num_sampled > num_returned
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
     _check_logprobs(limits, body.num_sampled, {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
     grammar = await encoder.grammar(*grammar_of(body))
-    plan = _plan(
-        body, prompts, limits, engine, logprobs=logprobs, echo=bool(body.echo), grammar=grammar, continues_prompt=True
-    )
+    plan = _plan(body, prompts, limits, engine, logprobs, grammar, echo=bool(body.echo))
+    plan = replace(plan, continues_prompt=True)
     if not ranks_choices:
         return plan
     request = replace(plan.request, n=body.num_sampled)
@@ -121,28 +112,19 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
 
 async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest as `plan_completion` does, and InvalidDialog or SpecialTags that name the message's index."""
-    _check_neutral(body, CHAT_NEUTRAL)
+    refuse_unsupported(body.given(CHAT_NEUTRAL), CHAT_NEUTRAL)
     for index, message in enumerate(body.messages):
         if message.model_extra:
             refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
     prompt = await encode_chat(body, encoder)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body, engine.max_seq_len, engine)]
-    if body.prompt_logprobs is not None:
-        _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
+    _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
     _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
     parsing, grammar = await parsed_answer(body, engine, encoder, prompt, *grammar_of(body))
-    return _plan(
-        body,
-        [prompt],
-        limits,
-        engine,
-        logprobs=logprobs,
-        grammar=grammar,
-        answer_ending=engine.chat_format.answer_ending,
-        continues_prompt=bool(body.continue_final_message),
-        parsing=parsing,
-    )
+    plan = _plan(body, [prompt], limits, engine, logprobs, grammar, parsing=parsing)
+    ending, continues = engine.chat_format.answer_ending, bool(body.continue_final_message)
+    return replace(plan, answer_ending=ending, continues_prompt=continues)
 
 
 async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
@@ -179,23 +161,19 @@ def engine_of(engine: Models, model: str | None) -> Engine:
     raise ModelNotFound(f"model: no such model here; {text}", param="model")
 
 
-def _check_neutral(body: GenerationBody, neutral: Neutral) -> None:
-    if not body.model_fields_set.isdisjoint(neutral):
-        refuse_unsupported(body.given(), neutral)
-
-
 def _max_tokens(prompt: list[int], body: GenerationBody, default: int, engine: Engine) -> int:
     """The requested limit, or the default, cut to what the prompt leaves of the context, which is at least one token.
 
-    0 becomes 1: a sequence samples at least one token, which the answer leaves out (`Plan.only_prompt`).
+    0 becomes 1: a sequence samples at least one token, which the answer leaves out (`Plan.token_limit`).
     """
     room = engine.max_seq_len - len(prompt)
     limit = default if body.token_limit is None else body.token_limit
     return room if limit == NO_LIMIT else min(max(limit, 1), room)
 
 
-def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int, param: str, where: str = "") -> None:
-    num_logprobs = sum(map(len, prompts)) * n * (num_top + 1)
+def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int | None, param: str, where: str = "") -> None:
+    """num_top: the alternatives that the field `param` asks for."""
+    num_logprobs = 0 if num_top is None else sum(map(len, prompts)) * n * (num_top + 1)
     if num_logprobs > MAX_PROMPT_LOGPROBS:
         raise InvalidParameter(
             f"{param}: {where}prompt tokens x n x ({param} + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
@@ -207,11 +185,8 @@ def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int, param
 def _check_logprobs(limits: list[int], n: int, num_top: Mapping[str, int | None]) -> None:
     """limits: the most new tokens of each prompt. num_top: by field, the alternatives that it asks for. A rank computes as
     many for new tokens as for the prompt's."""
-    given = {param: number for param, number in num_top.items() if number is not None}
-    if not given:
-        return
-    param = max(given, key=lambda param: given[param])
-    num_logprobs = sum(limits) * n * (given[param] + 1)
+    param, most = max(num_top.items(), key=lambda asked: -1 if asked[1] is None else asked[1])
+    num_logprobs = 0 if most is None else sum(limits) * n * (most + 1)
     if num_logprobs > MAX_LOGPROBS:
         raise InvalidParameter(
             f"{param}: prompts x n x max_tokens x ({param} + 1) must be at most {MAX_LOGPROBS}, not {num_logprobs}; "
@@ -225,12 +200,10 @@ def _plan(
     prompts: list[list[int]],
     limits: list[int],
     engine: Engine,
-    *,
     logprobs: int | None,
+    grammar: str,
+    *,
     echo: bool = False,
-    grammar: str = "",
-    answer_ending: str = "",
-    continues_prompt: bool = False,
     parsing: AnswerParsing | None = None,
 ) -> Plan:
     echoes_logprobs = echo and logprobs is not None
@@ -269,13 +242,10 @@ def _plan(
         num_prompt_top=body.prompt_logprobs,
         echo=echo,
         names_service_tier=body.service_tier is not None,
-        only_prompt=token_limit == 0,
         token_limit=token_limit,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
-        answer_ending=answer_ending,
-        continues_prompt=continues_prompt,
         parsing=parsing,
         is_seeded=body.seed is not None,
     )

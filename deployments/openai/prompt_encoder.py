@@ -77,14 +77,28 @@ class PromptEncoder:
 
         Raises ContextLengthExceeded, InvalidParameter or, where too many long texts wait already, QueueFull.
         """
-        lengths = [self._least_tokens(prompt) for prompt in prompts]
-        budget = self._budget(n)
-        for length in lengths:
-            is_lower_bound = isinstance(prompts[0], str)
-            check_length(length, num_new, self._engine.max_seq_len, param=param, is_lower_bound=is_lower_bound)
-        _check_total(sum(lengths), budget, param)
-        num_chars = sum(map(len, prompts))  # an id, which is checked, counts as one
-        return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget, parse_special, param, num_new))
+        tokenizer, max_seq_len, budget = self._engine.tokenizer, self._engine.max_seq_len, self._budget(n)
+        are_texts = isinstance(prompts[0], str)
+        least = [tokenizer.min_tokens(len(prompt)) if are_texts else len(prompt) for prompt in prompts]
+        for length in least:
+            check_length(length, num_new, max_seq_len, param=param, is_lower_bound=are_texts)
+        _check_total(sum(least), budget, param)
+
+        def encoded() -> list[list[int]]:
+            found: list[list[int]] = []
+            for prompt in prompts:
+                if isinstance(prompt, str):
+                    prompt = self._ids(prompt, bos, parse_special)
+                    if not prompt:
+                        raise InvalidParameter(f"{param}: must not be empty when no BOS is added", param=param)
+                    check_length(len(prompt), num_new, max_seq_len, param=param)
+                else:
+                    self._check_ids(prompt, param)
+                found.append(prompt)
+                _check_total(sum(map(len, found)), budget, param)
+            return found
+
+        return await self._run(sum(map(len, prompts)), encoded)  # an id, which is checked, counts as a character
 
     async def dialog(
         self, messages: Sequence[ChatMessage], options: ChatOptions = NO_OPTIONS, *, n: int = 1
@@ -114,9 +128,8 @@ class PromptEncoder:
             return ids
 
         num_chars = sum(len(m.content) + len(m.reasoning_text or "") + CHARS_PER_MESSAGE for m in messages)
-        num_chars += sum(
-            len(call["function"]["arguments"]) + CHARS_PER_MESSAGE for m in messages for call in m.tool_calls
-        )
+        calls = [call["function"]["arguments"] for m in messages for call in m.tool_calls]
+        num_chars += sum(map(len, calls)) + CHARS_PER_MESSAGE * len(calls)
         num_chars += sum(len(tool.schema) for tool in options.tools)
         return await self._run(num_chars, encode, in_thread=not chat_format.is_quick)
 
@@ -126,11 +139,8 @@ class PromptEncoder:
         A text that is exactly one control token's name, without BOS, is that token unless `parse_special` is False: lm-eval
         learns BOS so.
         """
-        if (
-            not bos
-            and parse_special is None
-            and (control := self._engine.tokenizer.control_texts.get(text)) is not None
-        ):
+        control = None if bos or parse_special is not None else self._engine.tokenizer.control_texts.get(text)
+        if control is not None:
             return [control]
         parse_special = bool(parse_special)
         return await self._run(len(text), lambda: self._ids(text, bos, parse_special))
@@ -156,35 +166,6 @@ class PromptEncoder:
     def _ids(self, text: str, bos: bool, parse_special: bool) -> list[int]:
         tokenizer = self._engine.tokenizer
         return tokenizer.encode_special(text, bos=bos) if parse_special else tokenizer.encode(text, bos=bos, eos=False)
-
-    def _encoded(
-        self,
-        prompts: list[str] | list[list[int]],
-        bos: bool,
-        budget: int,
-        parse_special: bool,
-        param: str,
-        num_new: int,
-    ) -> list[list[int]]:
-        encoded: list[list[int]] = []
-        num_tokens = 0
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                ids = self._ids(prompt, bos, parse_special)
-                if not ids:
-                    raise InvalidParameter(f"{param}: must not be empty when no BOS is added", param=param)
-                check_length(len(ids), num_new, self._engine.max_seq_len, param=param)
-            else:
-                ids = prompt
-                self._check_ids(ids, param)
-            num_tokens += len(ids)
-            _check_total(num_tokens, budget, param)
-            encoded.append(ids)
-        return encoded
-
-    def _least_tokens(self, prompt: str | list[int]) -> int:
-        """The fewest tokens that a prompt can have; exact for a prompt of ids."""
-        return self._engine.tokenizer.min_tokens(len(prompt)) if isinstance(prompt, str) else len(prompt)
 
     def _check_ids(self, ids: list[int], param: str) -> None:
         vocab_size = self._engine.tokenizer.n_words

@@ -79,7 +79,7 @@ async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncod
         before = await encoder.dialog(body.messages, options)
         after = await encoder.prompts(body.labels, bos=False, n=1, param="labels", num_new=0)
         plan = _plan(body, [[*before, *ids] for ids in after], [len(before)] * len(after))
-    return replace(plan, labels=tuple(body.labels), normalizes=bool(body.normalize))
+    return replace(plan, form=body)
 
 
 async def _plan_texts(body: ScoringBody, encoder: PromptEncoder, prompt: str, texts: Sequence[str], bos: bool) -> Plan:
@@ -138,12 +138,8 @@ class ScoreSerializer:
             if index:
                 yield
             scored.append(self._scored(index))
-        head = {
-            "id": f"{self.id_prefix}{uuid.uuid4().hex}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": self._engine.model_id,
-        }
+        head = {"id": f"{self.id_prefix}{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        head["model"] = self._engine.model_id
         return msgspec.json.encode(head | {"data": self._data(scored), "usage": usage_of(self._plan, self._streams, 0)})
 
     def _data(self, scored: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,8 +164,9 @@ class ClassifySerializer(ScoreSerializer):
     id_prefix = "classify-"
 
     def _data(self, scored: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        labels = self._plan.labels
-        scores = [one["score"] / (one["num_tokens"] if self._plan.normalizes else 1) for one in scored]
+        body: ClassifyBody = self._plan.form
+        labels = body.labels
+        scores = [one["score"] / (one["num_tokens"] if body.normalize else 1) for one in scored]
         likeliest = max(range(len(scores)), key=scores.__getitem__)
         weights = [math.exp(score - scores[likeliest]) for score in scores]
         probs = [weight / math.fsum(weights) for weight in weights]
@@ -177,12 +174,5 @@ class ClassifySerializer(ScoreSerializer):
             {"label": label, "prob": prob, "score": one["score"], "num_tokens": one["num_tokens"]}
             for label, prob, one in zip(labels, probs, scored, strict=True)
         ]
-        return [
-            {
-                "index": 0,
-                "label": labels[likeliest],
-                "probs": probs,
-                "num_classes": len(labels),
-                "labels": each,
-            }
-        ]
+        found = {"index": 0, "label": labels[likeliest], "probs": probs, "num_classes": len(labels)}
+        return [{**found, "labels": each}]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llguidance import StructTag
 
-from deployments.openai.unsupported import REASONS, Neutral, any_value, equals, no_value, refuse_unsupported
+from deployments.openai.unsupported import ANY, REASONS, Neutral, refuse_unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.grammar import build
 from llama_core.grammar.check import MAX_BYTES
@@ -26,8 +26,8 @@ _FORMATS: Final = {
 }
 # vLLM's options beside the kinds. There is one backend, without another to fall back to.
 _OPTIONS: Final[Neutral] = {
-    "backend": any_value, "disable_fallback": any_value, "disable_any_whitespace": equals(False),
-    "disable_additional_properties": any_value, "whitespace_pattern": no_value,
+    "backend": ANY, "disable_fallback": ANY, "disable_any_whitespace": (False,),
+    "disable_additional_properties": ANY, "whitespace_pattern": (),
 }  # fmt: skip
 _WHITE_SPACE: Final = REASONS["guided_whitespace_pattern"]
 _OPTION_REASONS: Final = {"disable_any_whitespace": _WHITE_SPACE, "whitespace_pattern": _WHITE_SPACE}

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -72,24 +73,20 @@ def only_offered(tools: object, types: Collection[object]) -> object:
     ]
 
 
-def _tools(value: object) -> tuple[Tool, ...]:
+def _tools(value: object, field: str) -> tuple[Tool, ...]:
+    """field: tools, or the older functions, which are no part of another object."""
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} tools")
+        raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} {field}")
     tools = []
     for index, each in enumerate(value):
-        if not isinstance(each, dict) or each.get("type") != "function":
-            raise InvalidParameter(f"[{index}]: must be an object with type 'function'; other types are not supported")
-        tools.append(_function(each.get("function"), f"[{index}].function", "tools"))
-    return _checked(tools)
-
-
-def _functions(value: object) -> tuple[Tool, ...]:
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} functions")
-    return _checked([_function(each, f"[{index}]", "functions") for index, each in enumerate(value)])
-
-
-def _checked(tools: list[Tool]) -> tuple[Tool, ...]:
+        where = f"[{index}]"
+        if field == "tools":
+            if not isinstance(each, dict) or each.get("type") != "function":
+                raise InvalidParameter(
+                    f"{where}: must be an object with type 'function'; other types are not supported"
+                )
+            each, where = each.get("function"), f"{where}.function"
+        tools.append(_function(each, where, field))
     if len({tool.name for tool in tools}) < len(tools):
         raise InvalidParameter("each function must have a name of its own")
     if sum(len(tool.schema) + len(tool.description or "") for tool in tools) > MAX_TOOL_CHARS:
@@ -127,7 +124,9 @@ def _schema(value: object, where: str) -> str:
         raise InvalidParameter(f"{where}: must be a JSON schema of type object")
     if schema.get("properties") == []:
         schema["properties"] = {}
-    if not isinstance(schema.get("properties", {}), dict) or not _are_names(schema.get("required", [])):
+    names = schema.get("required", [])
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not isinstance(schema.get("properties", {}), dict) or not are_names:
         raise InvalidParameter(f"{where}: properties must be an object, and required a list of strings")
     text = json.dumps({"type": "object", **schema}, ensure_ascii=False)
     if len(text) > MAX_SCHEMA_CHARS:
@@ -145,10 +144,6 @@ def _without_nulls(schema: Any) -> Any:
     return {key: each if key in _VALUES else _without_nulls(each) for key, each in kept.items()}
 
 
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _depth(value: object) -> int:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, items), default=0)
@@ -160,7 +155,7 @@ def _tool_choice(value: object) -> ChosenTools:
         return ChosenTools(value)  # type: ignore[arg-type]
     if isinstance(value, dict):
         if value.get("type") == "function" and isinstance(function := value.get("function"), dict):
-            return ChosenTools("required", (_chosen(function.get("name")),), is_one=True)
+            return ChosenTools("required", (_chosen(function),), is_one=True)
         allowed = value.get("allowed_tools")
         if value.get("type") == "allowed_tools" and isinstance(allowed, dict):
             return _allowed(allowed.get("mode"), allowed.get("tools"))
@@ -170,8 +165,7 @@ def _tool_choice(value: object) -> ChosenTools:
 def _allowed(mode: object, tools: object) -> ChosenTools:
     if mode not in ("auto", "required") or not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidParameter("allowed_tools must have a mode, auto or required, and a list of tools")
-    functions = [each.get("function") if isinstance(each, dict) else None for each in tools]
-    names = [_chosen(function.get("name") if isinstance(function, dict) else None) for function in functions]
+    names = [_chosen(each.get("function") if isinstance(each, dict) else None) for each in tools]
     return ChosenTools("auto" if mode == "auto" else "required", tuple(dict.fromkeys(names)))
 
 
@@ -180,11 +174,13 @@ def _function_call(value: object) -> ChosenTools:
     if isinstance(value, str) and value in ("none", "auto"):
         return ChosenTools(value)  # type: ignore[arg-type]
     if isinstance(value, dict):
-        return ChosenTools("required", (_chosen(value.get("name")),), is_one=True)
+        return ChosenTools("required", (_chosen(value),), is_one=True)
     raise InvalidParameter("must be none, auto, or an object that names a function")
 
 
-def _chosen(name: object) -> str:
+def _chosen(function: object) -> str:
+    """The name of a chosen function."""
+    name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(f"the function's name {_NAMES}")
     return name
@@ -271,12 +267,12 @@ _CHOICE_SCHEMA: Final = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"typ
 
 Tools = Annotated[
     tuple[Tool, ...],
-    PlainValidator(_tools),
+    PlainValidator(partial(_tools, field="tools")),
     WithJsonSchema({"type": "array", "items": _TOOL_SCHEMA, "maxItems": MAX_TOOLS}),
 ]
 Functions = Annotated[
     tuple[Tool, ...],
-    PlainValidator(_functions),
+    PlainValidator(partial(_tools, field="functions")),
     WithJsonSchema({"type": "array", "items": _FUNCTION_SCHEMA, "maxItems": MAX_TOOLS}),
 ]
 Choice = Annotated[ChosenTools, PlainValidator(_tool_choice), WithJsonSchema(_CHOICE_SCHEMA)]

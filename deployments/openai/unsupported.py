@@ -1,38 +1,29 @@
 """The fields of OpenAI, Anthropic and vLLM that this server does not support, and the values of them that change nothing."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from pydantic import model_validator
 
 from deployments.openai.errors import Unsupported
 from deployments.openai.field_types import Body
 
-Test = Callable[[object], bool]
-# Field -> test for values that do not change the answer. Others are refused, never ignored.
-Neutral = dict[str, Test]
+ANY: Final = None  # of fields that never change the answer
+EMPTY: Final[tuple[object, ...]] = ([], {}, "", False)
+# Field -> the values that do not change the answer, or of an object the same for its fields. Others are refused, never ignored.
+Neutral = dict[str, Any]
 
 
-def equals(*neutral: object) -> Test:
-    """Tests whether a value equals one of these and is of its type: JSON's false is not 0."""
-    return lambda value: any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
+def is_neutral(value: object, neutral: Any) -> bool:
+    """Whether a value is one of `neutral` and of its type: JSON's false is not 0."""
+    if isinstance(neutral, dict):
+        return isinstance(value, dict) and all(
+            value.get(name) is None or is_neutral(value[name], each) for name, each in neutral.items()
+        )
+    if callable(neutral):
+        return bool(neutral(value))
+    return neutral is ANY or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
 
-
-def has(**tests: Test) -> Test:
-    """Tests whether a value is an object whose fields of these names, where it has them, pass their tests."""
-    return lambda value: (
-        isinstance(value, dict)
-        and all(value.get(name) is None or is_neutral(value[name]) for name, is_neutral in tests.items())
-    )
-
-
-def any_value(_: object) -> bool:
-    """Of fields that never change the answer."""
-    return True
-
-
-empty = equals([], {}, "", False)
-no_value = equals()
 
 # vLLM's removed names and other servers' names of fields: refused with the name of the field, ignored beside it with its value.
 SUCCESSORS = {
@@ -43,41 +34,36 @@ SUCCESSORS = {
     "ebnf": "structured_outputs.grammar", "n_predict": "max_tokens", "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty", "n_cmpl": "n",
 }  # fmt: skip
-NEUTRAL: Neutral = dict.fromkeys(SUCCESSORS, empty) | {
-    "length_penalty": equals(1), "typical_p": equals(1), "suffix": equals(""), "use_beam_search": equals(False),
-    "early_stopping": equals(False),
-    "modalities": equals(["text"]), "audio": no_value, "prediction": any_value, "moderation": no_value,
-    "prompt_embeds": no_value, "truncate_prompt_tokens": no_value,
-    "logits_processors": empty, "chat_template": no_value, "documents": empty,
-    "thinking_token_budget": equals(-1), "logprob_token_ids": empty, "vllm_xargs": empty, "watermarking": equals(False),
-    "repetition_detection": has(max_pattern_size=equals(0)), "kv_transfer_params": empty, "ec_transfer_params": empty,
-    "return_prompt_text": equals(False), "guided_whitespace_pattern": no_value,
+NEUTRAL: Neutral = dict.fromkeys(SUCCESSORS, EMPTY) | {
+    "length_penalty": (1,), "typical_p": (1,), "suffix": ("",), "use_beam_search": (False,), "early_stopping": (False,),
+    "modalities": (["text"],), "audio": (), "prediction": ANY, "moderation": (), "prompt_embeds": (), "chat_template": (),
+    "truncate_prompt_tokens": (), "logits_processors": EMPTY, "documents": EMPTY, "thinking_token_budget": (-1,),
+    "logprob_token_ids": EMPTY, "vllm_xargs": EMPTY, "watermarking": (False,), "kv_transfer_params": EMPTY,
+    "repetition_detection": {"max_pattern_size": (0,)}, "ec_transfer_params": EMPTY, "return_prompt_text": (False,),
+    "guided_whitespace_pattern": (),
 }  # fmt: skip
-COMPLETION_NEUTRAL: Neutral = NEUTRAL | {
-    "tools": empty, "tool_choice": equals("none"), "functions": empty, "function_call": equals("none"),
-    "reasoning_effort": any_value, "enable_thinking": any_value, "include_reasoning": equals(True),
-    "continue_final_message": equals(False), "add_generation_prompt": equals(True), "chat_template_kwargs": empty
+# Fields of chats that make the prompt.
+TEMPLATE_NEUTRAL: Neutral = {
+    "continue_final_message": (False,), "add_generation_prompt": (True,), "chat_template_kwargs": EMPTY,
+}  # fmt: skip
+_LEGACY: Final = {"functions": EMPTY, "function_call": ("none",), "include_reasoning": (True,)}
+COMPLETION_NEUTRAL: Neutral = NEUTRAL | TEMPLATE_NEUTRAL | _LEGACY | {
+    "tools": EMPTY, "tool_choice": ("none",), "reasoning_effort": ANY, "enable_thinking": ANY,
 }  # fmt: skip
 CHAT_NEUTRAL: Neutral = NEUTRAL | {
-    "echo": equals(False), "best_of": equals(1), "add_special_tokens": equals(False), "parse_special": equals(False),
-    "reasoning": has(effort=any_value, enabled=equals(True), max_tokens=no_value, exclude=equals(False)),
+    "echo": (False,), "best_of": (1,), "add_special_tokens": (False,), "parse_special": (False,),
+    "reasoning": {"effort": ANY, "enabled": (True,), "max_tokens": (), "exclude": (False,)},
 }  # fmt: skip
 # Fields of chat completions that other routes do not have. `user` and `priority` are not among them: they change no answer.
-CHATS_OWN: Neutral = {
-    "n": equals(1), "stop": empty, "top_k": equals(0, -1), "min_p": equals(0), "min_tokens": equals(0),
-    "presence_penalty": equals(0), "frequency_penalty": equals(0), "repetition_penalty": equals(1),
-    "logit_bias": empty, "bad_words": empty, "stop_token_ids": empty, "allowed_token_ids": empty,
-    "ignore_eos": equals(False), "include_stop_str_in_output": equals(False), "skip_special_tokens": equals(True),
-    "max_tokens": no_value, "max_completion_tokens": no_value, "include_reasoning": equals(True),
-    "logprobs": equals(False), "top_logprobs": equals(0), "prompt_logprobs": no_value,
-    "return_token_ids": equals(False), "return_tokens_as_token_ids": equals(False),
-    "response_format": equals({"type": "text"}), "structured_outputs": empty,
-    "functions": empty, "function_call": equals("none"), "parallel_tool_calls": equals(True),
-    "reasoning_effort": no_value, "enable_thinking": no_value,
-    "continue_final_message": equals(False), "add_generation_prompt": equals(True),
-    "chat_template_kwargs": empty,
+CHATS_OWN: Neutral = TEMPLATE_NEUTRAL | _LEGACY | {
+    "n": (1,), "stop": EMPTY, "top_k": (0, -1), "min_p": (0,), "min_tokens": (0,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": EMPTY, "bad_words": EMPTY, "stop_token_ids": EMPTY,
+    "allowed_token_ids": EMPTY, "ignore_eos": (False,), "include_stop_str_in_output": (False,), "skip_special_tokens": (True,),
+    "max_tokens": (), "max_completion_tokens": (), "logprobs": (False,), "top_logprobs": (0,), "prompt_logprobs": (),
+    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "response_format": ({"type": "text"},),
+    "structured_outputs": EMPTY, "parallel_tool_calls": (True,), "reasoning_effort": (), "enable_thinking": (),
 }  # fmt: skip
-MESSAGE_NEUTRAL: Neutral = {"function_call": no_value, "audio": no_value}
+MESSAGE_NEUTRAL: Neutral = {"function_call": (), "audio": ()}
 _ONE_REPLICA = "one replica computes the whole of an answer"
 REASONS = {
     **{name: f"the field is {successor}" for name, successor in SUCCESSORS.items()},
@@ -123,7 +109,9 @@ def refuse_unsupported(
 ) -> None:
     """Raises Unsupported for the first field whose value this server does not support. `where` prefixes its name."""
     for name, value in fields.items():
-        if value is not None and name in neutral and not neutral[name](value) and value != _of_successor(name, fields):
+        if value is None or name not in neutral or is_neutral(value, neutral[name]):
+            continue
+        if value != _of_successor(name, fields):
             why = reasons.get(name, "GET /docs lists the fields that are")
             raise Unsupported(f"{where}{name}: not supported by this server: {why}", param=where + name)
 

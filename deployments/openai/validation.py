@@ -96,11 +96,8 @@ def _explain(details: ErrorDetails, hint: str) -> InvalidRequest:
     elif details["type"] == "float_type" and type(details["input"]) is int:
         reason = "must be a number of at most 308 digits"
     else:
-        reason = (
-            REASONS.get(details["type"], "is not valid")
-            .format(**context)
-            .replace("at least 1 items", "at least 1 item")
-        )
+        reason = REASONS.get(details["type"], "is not valid").format(**context)
+        reason = reason.replace("at least 1 items", "at least 1 item")
     message = f"{param}: {reason}{hint}"
     if isinstance(cause, InvalidRequest) and not isinstance(cause, InvalidParameter):
         return type(cause)(message, param=param)

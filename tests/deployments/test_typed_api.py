@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.handle.plans import HandlePlans
+from deployments.handle.call import Call
 from deployments.handle_types import ChatRequest, Sampled, Score
 from deployments.openai.field_types import MAX_CHOICES
 from llama_core.errors import DeadlineExceeded, InvalidParameter
@@ -61,7 +61,7 @@ async def test_an_n_of_too_many_choices_is_refused_before_any_prompt_is_read(
     ingress: Any, monkeypatch: pytest.MonkeyPatch, num_prompts: int, n: Any
 ) -> None:
     read: list[Any] = []
-    monkeypatch.setattr(HandlePlans, "_tokens_of", read.append)
+    monkeypatch.setattr(Call, "_tokens_of", read.append)
     with pytest.raises(InvalidParameter) as refused:
         await ingress.sample([[1, 5]] * num_prompts, SamplingParams(0.0, max_tokens=3), n=n)  # 4 run and 256 wait
     assert refused.value.param == "n" and not read

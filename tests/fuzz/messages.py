@@ -8,9 +8,9 @@ from typing import Any
 
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.responses_api.schemas import ResponsesBody
+from deployments.http.routes import DetokenizeBody, TokenizeBody
 from deployments.openai.schemas import ChatBody, CompletionBody
 from deployments.openai.score import ClassifyBody, ScoreBody
-from deployments.openai.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from deployments.openai.unsupported import CHAT_NEUTRAL
 from tests.fuzz.json_damage import VALUES as ANY_VALUES
 from tests.fuzz.json_damage import damage_json

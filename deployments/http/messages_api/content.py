@@ -7,7 +7,7 @@ are cached anyway.
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.openai.errors import Unsupported
 from deployments.openai.field_types import (
@@ -26,7 +26,7 @@ from deployments.openai.field_types import (
 )
 from deployments.openai.tool_fields import MAX_ID_CHARS, MAX_TOOLS, only_offered
 from deployments.openai.translation import kind_of
-from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
+from deployments.openai.unsupported import CheckedBody, Neutral
 from deployments.openai.validation import KIND_MARK
 from llama_core.errors import InvalidParameter
 
@@ -144,7 +144,7 @@ _CLIENTS = (None, "custom")  # types of tools
 class InputTool(CheckedBody):
     """A tool of the client. The API's own tools are accepted, and not offered to the model."""
 
-    neutral: ClassVar[Neutral] = {"allowed_callers": equals([], ["direct"]), "input_examples": equals([])}
+    neutral: ClassVar[Neutral] = {"allowed_callers": ([], ["direct"]), "input_examples": ([],)}
     type: str | None = Field(None, description="custom, or absent.")
     name: str | None = Field(None, description="Required.")
     description: str | None = None
@@ -193,7 +193,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(CheckedBody):
-    neutral: ClassVar[Neutral] = {"task_budget": no_value}
+    neutral: ClassVar[Neutral] = {"task_budget": ()}
     format: OutputFormat | None = Field(None, description="The answer is JSON by this schema.")
     effort: str | None = Field(None, description="For chat templates that read it.")
 
@@ -204,7 +204,7 @@ InputMessages = Annotated[
     Field(min_length=1, max_length=MAX_MESSAGES),
     BeforeValidator(lambda value: with_earlier_as_text(value, lambda kind: kind in _NOT_READ)),
 ]
-StopSequences = Annotated[Stop, BeforeValidator(_list), WithJsonSchema({"type": "array", "items": {"type": "string"}})]
+StopSequences = Annotated[Stop, BeforeValidator(_list, json_schema_input_type=list[str])]
 System = Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")]
 InputTools = Annotated[
     list[InputTool],

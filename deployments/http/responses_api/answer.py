@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
 from deployments.engine.interface import Engine
 from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.http.responses_api.content import OFFERED
-from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.openai.answers.answer import PING, CollectedChoice, Sliced
 from deployments.openai.answers.parsed_answer import SingleAnswer, named_event
@@ -17,7 +17,70 @@ from deployments.openai.plan import Plan
 from deployments.openai.prompt_encoder import PromptEncoder
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason
-from llama_core.text.tools.pieces import CallStart, Piece
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
+
+Fields = dict[str, object]
+Namespaces = Mapping[str, tuple[str, str]]  # as `ResponsesBody.namespaces`
+
+
+class ItemKind(NamedTuple):
+    """part: further fields of the content part that holds the text; None for items without one."""
+
+    id_prefix: str
+    text_event: str
+    text_field: str  # of the event that ends the text
+    part: Fields | None = None
+
+
+_MESSAGE = ItemKind("msg_", "output_text", "text", {"annotations": [], "logprobs": []})
+_REASONING = ItemKind("rs_", "reasoning_text", "text", {})
+_CALL = ItemKind("fc_", "function_call_arguments", "arguments")
+_KINDS = {Content: _MESSAGE, Reasoning: _REASONING, CallStart: _CALL, Arguments: _CALL}
+
+
+class OutputItem:
+    """One item of a response, as far as it has been generated."""
+
+    def __init__(self, piece: Piece, namespaces: Namespaces, new_id: Callable[[str], str]) -> None:
+        """piece: which begins it. new_id: as `SingleAnswer.new_id`."""
+        assert not isinstance(piece, Arguments), "arguments follow the beginning of their call"
+        self.kind = _KINDS[type(piece)]
+        self.id = new_id(self.kind.id_prefix)
+        self.texts: list[str] = []
+        if isinstance(piece, CallStart):
+            self._call = {"call_id": new_id("call_"), "name": piece.name}
+            if piece.name in namespaces:
+                self._call["namespace"], self._call["name"] = namespaces[piece.name]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def indexed(self) -> Fields:
+        """Further fields of the events of its text."""
+        if self.kind is _CALL:
+            return {}
+        return {"content_index": 0, "logprobs": []} if self.kind is _MESSAGE else {"content_index": 0}
+
+    def part(self, text: str) -> Fields | None:
+        """The content part that holds `text`; None if the item has none."""
+        return None if self.kind.part is None else {"type": self.kind.text_event, "text": text, **self.kind.part}
+
+    def written(self, status: str) -> Fields:
+        """The item. status: in_progress, completed or incomplete."""
+        if self.kind is _CALL:
+            return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": self.text}
+        content = [] if status == "in_progress" else [self.part(self.text)]
+        if self.kind is _MESSAGE:
+            return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+        fields: Fields = {"id": self.id, "type": "reasoning", "summary": [], "content": content}
+        return {**fields, "encrypted_content": None, "status": status}
+
+    def takes(self, piece: Piece) -> bool:
+        """Whether a piece is more of this item."""
+        return not isinstance(piece, CallStart) and _KINDS[type(piece)] is self.kind
+
 
 _UNSET_TOOL: Fields = {"description": None, "parameters": None, "strict": False}
 OUT_OF_TOKENS = {"reason": "max_output_tokens"}
@@ -85,7 +148,7 @@ class ResponsesSerializer:
         return msgspec.json.encode(self._ended(self._status()))
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
-        events = [] if extends(piece, self._open) else self._item_done("completed")
+        events = [] if self._open is not None and self._open.takes(piece) else self._item_done("completed")
         num_before = len(self._items)
         item = self._item_of(piece)
         if len(self._items) > num_before:
@@ -94,13 +157,13 @@ class ResponsesSerializer:
             if (part := item.part("")) is not None:
                 events.append(self._part_event("added", item, part))
         if not isinstance(piece, CallStart):
-            events.append(self._item_event(item.delta_event, item, delta=piece.text, **item.indexed))
+            events.append(self._item_event(f"{item.kind.text_event}.delta", item, delta=piece.text, **item.indexed))
         return events
 
     def _item_of(self, piece: Piece) -> OutputItem:
         """The item that a piece begins or extends; the piece is added to it."""
-        if self._open is None or not extends(piece, self._open):
-            self._open = opened_by(piece, self.form.namespaces, self._answer.new_id)
+        if self._open is None or not self._open.takes(piece):
+            self._open = OutputItem(piece, self.form.namespaces, self._answer.new_id)
             self._items.append(self._open)
         if not isinstance(piece, CallStart):
             self._open.texts.append(piece.text)
@@ -111,18 +174,18 @@ class ResponsesSerializer:
         item, self._open = self._open, None
         if item is None:
             return []
-        text = {item.text_field: item.text}
-        events = [self._item_event(item.done_event, item, **text, **item.indexed)]
+        text = {item.kind.text_field: item.text}
+        events = [self._item_event(f"{item.kind.text_event}.done", item, **text, **item.indexed)]
         if (part := item.part(item.text)) is not None:
             events.append(self._part_event("done", item, part))
         written = item.written(status)
         return [*events, self._event("response.output_item.done", output_index=self._last, item=written)]
 
     def _part_event(self, what: str, item: OutputItem, part: Fields) -> bytes:
-        return self._item_event(f"response.content_part.{what}", item, content_index=0, part=part)
+        return self._item_event(f"content_part.{what}", item, content_index=0, part=part)
 
     def _item_event(self, kind: str, item: OutputItem, **fields: object) -> bytes:
-        return self._event(kind, item_id=item.id, output_index=self._last, **fields)
+        return self._event(f"response.{kind}", item_id=item.id, output_index=self._last, **fields)
 
     def _event(self, kind: str, **fields: object) -> bytes:
         self._num_events += 1

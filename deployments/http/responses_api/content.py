@@ -3,22 +3,16 @@
 Unknown fields are ignored and null means absent, as in `deployments/openai/schemas.py`.
 """
 
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.openai.errors import Unsupported
-from deployments.openai.field_types import (
-    MAX_MESSAGES,
-    Body,
-    Flag,
-    joined_texts,
-    only_text,
-    with_earlier_as_text,
-)
+from deployments.openai.field_types import MAX_MESSAGES, Body, Flag, joined_texts, only_text, with_earlier_as_text
 from deployments.openai.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS, only_offered
 from deployments.openai.translation import kind_of
-from deployments.openai.unsupported import CheckedBody, Neutral, equals, no_value
+from deployments.openai.unsupported import CheckedBody, Neutral
 from deployments.openai.validation import KIND_MARK
 from llama_core.errors import InvalidParameter
 
@@ -27,15 +21,7 @@ _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 # Ends of the types of items of tools that this server does not run: web_search_call, custom_tool_call_output.
 _OTHER_TOOLS = ("_call", "_call_output", "mcp_list_tools", "_approval_request", "_approval_response", "compaction")
 OFFERED = ("function", "namespace")  # types of tools; the model gets no others
-TOOL_NEUTRAL = {"allowed_callers": equals([], ["direct"]), "async": equals(False), "output_schema": no_value}
-
-
-def _text(value: object) -> str:
-    return joined_texts(value, _TEXT_PARTS)
-
-
-def _result(value: object) -> str:
-    return _text(only_text(value, _TEXT_PARTS))
+TOOL_NEUTRAL = {"allowed_callers": ([], ["direct"]), "async": (False,), "output_schema": ()}
 
 
 def _items(value: object) -> object:
@@ -65,8 +51,13 @@ def _offered(value: object) -> object:
     return only_offered(value, OFFERED)
 
 
-Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
-Result = Annotated[str, BeforeValidator(_result, json_schema_input_type=str | list[dict[str, Any]])]
+def _result(value: object) -> str:
+    return joined_texts(only_text(value, _TEXT_PARTS), _TEXT_PARTS)
+
+
+_Parts = str | list[dict[str, Any]]
+Text = Annotated[str, BeforeValidator(partial(joined_texts, types=_TEXT_PARTS), json_schema_input_type=_Parts)]
+Result = Annotated[str, BeforeValidator(_result, json_schema_input_type=_Parts)]
 
 
 class MessageItem(Body):
@@ -157,6 +148,6 @@ class TextConfig(Body):
 
 
 class Reasoning(CheckedBody):
-    neutral: ClassVar[Neutral] = {"context": equals("auto"), "mode": equals("standard")}
+    neutral: ClassVar[Neutral] = {"context": ("auto",), "mode": ("standard",)}
     effort: str | None = Field(None, description="For chat templates that read it.")
     summary: str | None = Field(None, description="Accepted: the answer has the whole reasoning.")

@@ -16,7 +16,7 @@ from deployments.engine.interface import Engine
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.resume.fingerprint import Fingerprint
+from deployments.http.resume.place import Fingerprint
 from deployments.observe.metrics import Metrics
 from deployments.openai.errors import StreamTakenOver
 from deployments.openai.plan import Plan
@@ -76,20 +76,13 @@ class KeptStream:
         if self.choices is not None:
             self.streams, self.choices = self.choices.suspend(), None
 
-    @property
-    def needed_numerics(self) -> frozenset[str]:
-        """Of an engine that could go on."""
-        return frozenset(stream.numerics for stream in self.streams if stream.numerics and not stream.ended)
-
     def measured(self) -> int:
         """Memory of what is kept."""
         request, parsing = self.plan.request, self.plan.parsing
         own = BASE_BYTES + 2 * len(self.raw) + PROMPT_TOKEN_BYTES * sum(map(len, request.prompts))
         own += sys.getsizeof(request.params[0].grammar)  # which all have
-        if parsing is not None and parsing.use is not None:
-            own += sum(
-                TEXT_BYTES + sys.getsizeof(tool.schema) + sys.getsizeof(tool.description) for tool in parsing.use.tools
-            )
+        tools = () if parsing is None or parsing.use is None else parsing.use.tools
+        own += sum(TEXT_BYTES + sys.getsizeof(tool.schema) + sys.getsizeof(tool.description) for tool in tools)
         return own + sum(stream.num_bytes for stream in self.streams)
 
 

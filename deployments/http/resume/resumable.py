@@ -7,8 +7,7 @@ from typing import Final
 
 from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.http.choices import Choices
-from deployments.http.resume.fingerprint import Fingerprint, changed
-from deployments.http.resume.place import Place, has_tokens, misplaced, num_tokens, until
+from deployments.http.resume.place import Fingerprint, Place, changed, has_tokens, misplaced, num_tokens, until
 from deployments.openai.answers.answer import AnswerSerializer, CollectedChoice, Sliced
 from llama_core.errors import LlamaError
 

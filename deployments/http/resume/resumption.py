@@ -9,9 +9,8 @@ from typing import Final
 
 from deployments.engine.interface import Engine
 from deployments.http.choices import Choices, submitted
-from deployments.http.resume.fingerprint import Fingerprint, changed
 from deployments.http.resume.kept_streams import KeptStream, KeptStreams, Reader, StreamKey, taken_over
-from deployments.http.resume.place import EVENT_HEADER, Place, began_s_of, has_tokens, place_of
+from deployments.http.resume.place import EVENT_HEADER, Fingerprint, Place, began_s_of, changed, has_tokens, place_of
 from deployments.openai.errors import AnswerChanged, IdempotencyKeyReused
 from deployments.openai.plan import Plan
 from llama_core.errors import InvalidParameter
@@ -87,7 +86,8 @@ class Resumption:
         try:
             # Those of a newer engine begin with an older one's.
             served = [f"{each}|" for each in engine.served_numerics]
-            if served and not all(any(each.startswith(f"{own}|") for each in served) for own in stream.needed_numerics):
+            needed = [stream.numerics for stream in stream.streams if stream.numerics and not stream.ended]
+            if served and not all(any(each.startswith(f"{own}|") for each in served) for own in needed):
                 raise changed()
             choices = await submitted(engine, plan, stream.streams, is_timed=is_timed, numerics=numerics)
         except BaseException as error:

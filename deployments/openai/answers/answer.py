@@ -104,15 +104,14 @@ class LeadingSpace:
     def spaced(self, delta: Delta) -> str:
         """The text of the choice's next delta."""
         if delta.tokens and self._space is None:
-            self._space = " " if self._is_dropped(delta.tokens[0]) else ""
+            tokenizer = self._tokenizer
+            drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(delta.tokens[0])
+            has_text = drops and not all(tokenizer.is_control(token_id) for token_id in self._prompt)
+            self._space = " " if has_text else ""
         if not delta.text or not self._space:
             return delta.text
         self._space = ""
         return " " + delta.text
-
-    def _is_dropped(self, token: int) -> bool:
-        drops = self._tokenizer.leading_space != "keep" and self._tokenizer.leads_with_space(token)
-        return drops and not all(self._tokenizer.is_control(token_id) for token_id in self._prompt)
 
 
 class AnswerEnding:

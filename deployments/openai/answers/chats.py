@@ -51,8 +51,8 @@ class ParsedChatSerializer(ChatSerializer):
         part = self._part(index, delta)
         if not self._has_logprobs:
             return b"".join(self._events(index, part, iter(())))
-        shared = self._prompt(index)
-        logprobs = (shared.logprobs_object([each]) for each in self._logprobs(index, delta, part.is_first))
+        writer = self._prompt(index).writer
+        logprobs = (writer.written([each]) for each in self._logprobs(index, delta, part.is_first))
         return self._events(index, part, logprobs)
 
     def usage(self) -> Json:

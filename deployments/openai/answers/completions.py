@@ -18,8 +18,14 @@ import msgspec
 from deployments.engine.interface import Engine
 from deployments.engine.sequence_stream import Delta, SequenceStream
 from deployments.openai.answers.answer import PING, CollectedChoice, LeadingSpace, Sliced
-from deployments.openai.answers.logprobs import CompletionLogprobs, Fragments, Json, LogprobsWriter
-from deployments.openai.answers.prompt_share import PromptLogprobs, PromptShare
+from deployments.openai.answers.logprobs import (
+    CompletionLogprobs,
+    Fragments,
+    Json,
+    LogprobsWriter,
+    PromptLogprobs,
+    PromptShare,
+)
 from deployments.openai.errors import error_object
 from deployments.openai.plan import Plan
 from llama_core.errors import LlamaError
@@ -92,7 +98,7 @@ class ChoicesSerializer(ABC):
         self._prompts, self._prompt_logprobs, self._spaces = [], [], []
         for prompt in plan.request.prompts:
             writer = None if plan.num_top is None else self._logprobs_writer(prompt, plan.num_top)
-            self._prompts.append(PromptShare(engine.tokenizer, prompt, writer, plan.request.skip_special_tokens))
+            self._prompts.append(PromptShare(engine.tokenizer, prompt, plan.request.skip_special_tokens, writer))
             if plan.num_prompt_top is not None:
                 self._prompt_logprobs.append(PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top))
             for _ in range(plan.request.n):
@@ -132,7 +138,7 @@ class ChoicesSerializer(ABC):
             if last is not None:
                 yield self._written(index, part._replace(logprobs=last, finish_reason=None))
                 part = Part("", None, part.finish_reason, is_first=False)
-            last = self._prompt(index).logprobs_object([fragments])
+            last = self._prompt(index).writer.written([fragments])
         yield self._written(index, part._replace(logprobs=last))
 
     def _written(self, index: int, part: Part) -> bytes:
@@ -143,11 +149,7 @@ class ChoicesSerializer(ABC):
 
     def _event(self, index: int, fields: bytes, logprobs: bytes | None, finish_reason: str | None) -> bytes:
         """A chunk of one choice. fields: of the choice, as JSON without braces."""
-        pieces = [self._chunk_head, b"%d," % index, fields, b',"logprobs":', logprobs or b"null"]
-        pieces += [b',"finish_reason":', encode(finish_reason)]
-        if finish_reason is not None:
-            pieces.append(self._stop_reason(index, finish_reason))
-        pieces.append(b"}]")
+        pieces = [self._chunk_head, b"%d," % index, fields, self._choice_end(index, logprobs, finish_reason), b"]"]
         if self._plan.continuous_usage:
             pieces += [b',"usage":', encode(self.usage())]
         elif self._plan.include_usage:
@@ -183,17 +185,10 @@ class ChoicesSerializer(ABC):
                     fragments.append(taken)
                     yield
             if fragments:
-                part = part._replace(logprobs=self._prompt(index).logprobs_object(fragments))
-            fields = [
-                b'{"index":%d,' % number,
-                self._choice_fields(index, part),
-                part.ids,
-                b',"logprobs":',
-                part.logprobs or b"null",
-            ]
+                part = part._replace(logprobs=self._prompt(index).writer.written(fragments))
+            fields = self._choice_fields(index, part) + part.ids
             reason = self._finish_reason(index, part.finish_reason)
-            stop = b"" if reason is None else self._stop_reason(index, reason)
-            written.append(b"".join([*fields, b',"finish_reason":', encode(reason), stop, b"}"]))
+            written.append(b'{"index":%d,' % number + fields + self._choice_end(index, part.logprobs, reason))
         for index in set(range(len(choices))).difference(returned):
             self._num_generated += choices[index].num_tokens
         body = [encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', encode(self.usage())]
@@ -222,10 +217,13 @@ class ChoicesSerializer(ABC):
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
         return reason
 
-    def _stop_reason(self, index: int, finish_reason: str) -> bytes:
-        """vLLM's field of a choice that has ended, with a comma before it."""
+    def _choice_end(self, index: int, logprobs: bytes | None, finish_reason: str | None) -> bytes:
+        """The last fields of a choice, with its brace. `stop_reason` is vLLM's, of a choice that has ended."""
+        end = b',"logprobs":%s,"finish_reason":%s' % (logprobs or b"null", encode(finish_reason))
+        if finish_reason is None:
+            return end + b"}"
         found = None if finish_reason == FinishReason.LENGTH else self._streams[index].stop_reason
-        return b',"stop_reason":' + encode(found)
+        return end + b',"stop_reason":%s}' % encode(found)
 
     def _returned(self, choices: Sequence[CollectedChoice]) -> list[int]:
         """The choices of the answer: all, or each prompt's best ones, the best first."""
@@ -243,7 +241,7 @@ class ChoicesSerializer(ABC):
 
     def _shown(self, delta: Delta) -> Delta:
         """What the answer shows of a delta: none of its tokens where the request asks for the prompt alone."""
-        if not self._plan.only_prompt:
+        if self._plan.token_limit != 0:
             return delta
         return Delta("", [], [], None if delta.finish_reason is None else FinishReason.LENGTH)
 
@@ -263,7 +261,7 @@ class ChoicesSerializer(ABC):
             if self._plan.echo:
                 first = index - index % self._plan.request.n  # the choice that computed the prompt's logprobs for all
                 yield from prompt.echo_logprobs(self._streams[first].prompt_logprobs)
-            self._writers[index] = prompt.writer()
+            self._writers[index] = prompt.writer.copy()
         writer = self._writers[index]
         assert writer is not None, "a choice begins with its first delta"
         for tokens, entries in writer.slices(delta.tokens, delta.logprobs):

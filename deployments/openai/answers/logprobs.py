@@ -7,7 +7,8 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import msgspec
@@ -148,3 +149,75 @@ def _joined(fragments: Iterator[bytes]) -> bytes:
 
 def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LOWEST
+
+
+@dataclass(eq=False)
+class PromptShare:
+    """Shared by the choices of one prompt: the echoed text, and what is written of its log-probabilities. own_writer: where the
+    request asks for them."""
+
+    tokenizer: Tokenizer
+    tokens: Sequence[int]
+    skip_special_tokens: bool
+    own_writer: LogprobsWriter | None
+    echoed: list[Fragments] = field(default_factory=list)
+    is_echoed: bool = False
+
+    @cached_property
+    def text(self) -> str:
+        return self.tokenizer.decode(self.tokens, skip_special_tokens=self.skip_special_tokens)
+
+    @property
+    def writer(self) -> LogprobsWriter:
+        """In its state after the prompt; each choice has a copy."""
+        assert self.own_writer is not None, "the request asks for log-probabilities"
+        return self.own_writer
+
+    def echo_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Iterator[Fragments]:
+        """The prompt's own log-probabilities, one slice at a time; they are written for the first choice that asks."""
+        if self.is_echoed:
+            yield from self.echoed
+            return
+        self.echoed.clear()
+        for tokens, entries in self.writer.slices(self.tokens, [None, *logprobs]):
+            self.echoed.append(self.writer.take(tokens, entries))
+            yield self.echoed[-1]
+        self.is_echoed = True
+
+
+class PromptLogprobs:
+    """vLLM's `prompt_logprobs`: for each token of a prompt but the first, the token and the likeliest ones, by id."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], num_top: int) -> None:
+        self._names = names_of(cast(Any, tokenizer))
+        self._tokens, self._num_top = tokens, num_top
+        self._written = b""
+
+    def slices(self, logprobs: Sequence[TokenLogprob]) -> Iterator[None]:
+        """Write the list, one slice at a time. logprobs: of the second token and on."""
+        written = [b"[null"]
+        num_tokens = max(1, SLICE_ENTRIES // (self._num_top + 1))
+        for begin in range(0, len(logprobs), num_tokens):
+            tokens = self._tokens[begin + 1 : begin + 1 + num_tokens]
+            pairs = zip(tokens, logprobs[begin : begin + num_tokens], strict=True)
+            written.append(b"," + msgspec.json.encode([self._entry(token, entry) for token, entry in pairs])[1:-1])
+            yield
+        self._written = b"".join([*written, b"]"])
+
+    @property
+    def written(self) -> bytes:
+        """The list as JSON."""
+        assert self._written, "`slices` has been read to its end"
+        return self._written
+
+    def _entry(self, token: int, entry: TokenLogprob) -> dict[str, dict[str, Any]]:
+        """The prompt's own token first, as in vLLM. Its rank is None where it is not among the alternatives of the request."""
+        top = entry.top[: self._num_top]
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, 1)}
+        found = {str(token): self._item(token, entry.logprob, ranks.get(token))}
+        for rank, (token_id, logprob) in enumerate(top, 1):
+            found.setdefault(str(token_id), self._item(token_id, logprob, rank))
+        return found
+
+    def _item(self, token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": self._names[token]}

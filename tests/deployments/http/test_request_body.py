@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from deployments.http import content_encoding
+from deployments.http import request_body
 from deployments.http import request_id as middleware
 from deployments.http.limits import HttpLimits
 from deployments.http.request_body import BodyLimits, BodyReader
@@ -226,10 +226,10 @@ def gzip_with_empty_blocks(pieces: list[bytes]) -> bytes:
 def test_a_gzip_body_that_holds_nothing_is_refused_before_it_is_read_whole(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content_encoding, "MOST_WITHOUT_CONTENT", 40_000)
+    monkeypatch.setattr(request_body, "MOST_WITHOUT_CONTENT", 40_000)
     pieces: list[bytes] = []
     with pytest.raises(InvalidJson, match="40000 bytes more than what it holds"):
-        pieces.extend(content_encoding.gunzipped(content))
+        pieces.extend(request_body.gunzipped(content))
     assert pieces == [b"", b""]
 
 
@@ -252,5 +252,5 @@ async def test_other_tasks_run_while_a_gzip_body_of_many_empty_blocks_is_read() 
         num_turns += 1
         await asyncio.sleep(0)
     await reading
-    assert num_turns >= 3 * len(content) / content_encoding.INPUT_BYTES
+    assert num_turns >= 3 * len(content) / request_body.INPUT_BYTES
     assert bodies.num_pending_bytes == 0

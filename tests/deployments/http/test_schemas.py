@@ -10,12 +10,12 @@ from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.request_body import parse_json
 from deployments.http.responses_api.schemas import ResponsesBody
+from deployments.http.routes import DetokenizeBody
 from deployments.openai.errors import InvalidJson
 from deployments.openai.plan import plan_completion
 from deployments.openai.prompt_encoder import PromptEncoder
 from deployments.openai.schemas import ChatBody, CompletionBody
 from deployments.openai.score import ClassifyBody, ScoreBody
-from deployments.openai.tokenizer_schemas import DetokenizeBody
 from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter, InvalidRequest
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams

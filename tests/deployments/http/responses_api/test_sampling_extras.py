@@ -6,7 +6,7 @@ import pytest
 
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.openai.dialog_fields import TemplateOptions
-from deployments.openai.sampling_fields import SamplingFields
+from deployments.openai.schemas import SamplingFields
 from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter
 from llama_core.text.template.chat_template import TemplateChatFormat
