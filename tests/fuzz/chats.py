@@ -24,20 +24,8 @@ _FOREIGN: Final = (
     *("<|endoftext|>", "<end_of_turn>", "<|eom_id|>", "[AVAILABLE_TOOLS]", "<|reserved_special_token_0|>", "<<SYS>>"),
 )
 _TEXTS: Final = (
-    *(
-        "Hello",
-        " spaces ",
-        "été 🦙",
-        "\n\n",
-        "日本語",
-        "a" * 40,
-        "{{ x }}{% y %}",
-        "0",
-        "\t",
-        ".",
-        "</think>",
-        "e\u0301",
-    ),
+    *("Hello", " spaces ", "été 🦙", "日本語", "a" * 40, "{{ x }}{% y %}", "0", ".", "</think>", "e\u0301"),
+    *("\n\n", "\t"),
 )
 _ODD: Final = ("<|", "|>", "<", ">", "[", "]", "\u2581", "\ufdd0", "\u200b", "\0", "｜")
 

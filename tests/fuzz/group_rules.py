@@ -77,13 +77,22 @@ class GroupBench:
         self.is_provoked = False  # some operation may have failed the group
         self.must_fail_by = math.inf
         loop.call(self._open)
+        assert not self.listener.unproven, "a refused connection is kept"
 
     def _open(self) -> None:
         self.listener = RankListener(EPOCH, self.num_ranks, None)
         self.ranks = []
+        secret = self.listener._secret
         for rank in range(self.num_ranks):
+            for hello in (
+                *(Hello(EPOCH, rank, b""), Hello(EPOCH, rank, bytes(32)), Hello(EPOCH - 1, rank, secret)),
+                *(Hello(EPOCH, -1, secret), Hello(EPOCH, self.num_ranks, secret), Hello(EPOCH, rank - 1, secret)),
+            ):
+                stranger, wire = self._connection()
+                wire.receive(frame(hello))
+                assert stranger.rank is None and wire.is_closed, hello
             connection, wire = self._connection()
-            wire.receive(frame(Hello(EPOCH, rank, self.listener._secret)))
+            wire.receive(frame(Hello(EPOCH, rank, secret)))
             assert connection.rank == rank
             self.ranks.append(Rank(connection, wire))
         self.fan_out = FanOut(

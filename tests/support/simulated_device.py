@@ -22,19 +22,10 @@ from llama_core.backends.fused.step_plan import AttentionTiles
 from llama_core.model_config import FULL_ATTENTION
 
 # Operations that make the host wait for a GPU, or that read memory of the host.
-_HOST_ACCESSES = (
-    *(
-        "_local_scalar_dense",
-        "item",
-        "is_nonzero",
-        "nonzero",
-        "lift_fresh",
-        "masked_select",
-        "unique",
-        "_unique2",
-        "equal",
-    ),
-)
+_HOST_ACCESSES = {
+    *("_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal"),
+    *("lift_fresh", "masked_select", "unique", "_unique2"),
+}
 _NAN_BYTE = 0xFF  # floats of such bytes are NaN
 
 

@@ -1,12 +1,8 @@
 """Messages as bytes: decoding inverts encoding for pieces of any size, and refuses other bytes."""
 
-import os
-import pickle
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,32 +94,6 @@ def test_frames_are_read_from_pieces_of_any_size(messages: list[StepInput], piec
         for payload in deframer.feed(stream[start : start + piece_bytes])
     ]
     assert [wire.decode_step(payload) for payload in payloads] == messages
-
-
-class Malicious:
-    """An object whose pickle makes a directory when it is loaded."""
-
-    def __init__(self, trap: Path) -> None:
-        self.trap = trap
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.trap),)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_refused_and_never_runs(tmp_path: Path, protocol: int) -> None:
-    data = pickle.dumps(Malicious(tmp_path / "sprung"), protocol)
-    # Alone, and as a field of a message.
-    hello = msgspec.msgpack.encode(["hello", 0, 0, data])
-    fault = msgspec.msgpack.encode(["fault", 0, 0, "kind", data, False])
-    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
-        for payload in (data, hello, fault, msgspec.msgpack.encode(data)):
-            if decode is wire.decode_hello and payload is hello:
-                assert wire.decode_hello(payload).secret == data
-                continue
-            with pytest.raises(WireError):
-                decode(payload)
-    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_length_over_the_limit_is_refused_before_its_bytes_arrive() -> None:

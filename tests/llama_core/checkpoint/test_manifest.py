@@ -15,6 +15,7 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.checkpoint.meta import MetaCheckpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError
+from llama_core.files.digest import CheckpointDigest, sha256_of_each
 from llama_core.files.manifest import FILE_NAME, Manifest
 from tests.support.checkpoints import WIDE, random_weights, split, write
 
@@ -54,6 +55,13 @@ def test_a_manifest_written_by_sha256sum_is_accepted(checkpoint: Path) -> None:
     assert manifest is not None
     manifest.check_complete(MetaCheckpoint(checkpoint))
     build(checkpoint)
+
+
+def test_a_digest_is_the_sha256_of_what_sha256sum_prints(checkpoint: Path) -> None:
+    command = f"sha256sum {' '.join(NAMES)} | sha256sum"
+    printed = subprocess.run(command, shell=True, cwd=checkpoint, check=True, capture_output=True, text=True).stdout
+    digests = sha256_of_each([checkpoint / name for name in NAMES], num_threads=2)
+    assert CheckpointDigest(tuple(zip(NAMES, digests, strict=True))).value == printed.split()[0]
 
 
 def test_a_manifest_is_optional_unless_it_is_configured(checkpoint: Path) -> None:

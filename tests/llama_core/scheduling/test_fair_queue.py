@@ -2,15 +2,11 @@
 
 import time
 from collections import Counter
-from contextlib import suppress
 
-import pytest
-
-from llama_core.errors import QueueFull
 from llama_core.scheduling import fair_queue
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, Request, Sequence, Terms, sequences_of
+from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -102,55 +98,12 @@ def test_service_at_another_priority_does_not_delay_a_newcomer() -> None:
     assert len(served) <= 2
 
 
-class Full:
-    """A scheduler with one slot and room for four that wait."""
-
-    def __init__(self, **limits: int) -> None:
-        config = SchedulerConfig(1, 64, frozenset({2}), **(limits or {"max_waiting": 4}))  # type: ignore[arg-type]
-        self.scheduler = Scheduler(config, BlockPool(64, 16))
-
-    def add(self, owner: str, n: int = 1, length: int = 4) -> list[Sequence]:
-        """A request of n choices. Returns those that give way to it."""
-        request = Request([[3] * length], [SamplingParams(max_tokens=20)], n=n, terms=Terms(owner))
-        sequences = sequences_of(request, 100, 100)
-        victims = self.scheduler.make_room([seq.length for seq in sequences], owner)
-        for one in sequences:
-            self.scheduler.add(one)
-        return victims
-
-    def fill(self, owner: str, **request: int) -> list[Sequence]:
-        """Requests until one is refused. Returns those that wait."""
-        with suppress(QueueFull):
-            while True:
-                assert self.add(owner, **request) == []
-                self.scheduler.schedule()
-        return list(self.scheduler.admission.waiting)
-
-
-@pytest.mark.parametrize("limits", [{"max_waiting": 4}, {"max_waiting_tokens": 16}])
-def test_the_last_request_of_the_largest_owner_gives_way_to_a_newcomer(limits: dict[str, int]) -> None:
-    full = Full(**limits)
-    waiting = full.fill("flood")
-    assert len(waiting) == 4, "the only owner that is known has the whole queue"
-    full.scheduler.check_capacity([4], "new")
-    assert all(not one.finished for one in waiting), "a check ends nothing"
-    (victim,) = full.add("new")
-    assert victim is waiting[-1]
-    assert victim.finish_reason is FinishReason.ERROR and isinstance(victim.error, QueueFull)
-    assert full.scheduler.num_waiting == 4
-    with pytest.raises(QueueFull):
-        full.add("flood")
-    assert [one.terms.owner for name in ("newer", "newest") for one in full.add(name)] == ["flood"] * 2, (
-        "then each has one"
-    )
-    with pytest.raises(QueueFull):
-        full.add("last")
-
-
-def test_requests_that_give_way_to_a_very_long_one_are_found_in_little_time() -> None:
-    full = Full(max_waiting=1500, max_waiting_tokens=6000)
-    for _ in range(1500):
-        full.scheduler.add(seq("flood", length=4))
+def test_the_last_requests_of_the_largest_owner_give_way_to_a_very_long_one_and_are_found_in_little_time() -> None:
+    config = SchedulerConfig(1, 64, frozenset({2}), max_waiting=1500, max_waiting_tokens=6000)
+    scheduler = Scheduler(config, BlockPool(64, 16))
+    flood = [seq("flood", length=4) for _ in range(1500)]
+    for one in flood:
+        scheduler.add(one)
     begin_s = time.thread_time()
-    assert len(full.scheduler.admission.victims([4000], "new")) == 999
+    assert scheduler.admission.victims([4000], "new") == flood[:-1000:-1]
     assert time.thread_time() - begin_s < 2.5

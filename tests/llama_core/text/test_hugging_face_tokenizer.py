@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,14 +84,10 @@ def test_any_byte_level_ids_decode_as_transformers(folders: Path, family: str, i
     assert "".join(detokenizer.push([each]) for each in ids) + detokenizer.flush() == ours.decode(ids)
 
 
-def _control_names(tokenizer: Tokenizer) -> Iterator[str]:
-    yield from (name for name in tokenizer.control_texts if name != "<fill>")
-
-
 @pytest.mark.parametrize("family", ["llama3", "qwen", "smollm", "llama2_legacy", "metaspace"])
 def test_a_message_never_becomes_a_control_token(folders: Path, family: str) -> None:
     ours, _ = _loaded(folders, family)
-    first, *others = _control_names(ours)
+    first, *others = (name for name in ours.control_texts if name != "<fill>")
     for hostile in (first, *others, f" {first} ", f"{first}{others[0]}", f"a{first}b"):
         for cut in range(len(hostile) + 1):
             parts = [

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.every_kernel import always
 from llama_core.backends.fused.product_kernels import never
-from llama_core.backends.weight_formats.format import TorchMatrix
 from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.weight_formats import QUANTIZED
 from tests.support.forking import interpret
@@ -57,19 +56,20 @@ class ProductCase:
     def bias(self, outputs: int) -> torch.Tensor | None:
         return self.values(outputs) if self.has_bias else None
 
-    def matrix(self, outputs: int) -> tuple[TorchMatrix, torch.Tensor]:
-        """Random weights, and their values as the kernel multiplies them, float64."""
+    def matrix(self, outputs: int) -> Any:
+        """Random weights."""
         name = str(self.dtype).removeprefix("torch.") if self.format == "plain" else self.format
         make = find_weight_format(name).torch_matrix
-        matrix: Any = make(outputs, self.inputs, self.dtype, self.device)
+        matrix = make(outputs, self.inputs, self.dtype, self.device)
         matrix.set_rows(0, self.values(outputs, self.inputs) / self.inputs**0.5)
-        return matrix, self.dense(matrix)
+        return matrix
 
-    def exact_matrix(self, outputs: int) -> tuple[TorchMatrix, torch.Tensor]:
-        """Small integers, with scales that are powers of two: sums are exact in any order."""
-        matrix, _ = self.matrix(outputs)
+    def exact_matrix(self, outputs: int) -> tuple[Any, torch.Tensor]:
+        """Small integers, with scales that are powers of two: sums are exact in any order. With their values as the kernel
+        multiplies them, float64."""
+        matrix = self.matrix(outputs)
         codes, scales, minima, is_packed = matrix.held
-        if self.format == "plain" or self.format == "int8" or self.format == "int8_groups":
+        if self.format in ("plain", "int8", "int8_groups"):
             codes.copy_(self.integers(-3, 3, *codes.shape))
         elif self.format == "fp8":
             small = self.integers(-3, 3, *codes.shape).float().to(torch.float8_e4m3fn)
@@ -80,15 +80,9 @@ class ProductCase:
             if each is not None:
                 each.copy_(2.0 ** self.integers(-3, 0, *each.shape))
         assert is_packed == (self.format in ("int4", "int4_min"))
-        return matrix, self.dense(matrix)
-
-    def dense(self, matrix: Any) -> torch.Tensor:
-        if self.format == "plain":
-            weight: torch.Tensor = matrix.weight
-            return weight.double()
-        dense: torch.Tensor = matrix.dequantized()
+        dense = matrix.weight if self.format == "plain" else matrix.dequantized()
         # Values of groups are rounded before the product; one scale of an output is a factor of the sum.
-        return (dense.to(self.dtype) if matrix.held.scales.ndim == 2 else dense).double()
+        return matrix, (dense.to(self.dtype) if scales is not None and scales.ndim == 2 else dense).double()
 
 
 def check_bits(case: ProductCase) -> None:
@@ -127,7 +121,7 @@ def check_neighbours(case: ProductCase) -> None:
     others, other_states = case.values(*x.shape) * 100, case.values(*states.shape)
     others[:kept] = float("nan")
     others[kept], other_states[kept] = x[kept], states[kept]
-    up, down = case.matrix(2 * case.hidden)[0], case.matrix(case.hidden)[0]
+    up, down = case.matrix(2 * case.hidden), case.matrix(case.hidden)
     found = []
     for given, into in ((x, states), (others, other_states)):
         gated = ops.gated_product(given, up)
