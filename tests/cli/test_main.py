@@ -128,14 +128,9 @@ def test_a_user_without_a_home_has_one_that_cannot_be_written(monkeypatch: pytes
 
 
 def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    command = [
-        "sh",
-        "-c",
-        'cd "$1" && rmdir "$1" && exec "$0" -m cli --version',
-        sys.executable,
-        str(tmp_path / "gone"),
-    ]
-    (tmp_path / "gone").mkdir()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", 'cd "$1" && rmdir "$1" && exec "$0" -m cli --version', sys.executable, str(gone)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("llama-ray: the working directory cannot be used: No such file or directory; change")
@@ -155,6 +150,16 @@ def test_settings_without_a_configuration_file_are_over_that_of_the_environment(
         assert done.exit_code == 2 and says in done.output
 
 
+WRONG_URLS = (
+    "Hello",
+    "--url ftp://x",
+    "--url nonsense",
+    "--url http://[::1",
+    "--url http://a\u00a0b/é",
+    "-q a --url http://x:99999",
+)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -164,11 +169,7 @@ def test_settings_without_a_configuration_file_are_over_that_of_the_environment(
         ("estimate demo max_seq_len=5", "Write it as an option: --max-seq-len 5"),
         ("chat http://127.0.0.1:1 port=1", "KEY=VALUE is for up"),
         ("chat --temperature 9", "must be at most 2"),
-        ("chat --url ftp://x", "the URL must be like http://127.0.0.1:8000"),
-        ("chat --url nonsense", "the URL must be like http://127.0.0.1:8000"),
-        ("chat --url http://[::1", "the URL must be like http://127.0.0.1:8000"),
-        ("chat --url http://a\u00a0b/é", "the URL must be like http://127.0.0.1:8000"),
-        ("chat -q a --url http://x:99999", "the URL must be like http://127.0.0.1:8000"),
+        *((f"chat {words}", "the URL must be like http://127.0.0.1:8000") for words in WRONG_URLS),
         ("up pyproject.toml seed", "'seed' is not of the form KEY=VALUE"),
         ("up pyproject.toml =2", "'=2' is not of the form KEY=VALUE"),
         ("up absent.yaml", "file 'absent.yaml' does not exist"),

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.http.app import HttpApp
 from deployments.http.resume.kept_streams import TEXT_BYTES, KeepLimits, KeptStreams, StreamKey
 from deployments.observe.metrics import Metrics
-from tests.deployments.http.resume.test_resumed_streams import BODY, COMPLETIONS, app_of, call, cut
+from tests.deployments.http.resume.test_resumed_streams import BODY, COMPLETIONS, app_of, call, cut, store_of
 from tests.support.asgi_client import AsgiCall
 from tests.support.http import samples
 from tests.support.joined_events import id_of, joined
@@ -18,11 +17,6 @@ from tests.support.loop_engine import LoopEngine
 from tests.support.scripted_engine import FakeEngine
 
 ROOM = 2000  # of a text, but for 100 bytes
-
-
-def store_of(app: HttpApp) -> KeptStreams:
-    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
-    return store  # type: ignore[no-any-return]
 
 
 def key(name: str, owner: str = "") -> StreamKey:

@@ -12,7 +12,7 @@ from deployments.engine.interface import Engine, Models
 from deployments.fleet.model_view import ModelView
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
-from deployments.http.resume.kept_streams import KeepLimits
+from deployments.http.resume.kept_streams import KeepLimits, KeptStreams
 from deployments.observe.metrics import Metrics
 from tests.support.asgi_client import AsgiCall
 from tests.support.http import samples
@@ -31,6 +31,11 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 def app_of(engine: Models, **keep: Any) -> HttpApp:
     limits = HttpLimits(keep=KeepLimits(**keep)) if keep else None
     return build_http_app(engine, Metrics(in_ray=False), limits)
+
+
+def store_of(app: HttpApp) -> KeptStreams:
+    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+    return store  # type: ignore[no-any-return]
 
 
 def call(
@@ -271,7 +276,7 @@ def test_a_stream_expires_after_its_last_reader_left() -> None:
             await again.arrived(2)
             await again.leave()
             await asyncio.sleep(20)  # later than the first end of the window
-            (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+            store = store_of(app)
             assert len(store) == 1 and (await call(app, BODY, last=id_of(events[-1])).end())[0]
             await asyncio.sleep(31)
             assert not len(store) and not store.num_bytes
@@ -288,7 +293,7 @@ async def test_a_server_that_keeps_nothing_computes_the_stream_again() -> None:
         num_steps = engine.ranks.num_steps
         assert joined(events[:9] + await call(app, BODY, last=id_of(events[8])).end()) == joined(events)
         assert engine.ranks.num_steps > num_steps
-        (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+        store = store_of(app)
         assert not len(store)
 
 
@@ -332,7 +337,7 @@ async def test_a_stream_that_failed_is_not_kept_and_is_computed_again() -> None:
     app = app_of(engine)
     events = await call(app, BODY).end()
     assert b'"error"' in events[-1] and not id_of(events[-1]) and id_of(events[2]).startswith("3~")
-    (store,) = {route.app.streams for route in app.routes if hasattr(route.app, "streams")}
+    store = store_of(app)
     assert not len(store)
     engine.fail_at = None
     rest = await call(app, BODY, last=id_of(events[2])).end()
