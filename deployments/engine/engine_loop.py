@@ -126,6 +126,7 @@ class EngineLoop:
         if self._streams.get(seq) is not None:
             self.scheduler.stop(seq)
             self._streams.drop(seq)
+            self._retry.request_ended(time.monotonic())
 
     def _check_takes_requests(self) -> None:
         if self._failure is not None:

@@ -1,6 +1,7 @@
 """The interface between the HTTP layer and the engine: HTTP can be tested without Ray or a model.
 
-Knows nothing of HTTP, Ray or tensors. `LlamaService`, `ModelView` and `Fleet` implement `Engine`; the tests have a fake.
+Knows nothing of HTTP, Ray or tensors. `ModelView` implements `Engine`; `Fleet` and `OwnEngine` implement `Models`. The tests
+have a fake.
 """
 
 from collections.abc import Mapping, Sequence, Set

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cluster.driver.group_info import GroupInfo
@@ -12,6 +11,7 @@ from deployments.args import IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Readiness
 from deployments.engine.live_streams import MeasuredStream
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
 from deployments.engine.supervisor import Replacement
 from deployments.fleet.model_view import EngineText, ModelViews
@@ -45,7 +45,7 @@ class LocalSession(FrontSession):
         self._link = link
 
     def send(self, message: messages.FromEngine) -> None:
-        self._link.heard_s = time.monotonic()
+        self._link.note_heard()
         self._link.take(message)
 
     def close(self, reason: str, level: int = logging.WARNING) -> None:
@@ -93,9 +93,22 @@ class OwnEngine(ServedModel):
     def latest(self) -> EngineState:
         return self._state or self.service.describe()
 
-    def _hold(self, live: RoutedStream, has_engine: bool) -> None:
-        live.link = None
-        self._fail(live, self.readiness().not_ready())
+    async def readmit(self, streams: Sequence[SequenceStream], *, is_timed: bool = False) -> None:
+        """All or none: raises QueueFull or NotReady while the streams are suspended still."""
+        if left := [stream.sequence for stream in streams if not stream.ended]:
+            self.check_capacity()
+            self.service.loop.make_room(left[0].terms.owner, [seq.prompt_len for seq in left])
+        await super().readmit(streams, is_timed=is_timed)
+
+    def _place(self, lives: Iterable[RoutedStream], silent_since_s: float | None = None) -> None:
+        """While ranks recover, streams wait in the engine's queue, for which `readmit` has made room."""
+        for live in lives:
+            if not live.refused_by and any(link.takes_requests for link in self.links):
+                live.is_readmitted = False
+                self.links[0].take_on(live)
+                self._resume(live)
+            else:
+                self._fail(live, self.readiness().not_ready())
 
     def readiness(self) -> Readiness:
         return self.service.readiness()
@@ -115,6 +128,7 @@ class OwnEngine(ServedModel):
         await asyncio.sleep(0)  # streams that it has aborted have their errors then
 
     async def stop(self) -> None:
+        self._ticking.cancel()
         if self.fronts is not None:
             self.fronts.close()
         await self.service.stop()

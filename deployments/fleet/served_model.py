@@ -279,8 +279,11 @@ class ServedModel(Placement):
                 refusal = error
             except EngineError as error:
                 log.warning("engine %s of %s refuses a request: %s", link.name, self.model_id, error.message)
-        if refusal is not None:
-            raise refusal
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal  # it holds this frame
         return False
 
     async def readmit(self, streams: Sequence[SequenceStream], *, is_timed: bool = False) -> None:

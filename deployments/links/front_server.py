@@ -44,8 +44,11 @@ class FrontConnection(FrontSession, asyncio.Protocol):
             return
         if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.close("it does not read")
-        else:
+            return
+        try:
             self._transport.write(frame(message))
+        except (WireError, OverflowError) as error:  # a message for this front must not end the others
+            self.close(f"a message for it cannot be written: {error}")
 
     def close(self, reason: str, level: int = logging.WARNING) -> None:
         level = level if self._is_greeted else logging.DEBUG
@@ -124,7 +127,7 @@ class FrontServer:
         """A front that may send requests. has_files: digests of model files that it has."""
         self.sessions[session] = None
         session.send(self._welcome(has_files))
-        session.beat(self._whole_beat())
+        session.beat(self._whole_beat() if self._files is not None else self._beat({}))
         self.beat()  # the number of fronts has changed
 
     def _welcome(self, has_files: Iterable[str]) -> messages.Welcome:
@@ -153,13 +156,15 @@ class FrontServer:
     def beat(self) -> None:
         self.num_resumed = self.engine_loop.num_resumed
         changes = self.engine_loop.scheduler.pool.prefixes.take_changes()
+        if self._files is None:  # the front of this process chooses no engine by its cache
+            changes = {}
         message = self._whole_beat() if changes is None else self._beat(changes)
         for session in list(self.sessions):
             session.beat(message)
 
     def _whole_beat(self) -> messages.Beat:
         """With all that the prefix cache holds."""
-        hashes = self.engine_loop.scheduler.pool.prefixes.hashes if self._files is not None else ()
+        hashes = self.engine_loop.scheduler.pool.prefixes.hashes
         return self._beat(dict.fromkeys(hashes, True), is_whole=True)
 
     def _beat(self, changes: Mapping[PrefixHash, bool], *, is_whole: bool = False) -> messages.Beat:

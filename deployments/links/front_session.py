@@ -172,8 +172,6 @@ class FrontSession(ABC):
         try:
             if count > self.server.max_streams:
                 raise InvalidParameter(f"n: {count} choices are more than this server takes", param="n")
-            if any(number in self.streams for number in range(first, first + count)):
-                raise WireError("the number of a stream that lives")
             if len(self.streams) + count > (most := self.server.max_streams):
                 raise QueueFull(f"the engine takes at most {most} streams of one front")
             if not is_known:
@@ -197,12 +195,16 @@ class FrontSession(ABC):
 
     def _count(self, message: messages.Submit | messages.Continue) -> int:
         """The streams of a message. Raises WireError for what no front sends."""
-        if isinstance(message, messages.Continue):
-            return 1
-        request = message.request
-        if request.n < 1 or len(request.params) != len(request.prompts):
-            raise WireError("a request without choices, or without parameters for each prompt")
-        return request.num_choices
+        first, count = message.number, 1
+        if isinstance(message, messages.Submit):
+            request, count = message.request, message.request.num_choices
+            if request.n < 1 or len(request.params) != len(request.prompts):
+                raise WireError("a request without choices, or without parameters for each prompt")
+        if not 0 < first <= first + count < 2**63:
+            raise WireError("a number that no stream has")
+        if any(first <= number < first + count for number in self.streams):
+            raise WireError("the number of a stream that lives")
+        return count
 
     def cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:
         for number in numbers:

@@ -177,6 +177,7 @@ class Link(ABC):
             raise
         finally:
             self._accepting.pop(first, None)
+            del submission  # its error holds this frame
         return is_accepted
 
     def take_on(self, live: RoutedStream) -> None:

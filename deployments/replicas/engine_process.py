@@ -52,6 +52,8 @@ class EngineProcess(AdapterCalls):
             if refusals := list(filter(None, await self._cluster.call_all(FRONT, "meet", self._invitation))):
                 raise ConfigError(refusals[0], param="model_id")
         except BaseException:
+            if self.fronts is not None:
+                self.fronts.close()
             await self.service.stop()
             raise
 
