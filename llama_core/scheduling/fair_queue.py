@@ -133,6 +133,9 @@ class WaitingQueue:
         give way to `num_more` of `owner`, which then has no more. [] if there is none that has not begun. without: sequences
         that give way already."""
         sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items() if one})
+        for seq in self._begun:
+            if seq.terms.owner and not seq.progress.has_begun:  # it waits for its adapter's place
+                sizes[seq.terms.owner] += seq.length if by_tokens else 1
         for seq in without:
             if seq not in self._begun:
                 sizes[seq.terms.owner] -= seq.length if by_tokens else 1

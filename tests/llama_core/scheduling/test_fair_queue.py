@@ -107,3 +107,14 @@ def test_the_last_requests_of_the_largest_owner_give_way_to_a_very_long_one_and_
     begin_s = time.thread_time()
     assert scheduler.admission.victims([4000], "new") == flood[:-1000:-1]
     assert time.thread_time() - begin_s < 2.5
+
+
+def test_a_request_gives_way_although_its_owners_first_one_waits_for_an_adapters_place() -> None:
+    queue = WaitingQueue()
+    first, last = seq("flood"), seq("flood")
+    queue.add(first)
+    queue.add(last)
+    queue.remove(first)
+    queue.add_first(first)
+    for by_tokens in (False, True):
+        assert queue.last_of_largest("new", 1, (), by_tokens=by_tokens) == [last]
