@@ -13,8 +13,7 @@ from llama_core.text.reasoning import (
 )
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds
-from llama_core.text.tools.leading import LeadingParser
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.parser import AnswerParser, LeadingParser
 from llama_core.text.tools.pieces import Content, Piece, Reasoning
 from llama_core.text.tools.registry import open_tool_format
 from llama_core.text.tools.tool import Call, ToolUse

@@ -6,9 +6,8 @@ from pkgutil import resolve_name
 from typing import Final
 
 from llama_core.errors import ConfigError, TokenizerError
-from llama_core.text.chat_format import ChatFormat
+from llama_core.text.chat_format import ChatFormat, NoChatFormat
 from llama_core.text.chat_llama3 import HEADER_START
-from llama_core.text.no_chat_format import NoChatFormat
 from llama_core.text.template.files import find_template, given_template
 from llama_core.text.tokenizers.files import SIDE_FILES
 from llama_core.text.tokenizers.probe import probe_tokenizer

@@ -6,9 +6,8 @@ Prompt and form as documented at https://github.com/NousResearch/Hermes-Function
 from collections.abc import Sequence
 from typing import Final
 
-from llama_core.text.tools.envelope_parser import EnvelopeParser
 from llama_core.text.tools.lark import CallRules, MarkIds, pattern, tool_bodies
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.parser import AnswerParser, EnvelopeParser
 from llama_core.text.tools.tool import Call, Tool, ToolUse
 from llama_core.text.tools.tool_format import ToolFormat, envelope, json_lines
 
