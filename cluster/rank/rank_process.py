@@ -110,9 +110,7 @@ class RankProcess:
         device_index = _show_gpus(visible_gpus, self._share.gpu_ids)
         self._choose_interface(order.store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
-        place = order.store_host, order.store_port, listen_fd
-        about = device_index, order.former_blocks, order.store_path
-        rendezvous = RendezvousSpec(self._rank, self._world_size, *place, num_threads, order.timeout_s, *about)
+        rendezvous = RendezvousSpec(self._rank, self._world_size, order, listen_fd, num_threads, device_index)
         bar = LoadProgressBar(self._rank, partial(logger.info, "%s") if _logs_json() else None)
 
         def on_progress(loaded: int, total: int) -> None:

@@ -20,6 +20,7 @@ from llama_core.grammar.check import MAX_BYTES, byte_vocabulary, checked, in_bac
 from llama_core.grammar.closed_objects import closed_objects
 from llama_core.shared_cache import SharedCache
 from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.reasoning import CLOSE, OPEN
 from llama_core.text.tools.json_scan import MAX_SPACES, SPACES
 from llama_core.text.tools.lark import SPACE, MarkIds, pattern, schema_item
 from llama_core.text.tools.tool import Call, Tool, ToolUse
@@ -77,15 +78,14 @@ def _joined(form: AnswerFormat, marks: MarkIds, use: ToolUse | None, wanted: str
 
 
 def _reasoning(form: AnswerFormat, marks: MarkIds, begun: bool | None) -> list[str]:
-    if begun is None or form.reasoning is None:
+    if begun is None or not form.reasons:
         return ["whole: answer"]
-    opening, closing = form.reasoning.opening, form.reasoning.closing
     # Models write a blank line between their reasoning and the answer.
     after = f"thought /{SPACE}{{0,4}}/ answer"
-    whole = f"whole: {after}" if begun else f"whole: answer | {marks.lark(opening)} {after}"
-    if marks.is_control(closing):
-        return [whole, f"thought: TEXT? {marks.lark(closing)}"]
-    return [whole, f"thought[lazy]: /(?s:.*){pattern(closing)}/"]
+    whole = f"whole: {after}" if begun else f"whole: answer | {marks.lark(OPEN)} {after}"
+    if marks.is_control(CLOSE):
+        return [whole, f"thought: TEXT? {marks.lark(CLOSE)}"]
+    return [whole, f"thought[lazy]: /(?s:.*){pattern(CLOSE)}/"]
 
 
 def _calls(tool_format: ToolFormat, marks: MarkIds, use: ToolUse, has_wanted: bool) -> list[str]:

@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from llama_core.text.chat_format import ChatFormat
-from llama_core.text.reasoning import (
-    ReasoningMarks,
-    ReasoningSplitter,
-    Split,
-    find_marks,
-    prompt_begins_reasoning,
-)
+from llama_core.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Split, prompt_begins_reasoning, reasons
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds
 from llama_core.text.tools.parser import AnswerParser, LeadingParser
@@ -21,16 +15,15 @@ from llama_core.text.tools.tool_format import ToolFormat
 
 
 class AnswerFormat:
-    """reasoning: None for a model that does not reason. is_spaced: a space may come first, which the tokenizer drops from the
-    text. Immutable."""
+    """reasons: whether the model reasons before it answers. is_spaced: a space may come first, which the tokenizer drops from
+    the text. Immutable."""
 
-    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, reasoning: ReasoningMarks | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, reasons: bool) -> None:
         self.tool_format = tool_format
-        self.reasoning = reasoning
+        self.reasons = reasons
         self.is_spaced = tokenizer.leading_space != "keep"
         self._tokenizer = tokenizer
-        reasoning_marks = () if reasoning is None else (reasoning.opening, reasoning.closing)
-        self._reasoning_ids = _control_ids(tokenizer, reasoning_marks)
+        self._reasoning_ids = _control_ids(tokenizer, (OPEN, CLOSE) if reasons else ())
         self._tool_ids = _control_ids(tokenizer, tool_format.marks)
         self.mark_ids = MarkIds({**self._reasoning_ids, **self._tool_ids})
 
@@ -41,11 +34,11 @@ class AnswerFormat:
 
     def begins_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to `prompt` begins within the reasoning."""
-        return self.reasoning is not None and prompt_begins_reasoning(self.reasoning, self._tokenizer, prompt)
+        return self.reasons and prompt_begins_reasoning(self._tokenizer, prompt)
 
     def reader(self, use: ToolUse | None, *, begun: bool, leading: bool = False) -> "AnswerReader":
         """Reads one answer. begun: it begins within the reasoning. leading: its calls, if any, are all of it."""
-        splitter = None if self.reasoning is None else ReasoningSplitter(self.reasoning, begun=begun)
+        splitter = ReasoningSplitter(begun=begun) if self.reasons else None
         parser = None if use is None else self.tool_format.parser(use)
         if parser is not None and leading:
             parser = LeadingParser(parser, self.tool_format.written_calls([Call("f", "{}")])[0])
@@ -83,7 +76,7 @@ def open_answer_format(tool_format: str, tokenizer: Tokenizer, chat_format: Chat
     found = open_tool_format(
         tool_format, template=chat_format.template, chat_format=chat_format.name, has_token=has_token
     )
-    return AnswerFormat(tokenizer, found, find_marks(chat_format.template, has_token))
+    return AnswerFormat(tokenizer, found, reasons(chat_format.template, has_token))
 
 
 class _Texts:

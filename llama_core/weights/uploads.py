@@ -18,7 +18,7 @@ _AHEAD: Final = 2 * MOST_THREADS  # slices that are read while the oldest one is
 class Copied(Protocol):
     """A point after the copies queued before it."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Block the host until they are done."""
 
 
@@ -119,7 +119,7 @@ class Uploads:
             self._turn, self._used = 1 - self._turn, 0
             earlier = self._copied[self._turn]
             if earlier is not None:
-                earlier.wait()
+                earlier.synchronize()
             buffer = self._buffers[self._turn]
             if buffer is None or num_bytes > len(buffer):
                 buffer = transfers.page_locked(max(num_bytes, self._buffer_bytes))
@@ -141,13 +141,5 @@ class CudaTransfers:
         target.copy_(staged, non_blocking=True)
 
     def record(self) -> Copied:
-        return _CudaPoint()
-
-
-class _CudaPoint:
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def wait(self) -> None:
-        self._event.synchronize()
+        event: Copied = torch.cuda.current_stream().record_event()
+        return event

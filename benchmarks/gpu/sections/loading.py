@@ -80,5 +80,5 @@ class _AtOnce:
     def record(self) -> "_AtOnce":
         return self
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass

@@ -124,9 +124,9 @@ class TellsStore:
     def __call__(
         self, config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
     ) -> RankRunner:
-        path = Path(rendezvous.store_path)
+        path = Path(rendezvous.order.store_path)
         mode = stat.S_IMODE(path.parent.stat().st_mode)
-        raise CheckpointError(f"{rendezvous.listen_fd} {rendezvous.store_port} {path.name} {mode:o}")
+        raise CheckpointError(f"{rendezvous.listen_fd} {rendezvous.order.store_port} {path.name} {mode:o}")
 
 
 async def test_on_one_host_the_ranks_meet_in_a_private_file_and_no_port_takes_keys(start: Start) -> None:

@@ -51,7 +51,7 @@ class Point:
     def __init__(self, copies: LateCopies, end: int) -> None:
         self._copies, self._end = copies, end
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Later copies stay in the queue; those that ran leave a no-op behind."""
         self._copies.num_waits += 1
         for index in range(self._end):
@@ -66,7 +66,7 @@ def uploaded(values: list[torch.Tensor], dtype: torch.dtype) -> tuple[list[torch
     for target, value in zip(targets, values, strict=True):
         uploads.copy(target, Slice(NOWHERE, value, (0,)))
     uploads.flush()
-    copies.record().wait()
+    copies.record().synchronize()
     return targets, copies
 
 
