@@ -17,7 +17,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import callers_grammar
 from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
-from llama_core.text.spellings import spellings
+from llama_core.text.tokenizers.tokenizer import spellings
 
 Result = TypeVar("Result")
 

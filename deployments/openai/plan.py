@@ -25,7 +25,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
-from llama_core.text.spellings import spellings
+from llama_core.text.tokenizers.tokenizer import spellings
 from llama_core.text.tools.tool import ToolUse
 
 _DEFAULTS = tuple(field.name for field in fields(SamplingDefaults))

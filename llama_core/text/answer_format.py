@@ -1,7 +1,7 @@
 """The form of a model's answers: reasoning, text and tool calls. Found once for each model."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache
 
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Split, prompt_begins_reasoning, reasons
@@ -9,9 +9,8 @@ from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds
 from llama_core.text.tools.parser import AnswerParser, LeadingParser
 from llama_core.text.tools.pieces import Content, Piece, Reasoning
-from llama_core.text.tools.registry import open_tool_format
 from llama_core.text.tools.tool import Call, ToolUse
-from llama_core.text.tools.tool_format import ToolFormat
+from llama_core.text.tools.tool_format import ToolFormat, open_tool_format
 
 
 class AnswerFormat:
@@ -72,27 +71,19 @@ def open_answer_format(tool_format: str, tokenizer: Tokenizer, chat_format: Chat
 
     Raises ConfigError for an unknown one.
     """
-    has_token = _Texts(tokenizer).__contains__
+
+    @cache
+    def texts() -> frozenset[bytes]:
+        names = (name.encode() for name in tokenizer.control_texts)
+        return frozenset([*map(tokenizer.token_bytes, range(tokenizer.n_words)), *names])
+
+    def has_token(text: str) -> bool:
+        return text.encode() in texts()
+
     found = open_tool_format(
         tool_format, template=chat_format.template, chat_format=chat_format.name, has_token=has_token
     )
     return AnswerFormat(tokenizer, found, reasons(chat_format.template, has_token))
-
-
-class _Texts:
-    """The texts of all tokens, read from the vocabulary when they are first asked for."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    @cached_property
-    def _texts(self) -> frozenset[bytes]:
-        tokenizer = self._tokenizer
-        names = (name.encode() for name in tokenizer.control_texts)
-        return frozenset([*map(tokenizer.token_bytes, range(tokenizer.n_words)), *names])
-
-    def __contains__(self, text: str) -> bool:
-        return text.encode() in self._texts
 
 
 def _control_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:

@@ -128,13 +128,10 @@ class NoChatFormat(ChatFormat):
     def __init__(self, tokenizer: Tokenizer) -> None:
         pass
 
-    def check(self, dialog: Dialog) -> None:
-        self._refuse()
-
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
-        self._refuse()
+        self.check(dialog)
 
-    def _refuse(self) -> NoReturn:
+    def check(self, dialog: Dialog) -> NoReturn:
         raise NoChatTemplate(
             "this model has no chat template, so it answers /v1/completions only; for chats, start the server with "
             "chat_template=FILE, or with chat_format=llama2 or chat_format=llama3",

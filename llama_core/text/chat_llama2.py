@@ -66,11 +66,7 @@ class Llama2ChatFormat(ChatFormat):
 
         Raises InvalidDialog that names the index of the first message at fault.
         """
-        self._check(dialog, NO_OPTIONS)
-
-    def _check(self, dialog: Dialog, options: ChatOptions) -> None:
-        check_messages(dialog)
-        _check_roles(dialog, options)
+        _check(dialog, NO_OPTIONS)
 
     def check_special_tags(self, dialog: Dialog) -> None:
         """Raises SpecialTags that names the first message whose content contains a tag. Takes a dialog that `check` accepts.
@@ -95,7 +91,7 @@ class Llama2ChatFormat(ChatFormat):
         final message that the answer continues leaves its round open. Raises InvalidDialog or SpecialTags, with the message's
         index. Encodes every text about twice.
         """
-        self._check(dialog, options)
+        _check(dialog, options)
         self.check_special_tags(dialog)
         ids: list[int] = []
         for each in _rounds(dialog, continues=options.continue_final_message):
@@ -135,7 +131,8 @@ def _rounds(dialog: Dialog, *, continues: bool) -> Iterator[_Round]:
             yield _Round(index + 1, answered, has_system, is_open=False)
 
 
-def _check_roles(dialog: Dialog, options: ChatOptions) -> None:
+def _check(dialog: Dialog, options: ChatOptions) -> None:
+    check_messages(dialog)
     has_system = dialog[0]["role"] == "system"
     for index, message in enumerate(dialog):
         if index == 0 and has_system:

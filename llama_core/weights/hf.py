@@ -24,6 +24,7 @@ from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
+from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import file_begin, release, row_chunks
 
 SCALE_DTYPES: Final = ("BF16", "F16", "F32")
@@ -77,14 +78,6 @@ def unpack(stored: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return (stored ^ 128).view(torch.int8)
     return torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
-
-
-def dequantized(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """codes [n, k], scales float32 [n, k / GROUP] -> float32 [n, k]."""
-    values = codes.view(len(codes), -1, GROUP).float()
-    if bits == 4:
-        values -= 8
-    return (values * scales.unsqueeze(-1)).flatten(1)
 
 
 def is_exact_in_half(scales: torch.Tensor) -> bool:
@@ -170,7 +163,7 @@ class HuggingFaceWeights(WeightReader):
         first = begin - begin % GROUP
         whole = Box((box.start[0], first), (box.shape[0], -(-end // GROUP) * GROUP - first))
         for file, codes, scales, _, start in self._groups(name, whole):
-            values = dequantized(codes, scales, self._packed[name].bits)
+            values = dense(GroupedWeight(codes, scales, None), 8 if self._packed[name].bits == 4 else 0)
             yield Slice(file, values[:, begin - first : end - first], start)
 
     def _rows(self, stored: torch.Tensor, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:

@@ -13,9 +13,8 @@ from llama_core.errors import CheckpointError
 from llama_core.files.source import DENSE, Slice
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
-from llama_core.weights.file_reads import FileReads
 from llama_core.weights.loader import planned_weights
-from llama_core.weights.uploads import Uploads
+from llama_core.weights.uploads import FileReads, Uploads
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.gguf_models import VOCABULARY, write_model
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, read

@@ -16,8 +16,8 @@ from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
-from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
 from tests.support.full_runs import examples

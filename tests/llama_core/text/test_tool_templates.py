@@ -12,8 +12,8 @@ from llama_core.text.chat_format import ChatFormat, ChatOptions, Dialog
 from llama_core.text.registry import find_chat_format, load_tokenizer
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.plain_dialog import plain_dialog
-from llama_core.text.tools.registry import TOOL_FORMATS, find_tool_format
 from llama_core.text.tools.tool import Tool
+from llama_core.text.tools.tool_format import TOOL_FORMATS, find_tool_format
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
 from tests.support.chat_templates import make_chat_model
