@@ -28,7 +28,6 @@ from llama_core.scheduling.step import StepInput, StepOutput
 MAX_FRAME_BYTES: Final = 128 * 2**20  # 256 sequences of 32,768 tokens with grammars, admitted at once, take up to 80 MB
 MAX_HELLO_BYTES: Final = 256  # the most that a peer may send before it has proven to know the group's secret
 HEADER_BYTES: Final = 4
-_READ_BYTES: Final = 2**16  # at once: more than most steps have
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
 # Errors of decoding, text that is not UTF-8 and deep nesting included.
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -138,11 +137,6 @@ class Deframer:
         self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
-    @property
-    def has_part(self) -> bool:
-        """Whether the stream so far ends inside a frame."""
-        return bool(self._buffer)
-
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The payloads that `data` completes. Raises WireError on a length over the limit, before it stores that much."""
         self._buffer += data
@@ -163,8 +157,6 @@ class FrameSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._deframer = Deframer()
-        self._payloads: Iterator[bytes] = iter(())  # of what was read last
 
     def send(self, message: StepInput | Reply | Hello) -> None:
         """Raises OSError if the peer is gone, WireError if the message is too long."""
@@ -172,20 +164,39 @@ class FrameSocket:
 
     def is_waiting(self, timeout_s: float) -> bool:
         """Whether data or the end of the connection arrives within `timeout_s`."""
-        if self._deframer.has_part or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         return bool(select.select([self._socket], [], [], timeout_s)[0])  # poll() has a resolution of a millisecond
 
     def receive(self) -> bytes | None:
         """The next payload, or None when the peer has closed between two frames. Raises WireError, OSError."""
-        while (payload := next(self._payloads, None)) is None:
-            data = self._socket.recv(_READ_BYTES)
-            if not data and self._deframer.has_part:
-                raise WireError("the connection was closed inside a message")
-            if not data:
-                return None
-            self._payloads = self._deframer.feed(data)
+        header = self._read(HEADER_BYTES)
+        if header is None:
+            return None
+        num_bytes = int.from_bytes(header, "big")
+        if num_bytes > MAX_FRAME_BYTES:
+            raise WireError(f"a message of {num_bytes} bytes is over the limit of {MAX_FRAME_BYTES}")
+        payload = self._read(num_bytes)
+        if payload is None:
+            raise WireError("the connection was closed inside a message")
         return payload
 
     def close(self) -> None:
         self._socket.close()
+
+    def _read(self, num_bytes: int) -> bytes | None:
+        """Exactly `num_bytes`, or None if the peer closed before the first of them."""
+        if num_bytes == 0:
+            return b""
+        data = self._socket.recv(num_bytes)
+        if len(data) == num_bytes:  # the common case: a step is one small write
+            return data
+        if not data:
+            return None
+        parts = bytearray(data)
+        while len(parts) < num_bytes:
+            data = self._socket.recv(num_bytes - len(parts))
+            if not data:
+                raise WireError("the connection was closed inside a message")
+            parts += data
+        return bytes(parts)
