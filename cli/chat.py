@@ -83,17 +83,12 @@ class Conversation:
         self._client = client
         self._model = model
         self._sampling = sampling
-        self._system = system
-        self.messages: list[dict[str, Any]] = []
         self.reset(system)
 
     def reset(self, system: str | None) -> None:
-        self._system = system
-        self.messages = [{"role": "system", "content": system}] if system else []
-
-    def restart(self) -> None:
-        """A new conversation with the same system message."""
-        self.reset(self._system)
+        """Start a new conversation."""
+        self.system = system
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def ask(self, text: str, answer: Answer) -> Iterator[tuple[str, str]]:
         """Stream the answer into `answer` and yield what to show. Messages are kept when the whole answer, or a part of it, has
@@ -214,7 +209,7 @@ def _is_exit(text: str, conversation: Conversation) -> bool:
     if command in ("/exit", "/quit"):
         return True
     if command == "/reset":
-        conversation.restart()
+        conversation.reset(conversation.system)
         print("[new conversation]")
     elif command == "/system":
         conversation.reset(rest.strip() or None)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.checkpoint_commands import estimate
-from cli.commands import chat, up
+from cli.commands import chat, estimate, up
 from cli.options import Command
 
 app = typer.Typer(

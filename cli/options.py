@@ -21,12 +21,6 @@ def variable_of(command: str, parameter: TyperOption | TyperArgument) -> str:
     return "_".join((PREFIX, command, *long.lstrip("-").split("-"))).upper()
 
 
-def variables_of(parameter: TyperOption | TyperArgument) -> list[str]:
-    """The variables that a parameter reads. The first one that is set and not empty counts."""
-    names = parameter.envvar
-    return [names] if isinstance(names, str) else list(names or ())
-
-
 class _Names(list[str]):
     """Names that an error message shows side by side."""
 
@@ -43,7 +37,8 @@ class Command(TyperCommand):
     def __init__(self, name: str | None, *, params: Sequence[Any] | None = None, **rest: Any) -> None:
         for parameter in params or ():
             if parameter.nargs == 1:
-                parameter.envvar = _Names([variable_of(name or "", parameter), *variables_of(parameter)])
+                own = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ()
+                parameter.envvar = _Names([variable_of(name or "", parameter), *own])  # the first that is set counts
                 parameter.show_envvar = True
         super().__init__(name, params=list(params or ()), **rest)
 

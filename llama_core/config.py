@@ -48,7 +48,7 @@ class EngineConfig:
     kv_cache_dtype: of cached keys and values; "auto" is that of the activations, "fp8" one byte, for the fused backend.
     verify_checksums: compare the bytes of every shard with the CRC-32 inside it. manifest: the SHA-256 that every file must
     have before any file is parsed. wants_digest: compute the digest of the checkpoint even if all ranks see the same files.
-    verified: identities of files (`files.files.identity`) that ranks have verified, with their digest; ranks do not
+    verified: identities of files (`files.digest.identity`) that ranks have verified, with their digest; ranks do not
     read these files again to verify them. expected: the digest of the checkpoint that the first ranks loaded; ranks that
     find another one refuse to load. speculation: let a step verify draft tokens. prefix_caching: compute a shared prefix
     once. Neither of the two changes a request's tokens. prefix_cache_scope: which requests share cached blocks and

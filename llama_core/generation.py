@@ -37,8 +37,7 @@ from llama_core.results import (
 )
 from llama_core.scheduling.request import Sequence, Terms, check_prompt, describe_request, log_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
-from llama_core.text.chat_format import ChatFormat, Dialog
-from llama_core.text.no_chat_format import NoChatFormat
+from llama_core.text.chat_format import ChatFormat, Dialog, NoChatFormat
 from llama_core.text.registry import (
     DEFAULT_CHAT_FORMAT,
     check_vocabulary,

@@ -30,7 +30,7 @@ from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool_format import find_tool_format
 
 # No text of these ends within the outputs, so that all runs have as many rows in all steps.
 SCHEMAS: Sequence[dict[str, Any]] = (
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
             vocabulary(llama),
             options.rows,
         )
-        form = AnswerFormat(tokenizer, find_tool_format("hermes"), None)
+        form = AnswerFormat(tokenizer, find_tool_format("hermes"), reasons=False)
         grammars = [answer_grammar(form, json_schema_grammar(schema), "schema") for schema in SCHEMAS]
         figures = measure(llama, options, grammars)
         weights = case_name(llama, options)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -34,17 +35,13 @@ _CHECK_PERIOD_S: Final = 1.0
 _LATE_S: Final = 1.0  # a timer this late shows that this process itself stood still
 
 
+@dataclass(slots=True, eq=False)
 class _UnansweredStep:
-    """A step in flight, of `num_tokens` tokens and `num_samples` samples, that `num_missing` ranks have not answered."""
+    """A step in flight that `num_missing` ranks have not answered."""
 
-    __slots__ = ("num_missing", "num_samples", "num_tokens", "result", "step")
-
-    def __init__(self, batch: StepInput, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
-        self.step = batch.step
-        self.num_tokens = batch.num_tokens
-        self.num_samples = batch.num_samples
-        self.num_missing = num_missing
-        self.result = result
+    batch: StepInput
+    num_missing: int
+    result: asyncio.Future[StepOutput]
 
 
 class FanOut:
@@ -168,14 +165,14 @@ class FanOut:
             epoch, step, is_due = reply.epoch, reply.step, rank == reply.rank != 0
         index = self._num_answered[rank] - self._num_completed
         due = self._in_flight[index] if index < len(self._in_flight) else None
-        if not is_due or epoch != self._epoch or due is None or due.step != step:
-            expected = "nothing" if due is None else f"step {due.step}"
+        if not is_due or epoch != self._epoch or due is None or due.batch.step != step:
+            expected = "nothing" if due is None else f"step {due.batch.step}"
             return (
                 f"answered epoch {epoch}, step {step} ({type(reply).__name__}), "
                 f"where {expected} of epoch {self._epoch} was due"
             )
-        if isinstance(reply, Answer) and len(reply.output.tokens) != due.num_samples:
-            return f"answered step {step} with {len(reply.output.tokens)} tokens, where {due.num_samples} were due"
+        if isinstance(reply, Answer) and (found := len(reply.output.tokens)) != (wanted := due.batch.num_samples):
+            return f"answered step {step} with {found} tokens, where {wanted} were due"
         return ""
 
     def _complete(self, step: _UnansweredStep) -> None:
@@ -186,13 +183,13 @@ class FanOut:
         if self._stood_still(now):
             return
         self._longest_s = max(self._longest_s, took_s)
-        self._longest_of_a_token_s = max(self._longest_of_a_token_s, took_s / max(1, step.num_tokens))
+        self._longest_of_a_token_s = max(self._longest_of_a_token_s, took_s / max(1, step.batch.num_tokens))
 
     def _deadline_s(self) -> float:
         """The time that the oldest step may take."""
         if self._num_completed < _ENOUGH_STEPS:
             return self._step_timeout_s
-        of_tokens_s = _TIMES_A_TOKEN * self._longest_of_a_token_s * self._in_flight[0].num_tokens
+        of_tokens_s = _TIMES_A_TOKEN * self._longest_of_a_token_s * self._in_flight[0].batch.num_tokens
         learned_s = max(_SHORTEST_DEADLINE_S, _TIMES_LONGEST * self._longest_s, of_tokens_s)
         return min(learned_s, self._step_timeout_s)
 
@@ -219,5 +216,5 @@ class FanOut:
             self._check_in(left_s)
             return
         silent = [rank for rank, answered in enumerate(self._num_answered) if answered == self._num_completed]
-        logger.error("step=%d overdue ranks=%s", self._in_flight[0].step, silent)
+        logger.error("step=%d overdue ranks=%s", self._in_flight[0].batch.step, silent)
         self._on_overdue(silent, deadline_s)

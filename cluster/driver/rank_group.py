@@ -102,12 +102,10 @@ class RankGroup:
             raise
         return self.info
 
-    async def step(self, batch: StepInput) -> StepOutput:
-        """Run one step on every rank. Raises RankFailure; the group cannot be used after it."""
-        return await self.submit(batch)
-
     def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
-        """`step` without waiting: steps run in the order of these calls, and several may be in flight."""
+        """Run one step on every rank. Steps run in the order of these calls, and several may be in flight. Raises
+        RankFailure, as the future does; the group cannot be used after it.
+        """
         if self._fan_out is None:
             raise RankFailure("the rank group is not started")
         return self._fan_out.submit(batch)
@@ -202,7 +200,7 @@ class RankGroup:
                 await self.ranks.call(lambda actor: actor.connect.remote(invitation, timeout_s), "connecting")
                 await self._listener.connections()  # from here on nothing listens and no socket file exists
         except TimeoutError:
-            missing = self._listener.missing_ranks
+            missing = [rank for rank, connection in enumerate(self._listener.joined) if connection is None]
             text = f"no valid connection from ranks {missing} within {timeout_s:g} s"
             raise RankFailure(text, rank=missing[0] if missing else None) from None
 

@@ -14,14 +14,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
+from tqdm import tqdm
+
 from cluster.rank import cpu_pinning
-from cluster.rank.load_progress import LoadProgressBar
 from cluster.rank.network_interface import interface_of, is_loopback
 from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, WireError
@@ -109,9 +110,7 @@ class RankProcess:
         device_index = _show_gpus(visible_gpus, self._share.gpu_ids)
         self._choose_interface(order.store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
-        place = order.store_host, order.store_port, listen_fd
-        about = device_index, order.former_blocks, order.store_path
-        rendezvous = RendezvousSpec(self._rank, self._world_size, *place, num_threads, order.timeout_s, *about)
+        rendezvous = RendezvousSpec(self._rank, self._world_size, order, listen_fd, num_threads, device_index)
         bar = LoadProgressBar(self._rank, partial(logger.info, "%s") if _logs_json() else None)
 
         def on_progress(loaded: int, total: int) -> None:
@@ -244,3 +243,43 @@ def log_with_rank(rank: int, epoch: int | str) -> None:
         log.handlers = [handler]
         log.setLevel(logging.INFO)
         log.propagate = False
+
+
+_INTERVAL_S: Final = 1.0
+
+
+class LoadProgressBar:
+    """Draws "rank N weights" on stderr, or hands each line to `write_line`; `update` takes bytes loaded and bytes in all."""
+
+    def __init__(self, rank: int, write_line: Callable[[str], object] | None = None) -> None:
+        self._rank = rank
+        self._write_line = write_line or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._bar: tqdm[NoReturn] | None = None
+
+    def update(self, loaded: int, total: int) -> None:
+        if self._bar is None:
+            tqdm.monitor_interval = 0  # no thread that would outlive the bar
+            self._bar = tqdm(
+                desc=f"rank {self._rank} weights",
+                total=total,
+                unit="B",
+                unit_scale=True,
+                unit_divisor=1024,
+                mininterval=_INTERVAL_S,
+                ncols=90,
+                ascii=" =",
+                file=self,
+            )
+        self._bar.update(loaded - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def write(self, text: str) -> None:
+        """What the bar writes. Each refresh becomes a line of its own: Ray forwards whole lines only, no carriage returns."""
+        if line := text.strip("\r\n "):
+            self._write_line(line)
+
+    def flush(self) -> None:
+        pass

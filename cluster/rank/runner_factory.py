@@ -38,7 +38,7 @@ def load_model_runner(
             os.close(rendezvous.listen_fd)  # no other rank will connect
     vocabulary = partial(_grammar_vocabulary, config) if config.tokenizer_path else None
     runner = ModelRunner.load(
-        config, parallel, on_progress, vocabulary=vocabulary, former_blocks=rendezvous.former_blocks
+        config, parallel, on_progress, vocabulary=vocabulary, former_blocks=rendezvous.order.former_blocks
     )
     runner.prepare_grammars()
     return runner
@@ -55,19 +55,20 @@ def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":
 
     from llama_core.backends.parallel import join
 
+    order, timeout = rendezvous.order, timedelta(seconds=rendezvous.order.timeout_s)
     store: dist.Store  # type: ignore[name-defined]
-    if rendezvous.store_path:  # which no other user can reach
-        store = dist.FileStore(rendezvous.store_path, rendezvous.world_size)  # type: ignore[attr-defined]
-        store.set_timeout(timedelta(seconds=rendezvous.timeout_s))
+    if order.store_path:  # which no other user can reach
+        store = dist.FileStore(order.store_path, rendezvous.world_size)  # type: ignore[attr-defined]
+        store.set_timeout(timeout)
     else:
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            rendezvous.store_host,
-            rendezvous.store_port,
+            order.store_host,
+            order.store_port,
             rendezvous.world_size,
             is_master=rendezvous.listen_fd is not None,
-            timeout=timedelta(seconds=rendezvous.timeout_s),
+            timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=rendezvous.listen_fd,
         )
     place = rendezvous.rank, rendezvous.world_size
-    return join(*place, config.device, store, rendezvous.timeout_s, rendezvous.device_index)
+    return join(*place, config.device, store, order.timeout_s, rendezvous.device_index)

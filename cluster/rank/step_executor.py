@@ -2,27 +2,22 @@
 
 import time
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from cluster.wire.collective_errors import is_collective
 from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, WireError, decode_step
-from llama_core.scheduling.step import Pending, StepInput, StepOutput
+from cluster.wire.rank_runner import RankRunner
+from llama_core.scheduling.step import Pending, StepOutput
 
 _MAX_QUEUED_STEPS: Final = 1  # on a device, after the step that it computes
 _POLL_S: Final = 50e-6  # the interval of checks whether the device's step is ready, while no message has arrived
 _MAX_MESSAGE_CHARS: Final = 2000
 
 
-class Steps(Protocol):
-    """The part of a runner that computes steps."""
-
-    def start(self, batch: StepInput) -> Pending[StepOutput]: ...
-
-
 class StepExecutor:
     """One rank's loop over one connection to the driver. `num_steps` and `step_s` (seconds) count what it has computed."""
 
-    def __init__(self, rank: int, epoch: int, driver: FrameSocket, runner: Steps) -> None:
+    def __init__(self, rank: int, epoch: int, driver: FrameSocket, runner: RankRunner) -> None:
         self.num_steps = 0
         self.step_s = 0.0
         self._ended = 0.0  # when the latest result was read

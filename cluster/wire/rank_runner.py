@@ -11,29 +11,11 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
-class RendezvousSpec:
-    """The information by which a rank joins its group. `store_path`: on one host, the file in a private directory through
-    which the ranks find each other. Between hosts it is "", and on rank 0 `listen_fd` is a socket that already listens at
-    `store_host`:`store_port` and becomes the key-value store; elsewhere None.
-    `device_index`: of the rank's own GPU among those that its process sees. `former_blocks`: cache blocks of the group that
-    this one replaces, 0 for a first group.
-    """
-
-    rank: int
-    world_size: int
-    store_host: str
-    store_port: int
-    listen_fd: int | None
-    num_threads: int
-    timeout_s: float
-    device_index: int = 0
-    former_blocks: int = 0
-    store_path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """What all ranks of a group are told when they load. The other fields: see `RendezvousSpec`."""
+    """What all ranks of a group are told when they load. `store_path`: on one host, the file in a private directory through
+    which the ranks find each other. Between hosts it is "", and rank 0 listens at `store_host`:`store_port`. `former_blocks`:
+    cache blocks of the group that this one replaces, 0 for a first group.
+    """
 
     config: EngineConfig
     runner_factory: "RunnerFactory"
@@ -42,6 +24,20 @@ class LoadOrder:
     store_path: str
     timeout_s: float
     former_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousSpec:
+    """The information by which a rank joins its group. `listen_fd`: on rank 0, between hosts, a socket that already listens and
+    becomes the key-value store; elsewhere None. `device_index`: of the rank's own GPU among those that its process sees.
+    """
+
+    rank: int
+    world_size: int
+    order: LoadOrder
+    listen_fd: int | None
+    num_threads: int
+    device_index: int
 
 
 class RankRunner(Protocol):

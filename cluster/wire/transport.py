@@ -24,8 +24,7 @@ from cluster.wire.messages import (
     decode_hello,
 )
 from cluster.wire.socket_dir import SocketDir
-from cluster.wire.tls import GroupKey, make_group_key, tls_context
-from cluster.wire.tls_server import TlsListener
+from cluster.wire.tls import GroupKey, TlsListener, make_group_key, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class RankListener:
         self._host = host
         self._server: asyncio.Server | TlsListener | None = None
         self._dir: SocketDir | None = None
-        self._connections: list[RankConnection | None] = [None] * world_size
+        self.joined: list[RankConnection | None] = [None] * world_size  # by rank; None before a valid `Hello`
         self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.unproven: set[RankConnection] = set()
 
@@ -163,24 +162,19 @@ class RankListener:
             raise WireError("the secret is not this group's")
         if hello.epoch != self._epoch:
             raise WireError(f"a Hello of epoch {hello.epoch} in epoch {self._epoch}")
-        if not 0 <= hello.rank < len(self._connections) or self._connections[hello.rank] is not None:
+        if not 0 <= hello.rank < len(self.joined) or self.joined[hello.rank] is not None:
             raise WireError(f"rank {hello.rank} is not expected")
         self.unproven.discard(connection)
-        self._connections[hello.rank] = connection
-        if None not in self._connections and not self._complete.done():
+        self.joined[hello.rank] = connection
+        if None not in self.joined and not self._complete.done():
             self._complete.set_result(None)
         return hello.rank
-
-    @property
-    def missing_ranks(self) -> list[int]:
-        """Ranks that have not sent a valid `Hello`."""
-        return [rank for rank, connection in enumerate(self._connections) if connection is None]
 
     async def connections(self) -> list[RankConnection]:
         """Wait for all ranks; returns their connections in order. Then nothing listens any more and no socket file is left."""
         await self._complete
         self.stop_listening()
-        return [connection for connection in self._connections if connection is not None]
+        return [connection for connection in self.joined if connection is not None]
 
     def stop_listening(self) -> None:
         """Close the listening socket and every connection without a valid `Hello`. Idempotent."""
@@ -197,6 +191,6 @@ class RankListener:
     def close(self) -> None:
         """`stop_listening`, and every connection too."""
         self.stop_listening()
-        for connection in self._connections:
+        for connection in self.joined:
             if connection is not None:
                 connection.close()

@@ -14,7 +14,7 @@ from deployments.fleet.cluster import Cluster
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
 from llama_core.files.code import code_version
-from llama_core.files.files import identity
+from llama_core.files.digest import identity
 from llama_core.text.registry import tokenizer_files
 from llama_core.text.template.files import template_files
 

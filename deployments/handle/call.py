@@ -23,7 +23,7 @@ from llama_core.errors import CallersDeadlineExceeded, InvalidParameter, QueueFu
 from llama_core.grammar.build import callers_grammar
 from llama_core.scheduling.request import FinishReason, Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
-from llama_core.text.spellings import spellings
+from llama_core.text.tokenizers.tokenizer import spellings
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Reasoning
 
 Result = TypeVar("Result")

@@ -10,8 +10,7 @@ from typing import Final, cast
 
 from cluster.wire.messages import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Deframer, WireError, frame
 from cluster.wire.socket_dir import SocketDir
-from cluster.wire.tls import make_group_key, tls_context
-from cluster.wire.tls_server import TlsListener
+from cluster.wire.tls import TlsListener, make_group_key, tls_context
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.service import LlamaService
 from deployments.links import messages

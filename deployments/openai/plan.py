@@ -19,7 +19,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
-from llama_core.text.spellings import spellings
+from llama_core.text.tokenizers.tokenizer import spellings
 from llama_core.text.tools.tool import ToolUse
 
 _DEFAULTS = tuple(field.name for field in fields(SamplingDefaults))
@@ -142,12 +142,12 @@ async def parsed_answer(
     """How the answer to `prompt` is divided, None where its text is passed on as it is; and its grammar, checked. wanted: the
     grammar that the field `param` asks for, or "". Raises what `PromptEncoder.grammar` raises."""
     form, use = engine.answer_format, body.tool_use()
-    if use is None and form.reasoning is None:
+    if use is None and not form.reasons:
         return None, await encoder.grammar(wanted, param)
     begun = form.begins_reasoning(prompt)
     is_either = bool(wanted) and use is not None and use.mode == "auto"
     parsing = AnswerParsing(form, use, begun, body.is_legacy, is_either, body.include_reasoning is False)
-    return parsing, await encoder.grammar(wanted, param, use, begun=begun if form.reasoning is not None else None)
+    return parsing, await encoder.grammar(wanted, param, use, begun=begun if form.reasons else None)
 
 
 def engine_of(engine: Models, model: str | None) -> Engine:

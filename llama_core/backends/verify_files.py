@@ -1,6 +1,6 @@
 """Verifies the files of a checkpoint. Decides which rank reads which files, and which files no rank reads again.
 
-Ranks that see the very same files divide them; a node with its own copy reads that copy. `files.files.identity`
+Ranks that see the very same files divide them; a node with its own copy reads that copy. `files.digest.identity`
 recognizes files that were verified before, so ranks that replace others do not read unchanged files again. Ranks whose
 files differ in contents refuse to load.
 """
@@ -17,8 +17,7 @@ import torch
 from llama_core.backends.parallel import Parallel, gather_bytes, ranks_with, smallest
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointChanged, CheckpointError
-from llama_core.files.digest import CheckpointDigest, sha256_of_each
-from llama_core.files.files import identity
+from llama_core.files.digest import CheckpointDigest, identity, sha256_of_each
 from llama_core.files.source import CheckpointSource, WeightReader
 
 log = logging.getLogger(__name__)

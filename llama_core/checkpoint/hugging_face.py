@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llama_core.files.generation_config import read_stop_ids
-from llama_core.files.hf.config import read_config
+from llama_core.files.hf.config import model_from_config
 from llama_core.files.hf.files import INDEX, find_weights, is_weights_file
 from llama_core.files.hf.quantization import packed_bits
 from llama_core.files.json_fields import Fields, read_object
@@ -57,7 +57,8 @@ class HuggingFaceCheckpoint(CheckpointSource):
         return self.model_config(1).vocab_size
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        return read_config(self.path / _CONFIG, vocab_size=vocab_size)
+        path = self.path / _CONFIG
+        return model_from_config(read_object(path), vocab_size=vocab_size, source=str(path))
 
     def open_weights(self, config: ModelConfig) -> WeightReader:
         from llama_core.weights.hf import HuggingFaceWeights  # imports torch

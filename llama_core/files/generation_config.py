@@ -1,10 +1,10 @@
 """Reads a model's generation_config.json and config.json: ids that end an answer, and recommended sampling parameters."""
 
-import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llama_core.errors import CheckpointError
+from llama_core.files.json_fields import read_object
 
 _MAX_BYTES: Final = 2**22
 _MAX_ID: Final = 2**31 - 1
@@ -53,19 +53,7 @@ def generation_files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path}: has more than {_MAX_BYTES} bytes")
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not JSON: {str(error)[:200]}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: must be a JSON object")
-    return content
+    return read_object(path, _MAX_BYTES, CheckpointError) if path.is_file() else {}
 
 
 def _ids(value: object, path: Path) -> frozenset[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_core.errors import CheckpointError, ConfigError
+from llama_core.errors import CheckpointError, ConfigError, LlamaError
 from llama_core.model_config import MAX_SIZE
 from llama_core.text_files import fault_of
 
@@ -27,19 +27,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
-    """The JSON object that the file holds. Raises ConfigError that names the file."""
+def read_object(path: Path, max_bytes: int = _MAX_BYTES, refusal: type[LlamaError] = ConfigError) -> dict[str, Any]:
+    """The JSON object that the file holds. Raises `refusal` that names the file."""
     try:
         if path.stat().st_size > max_bytes:
-            raise ConfigError(f"{path}: has more than {max_bytes} bytes")
+            raise refusal(f"{path}: has more than {max_bytes} bytes")
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        raise refusal(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
         what = f"not readable as JSON: {str(error)[:200]}"
-        raise ConfigError(f"{path}: {fault_of(path, what)}") from None
+        raise refusal(f"{path}: {fault_of(path, what)}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: must hold a JSON object")
+        raise refusal(f"{path}: must hold a JSON object")
     return values
 
 

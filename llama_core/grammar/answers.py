@@ -1,18 +1,36 @@
-"""The grammar of a whole answer: reasoning, and then calls of tools, what structured output asks for, or text."""
+"""The grammar of a whole answer: reasoning, and then calls of tools, what structured output asks for, or text.
 
+A schema of a tool that the grammar cannot follow refuses no other tool.
+"""
+
+import json
+import logging
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
 from llguidance import LLMatcher
 
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import joined, schema_of
 from llama_core.grammar.check import MAX_BYTES, byte_vocabulary, checked, in_background, limits
-from llama_core.grammar.tool_schemas import usable_tools
+from llama_core.grammar.closed_objects import closed_objects
+from llama_core.shared_cache import SharedCache
 from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.reasoning import CLOSE, OPEN
 from llama_core.text.tools.json_scan import MAX_SPACES, SPACES
-from llama_core.text.tools.lark import SPACE, MarkIds, pattern
-from llama_core.text.tools.tool import Call, ToolUse
+from llama_core.text.tools.lark import SPACE, MarkIds, pattern, schema_item
+from llama_core.text.tools.tool import Call, Tool, ToolUse
 from llama_core.text.tools.tool_format import ToolFormat
+
+log = logging.getLogger(__name__)
+
+_FOLLOWED: Final = SharedCache[str](2**24)  # by scope: clients send the same tools with every request
+_ANY_OBJECT: Final = '{"type": "object"}'
+_PLACE_CHARS: Final = 200
 
 
 def answer_grammar(
@@ -60,15 +78,14 @@ def _joined(form: AnswerFormat, marks: MarkIds, use: ToolUse | None, wanted: str
 
 
 def _reasoning(form: AnswerFormat, marks: MarkIds, begun: bool | None) -> list[str]:
-    if begun is None or form.reasoning is None:
+    if begun is None or not form.reasons:
         return ["whole: answer"]
-    opening, closing = form.reasoning.opening, form.reasoning.closing
     # Models write a blank line between their reasoning and the answer.
     after = f"thought /{SPACE}{{0,4}}/ answer"
-    whole = f"whole: {after}" if begun else f"whole: answer | {marks.lark(opening)} {after}"
-    if marks.is_control(closing):
-        return [whole, f"thought: TEXT? {marks.lark(closing)}"]
-    return [whole, f"thought[lazy]: /(?s:.*){pattern(closing)}/"]
+    whole = f"whole: {after}" if begun else f"whole: answer | {marks.lark(OPEN)} {after}"
+    if marks.is_control(CLOSE):
+        return [whole, f"thought: TEXT? {marks.lark(CLOSE)}"]
+    return [whole, f"thought[lazy]: /(?s:.*){pattern(CLOSE)}/"]
 
 
 def _calls(tool_format: ToolFormat, marks: MarkIds, use: ToolUse, has_wanted: bool) -> list[str]:
@@ -129,3 +146,60 @@ def _first_chars(grammar: str) -> set[str]:
         for space, each in after.items():
             each.consume_token(ord(space))
     return found - set(SPACES)
+
+
+def usable_tools(use: ToolUse, scope: str) -> ToolUse:
+    """The tools with closed objects. A schema that cannot be followed becomes any object; where its tool is strict or a call
+    is required, raises InvalidParameter that says where in the schema the fault is."""
+    tools = []
+    for index, tool in enumerate(use.tools):
+        place, must = tool.place or f"tools[{index}].function.parameters", tool.strict or use.mode == "required"
+        make = partial(_followed, replace(tool, place=place), must, scope)
+        key = tool.schema, tool.strict, must
+        tools.append(replace(tool, schema=_FOLLOWED.find_or_make(scope, key, make)))
+    return replace(use, tools=tuple(tools))
+
+
+def _followed(tool: Tool, must: bool, scope: str) -> str:
+    schema = json.loads(tool.schema)
+    followed = closed_objects(schema)
+    if not (fault := _fault(followed, tool, scope)):
+        return json.dumps(followed)
+    if not must:
+        log.warning("the arguments of tool %s may be any object: %s", tool.name, fault)
+        return _ANY_OBJECT
+    place = re.sub(r"[^\w.$-]", "?", _place(schema, fault, tool, scope))[-_PLACE_CHARS:]
+    remedy = ", or set strict to false" if tool.strict else ""
+    raise InvalidParameter(f"{tool.place}: {fault}{place and ', at '}{place}: change it{remedy}", param=tool.place)
+
+
+def _fault(schema: Any, tool: Tool, scope: str) -> str:
+    """Why the schema cannot be followed, or ""."""
+    try:
+        checked(joined(f"start: {schema_item(schema, is_strict=tool.strict)}", {}), "", scope)
+    except InvalidParameter as error:
+        return error.message.removeprefix(": ")
+    return ""
+
+
+def _place(schema: dict[str, Any], fault: str, tool: Tool, scope: str) -> str:
+    """Of the innermost part of the schema that has the fault alone; "" where none has."""
+    parts = list(_parts(schema, ""))
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+    def fault_of(begin: int, end: int) -> str:
+        properties = {str(index): part for index, (_, part) in enumerate(parts[begin:end])}
+        return _fault({**definitions, "type": "object", "properties": properties}, tool, scope)
+
+    at = bisect_left(range(len(parts)), True, key=lambda index: bool(fault_of(0, index + 1)))
+    return parts[at][0] if at < len(parts) and fault_of(at, at + 1) == fault else ""
+
+
+def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """All objects within the value with their places; inner ones come first."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        inner = (f"{place}.{key}" if place else str(key))[-_PLACE_CHARS:]  # a long key would be in many places
+        yield from _parts(each, inner)
+        if isinstance(each, dict):
+            yield inner, each

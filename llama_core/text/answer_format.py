@@ -1,37 +1,28 @@
 """The form of a model's answers: reasoning, text and tool calls. Found once for each model."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache
 
 from llama_core.text.chat_format import ChatFormat
-from llama_core.text.reasoning import (
-    ReasoningMarks,
-    ReasoningSplitter,
-    Split,
-    find_marks,
-    prompt_begins_reasoning,
-)
+from llama_core.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Split, prompt_begins_reasoning, reasons
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds
-from llama_core.text.tools.leading import LeadingParser
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.parser import AnswerParser, LeadingParser
 from llama_core.text.tools.pieces import Content, Piece, Reasoning
-from llama_core.text.tools.registry import open_tool_format
 from llama_core.text.tools.tool import Call, ToolUse
-from llama_core.text.tools.tool_format import ToolFormat
+from llama_core.text.tools.tool_format import ToolFormat, open_tool_format
 
 
 class AnswerFormat:
-    """reasoning: None for a model that does not reason. is_spaced: a space may come first, which the tokenizer drops from the
-    text. Immutable."""
+    """reasons: whether the model reasons before it answers. is_spaced: a space may come first, which the tokenizer drops from
+    the text. Immutable."""
 
-    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, reasoning: ReasoningMarks | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, reasons: bool) -> None:
         self.tool_format = tool_format
-        self.reasoning = reasoning
+        self.reasons = reasons
         self.is_spaced = tokenizer.leading_space != "keep"
         self._tokenizer = tokenizer
-        reasoning_marks = () if reasoning is None else (reasoning.opening, reasoning.closing)
-        self._reasoning_ids = _control_ids(tokenizer, reasoning_marks)
+        self._reasoning_ids = _control_ids(tokenizer, (OPEN, CLOSE) if reasons else ())
         self._tool_ids = _control_ids(tokenizer, tool_format.marks)
         self.mark_ids = MarkIds({**self._reasoning_ids, **self._tool_ids})
 
@@ -42,11 +33,11 @@ class AnswerFormat:
 
     def begins_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to `prompt` begins within the reasoning."""
-        return self.reasoning is not None and prompt_begins_reasoning(self.reasoning, self._tokenizer, prompt)
+        return self.reasons and prompt_begins_reasoning(self._tokenizer, prompt)
 
     def reader(self, use: ToolUse | None, *, begun: bool, leading: bool = False) -> "AnswerReader":
         """Reads one answer. begun: it begins within the reasoning. leading: its calls, if any, are all of it."""
-        splitter = None if self.reasoning is None else ReasoningSplitter(self.reasoning, begun=begun)
+        splitter = ReasoningSplitter(begun=begun) if self.reasons else None
         parser = None if use is None else self.tool_format.parser(use)
         if parser is not None and leading:
             parser = LeadingParser(parser, self.tool_format.written_calls([Call("f", "{}")])[0])
@@ -80,27 +71,19 @@ def open_answer_format(tool_format: str, tokenizer: Tokenizer, chat_format: Chat
 
     Raises ConfigError for an unknown one.
     """
-    has_token = _Texts(tokenizer).__contains__
-    found = open_tool_format(
-        tool_format, template=chat_format.template, chat_format=chat_format.name, has_token=has_token
-    )
-    return AnswerFormat(tokenizer, found, find_marks(chat_format.template, has_token))
 
-
-class _Texts:
-    """The texts of all tokens, read from the vocabulary when they are first asked for."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    @cached_property
-    def _texts(self) -> frozenset[bytes]:
-        tokenizer = self._tokenizer
+    @cache
+    def texts() -> frozenset[bytes]:
         names = (name.encode() for name in tokenizer.control_texts)
         return frozenset([*map(tokenizer.token_bytes, range(tokenizer.n_words)), *names])
 
-    def __contains__(self, text: str) -> bool:
-        return text.encode() in self._texts
+    def has_token(text: str) -> bool:
+        return text.encode() in texts()
+
+    found = open_tool_format(
+        tool_format, template=chat_format.template, chat_format=chat_format.name, has_token=has_token
+    )
+    return AnswerFormat(tokenizer, found, reasons(chat_format.template, has_token))
 
 
 def _control_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:

@@ -5,9 +5,9 @@ Knows nothing of generation.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
+from typing import Any, Final, Literal, NoReturn, NotRequired, Protocol, TypedDict
 
-from llama_core.errors import InvalidDialog
+from llama_core.errors import InvalidDialog, NoChatTemplate
 from llama_core.text.tokenizers.tokenizer import Tokenizer, is_encodable
 from llama_core.text.tools.tool import Tool
 
@@ -116,3 +116,24 @@ def messages_of(dialog: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if not isinstance(message, Mapping):
             raise invalid_message(index, "a message must be an object with role and content")
         yield index, message
+
+
+class NoChatFormat(ChatFormat):
+    """Of a model without one: every dialog is refused with the remedy. Completions work."""
+
+    name = "none"
+    is_quick = True
+    template = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        pass
+
+    def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
+        self.check(dialog)
+
+    def check(self, dialog: Dialog) -> NoReturn:
+        raise NoChatTemplate(
+            "this model has no chat template, so it answers /v1/completions only; for chats, start the server with "
+            "chat_template=FILE, or with chat_format=llama2 or chat_format=llama3",
+            param="messages",
+        )

@@ -17,7 +17,6 @@ from llama_core.text.chat_format import (
     check_messages,
     invalid_message,
 )
-from llama_core.text.client_templates import LLAMA2_TEMPLATE
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 B_INST: Final = "[INST]"
@@ -25,6 +24,20 @@ E_INST: Final = "[/INST]"
 B_SYS: Final = "<<SYS>>\n"
 E_SYS: Final = "\n<</SYS>>\n\n"
 SPECIAL_TAGS: Final = (B_INST, E_INST, B_SYS.strip(), E_SYS.strip())
+# For clients that render chats themselves; the server never renders it. With the tokenizer's `bos_token` and `eos_token`, and
+# the names of control tokens read as these tokens, it gives the ids that `encode` gives.
+_CLIENT_TEMPLATE: Final = (
+    "{% if messages[0]['role'] == 'system' %}"
+    "{% set system = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}{% set turns = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
+    "{% for message in turns %}"
+    "{% if message['role'] != ('user' if loop.index0 % 2 == 0 else 'assistant') %}"
+    "{{ raise_exception('roles: an optional system message, then user and assistant in turn') }}{% endif %}"
+    "{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + ((system if loop.first else '') + message['content']) | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
 
 
 class _Round(NamedTuple):
@@ -42,7 +55,7 @@ class Llama2ChatFormat(ChatFormat):
     name = "llama2"
     is_quick = True
     template = None
-    client_template = LLAMA2_TEMPLATE
+    client_template = _CLIENT_TEMPLATE
     answer_ending = " "
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -53,11 +66,7 @@ class Llama2ChatFormat(ChatFormat):
 
         Raises InvalidDialog that names the index of the first message at fault.
         """
-        self._check(dialog, NO_OPTIONS)
-
-    def _check(self, dialog: Dialog, options: ChatOptions) -> None:
-        check_messages(dialog)
-        _check_roles(dialog, options)
+        _check(dialog, NO_OPTIONS)
 
     def check_special_tags(self, dialog: Dialog) -> None:
         """Raises SpecialTags that names the first message whose content contains a tag. Takes a dialog that `check` accepts.
@@ -82,7 +91,7 @@ class Llama2ChatFormat(ChatFormat):
         final message that the answer continues leaves its round open. Raises InvalidDialog or SpecialTags, with the message's
         index. Encodes every text about twice.
         """
-        self._check(dialog, options)
+        _check(dialog, options)
         self.check_special_tags(dialog)
         ids: list[int] = []
         for each in _rounds(dialog, continues=options.continue_final_message):
@@ -122,7 +131,8 @@ def _rounds(dialog: Dialog, *, continues: bool) -> Iterator[_Round]:
             yield _Round(index + 1, answered, has_system, is_open=False)
 
 
-def _check_roles(dialog: Dialog, options: ChatOptions) -> None:
+def _check(dialog: Dialog, options: ChatOptions) -> None:
+    check_messages(dialog)
     has_system = dialog[0]["role"] == "system"
     for index, message in enumerate(dialog):
         if index == 0 and has_system:

@@ -15,7 +15,6 @@ from llama_core.text.chat_format import (
     Dialog,
     check_messages,
 )
-from llama_core.text.client_templates import LLAMA3_TEMPLATE
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 
 BEGIN: Final = "<|begin_of_text|>"
@@ -24,6 +23,15 @@ HEADER_END: Final = "<|end_header_id|>"
 TURN_END: Final = "<|eot_id|>"
 _STOPS: Final = (TURN_END, "<|end_of_text|>", "<|eom_id|>")
 _RESULT_ROLE: Final = "ipython"  # a tool's result
+# For clients that render chats themselves; the server never renders it. With the tokenizer's `bos_token` and `eos_token`, and
+# the names of control tokens read as these tokens, it gives the ids that `encode` gives.
+_CLIENT_TEMPLATE: Final = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
 
 
 class Llama3ChatFormat(ChatFormat):
@@ -32,7 +40,7 @@ class Llama3ChatFormat(ChatFormat):
     name = "llama3"
     is_quick = True
     template = None
-    client_template = LLAMA3_TEMPLATE
+    client_template = _CLIENT_TEMPLATE
     result_role = _RESULT_ROLE
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -4,7 +4,6 @@ Decides which text is reasoning, and how many tokens are. Knows nothing of tools
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from llama_core.text.tokenizers.tokenizer import Tokenizer
@@ -15,25 +14,15 @@ _SPACES: Final = " \t\r\n"
 _LAST_TOKENS: Final = 16  # of a prompt: enough to spell OPEN and the white space after it
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningMarks:
-    """What begins and ends the reasoning."""
-
-    opening: str = OPEN
-    closing: str = CLOSE
+def reasons(template: str | None, has_token: Callable[[str], bool]) -> bool:
+    """Whether a model's template or its vocabulary has the marks."""
+    return (template is not None and CLOSE in template) or (has_token(OPEN) and has_token(CLOSE))
 
 
-def find_marks(template: str | None, has_token: Callable[[str], bool]) -> ReasoningMarks | None:
-    """The marks of a model whose template or vocabulary has them; None for a model that does not reason."""
-    if template is not None and CLOSE in template:
-        return ReasoningMarks()
-    return ReasoningMarks() if has_token(OPEN) and has_token(CLOSE) else None
-
-
-def prompt_begins_reasoning(marks: ReasoningMarks, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+def prompt_begins_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     """Whether the prompt ends with the opening mark, as some templates begin the assistant's message."""
     end = tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False)
-    return end.rstrip(_SPACES).endswith(marks.opening)
+    return end.rstrip(_SPACES).endswith(OPEN)
 
 
 class Split(NamedTuple):
@@ -47,8 +36,7 @@ class ReasoningSplitter:
     """Separates the reasoning from the answer, without marks and white space around them. Joined parts do not depend on how the
     text is divided. begun: the prompt has the opening mark."""
 
-    def __init__(self, marks: ReasoningMarks, *, begun: bool) -> None:
-        self._marks = marks
+    def __init__(self, *, begun: bool) -> None:
         self._buffer = ""
         self._state = self._reasoning if begun else self._beginning
         self._has_text = False
@@ -67,12 +55,12 @@ class ReasoningSplitter:
     # States: each takes what is certain from the buffer.
 
     def _beginning(self) -> Split:
-        opening, begin = self._marks.opening, self._buffer.lstrip(_SPACES)
-        if begin.startswith(opening):
-            self._buffer = begin[len(opening) :]
+        begin = self._buffer.lstrip(_SPACES)
+        if begin.startswith(OPEN):
+            self._buffer = begin[len(OPEN) :]
             self._state = self._reasoning
             return self._state()
-        if opening.startswith(begin):  # or nothing but white space so far
+        if OPEN.startswith(begin):  # or nothing but white space so far
             return Split("", "")
         self._state = self._answer
         return self._state()
@@ -80,12 +68,11 @@ class ReasoningSplitter:
     def _reasoning(self) -> Split:
         if not self._has_text:
             self._buffer = self._buffer.lstrip(_SPACES)
-        closing = self._marks.closing
-        before, closed, behind = self._buffer.partition(closing)
+        before, closed, behind = self._buffer.partition(CLOSE)
         if closed:
             self._buffer, self._state = behind, self._between
             return Split(before.rstrip(_SPACES), self._state().answer)
-        num_held = next(n for n in range(len(closing) - 1, -1, -1) if before.endswith(closing[:n]))
+        num_held = next(n for n in range(len(CLOSE) - 1, -1, -1) if before.endswith(CLOSE[:n]))
         text = before[: len(before) - num_held].rstrip(_SPACES)
         self._buffer = before[len(text) :]
         self._has_text = self._has_text or bool(text)
@@ -106,8 +93,8 @@ class ReasoningSplitter:
 class ReasoningCounter:
     """Counts the tokens of the reasoning with its marks, exactly, whatever the stream's division."""
 
-    def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer, *, begun: bool) -> None:
-        self._marks, self._tokenizer = marks, tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, begun: bool) -> None:
+        self._tokenizer = tokenizer
         self._state: str = "reasoning" if begun else "beginning"
         self._text = b""
         self._num_tokens = 0
@@ -127,7 +114,7 @@ class ReasoningCounter:
         raw = self._tokenizer.token_bytes(token) or self._tokenizer.control_text(token).encode()
         self._text += raw
         self._num_tokens += 1
-        opening, closing = self._marks.opening.encode(), self._marks.closing.encode()
+        opening, closing = OPEN.encode(), CLOSE.encode()
         if self._state == "beginning":
             begin = self._text.lstrip()
             if begin.startswith(opening):

@@ -6,9 +6,8 @@ from pkgutil import resolve_name
 from typing import Final
 
 from llama_core.errors import ConfigError, TokenizerError
-from llama_core.text.chat_format import ChatFormat
+from llama_core.text.chat_format import ChatFormat, NoChatFormat
 from llama_core.text.chat_llama3 import HEADER_START
-from llama_core.text.no_chat_format import NoChatFormat
 from llama_core.text.template.files import find_template, given_template
 from llama_core.text.tokenizers.files import SIDE_FILES
 from llama_core.text.tokenizers.probe import probe_tokenizer
@@ -91,15 +90,9 @@ def tokenizer_files(path: str | Path) -> list[Path]:
 def find_chat_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
     """The built-in chat format called `name`, for prompts in the ids of `tokenizer`. Raises ConfigError."""
     if name not in CHAT_FORMATS:
-        raise _unknown_format()
+        raise ConfigError(f"chat_format must be one of {', '.join(CHAT_FORMAT_NAMES)}", param="chat_format")
     found: ChatFormat = resolve_name(CHAT_FORMATS[name])(tokenizer)
     return found
-
-
-def check_chat_format(name: str) -> None:
-    """Raises ConfigError for a value that the argument `chat_format` may not have."""
-    if name not in CHAT_FORMAT_NAMES:
-        raise _unknown_format()
 
 
 def open_chat_format(
@@ -110,9 +103,8 @@ def open_chat_format(
     "auto" is the template given or found with the model, else for a folder of Meta's the format that goes with its tokenizer.
     A model without any gets `NoChatFormat`. Raises ConfigError or TokenizerError.
     """
-    check_chat_format(name)
-    if name in CHAT_FORMATS:
-        if template is not None:
+    if name not in (AUTO, TEMPLATE):
+        if template is not None and name in CHAT_FORMATS:
             raise ConfigError(f"chat_template contradicts chat_format {name}: set one of them", param="chat_template")
         return find_chat_format(name, tokenizer)
     folder = Path(checkpoint)
@@ -130,7 +122,3 @@ def open_chat_format(
     if (folder / "params.json").is_file():  # Meta's files bring no template
         return find_chat_format("llama3" if HEADER_START in tokenizer.control_texts else "llama2", tokenizer)
     return NoChatFormat(tokenizer)
-
-
-def _unknown_format() -> ConfigError:
-    return ConfigError(f"chat_format must be one of {', '.join(CHAT_FORMAT_NAMES)}", param="chat_format")

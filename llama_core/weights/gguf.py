@@ -1,22 +1,72 @@
-"""The weights in a GGUF file. Reads rows and columns through memory maps, a slice at a time."""
+"""The weights in a GGUF file. Reads rows and columns through memory maps, a slice at a time, and decodes their blocks.
+
+The gguf package decodes the encodings that are not here.
+"""
 
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from llama_core.errors import CheckpointError
+from llama_core.files.gguf.config import ARCHITECTURES, ROPE_FACTORS
 from llama_core.files.gguf.file import GgufTensor
-from llama_core.files.gguf.keys import ARCHITECTURES
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.gguf.rope import ROPE_FACTORS
+from llama_core.files.gguf.types import Encoding
 from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
-from llama_core.weights.gguf_blocks import GROUPED, decode, groups, plain_dtype
+from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import release
+
+# Encoding -> the weight format of the same values (see `source.GroupedSlice`).
+GROUPED: Final = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_min"}
+_PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def plain_dtype(encoding: Encoding) -> torch.dtype | None:
+    """The dtype of an encoding without blocks, None for the others."""
+    return _PLAIN.get(encoding.name)
+
+
+def decode(encoding: Encoding, stored: torch.Tensor) -> torch.Tensor:
+    """stored: uint8 [rows, bytes] of whole blocks -> [rows, columns], float32 unless the encoding is a plain dtype."""
+    dtype = plain_dtype(encoding)
+    if dtype is not None:
+        return stored.clone(memory_format=torch.contiguous_format).view(dtype)  # a file may hold it at any byte
+    if encoding.name in GROUPED:
+        return dense(groups(encoding, stored), 8 if encoding.name == "Q4_0" else 0)
+    import gguf  # takes 0.3 s, which files of other encodings need not wait for
+
+    kind = gguf.GGMLQuantizationType[encoding.name]
+    return torch.from_numpy(gguf.quants.dequantize(stored.contiguous().numpy(), kind))
+
+
+def groups(encoding: Encoding, stored: torch.Tensor) -> GroupedWeight:
+    """stored: uint8 [rows, bytes] of whole blocks of an encoding in GROUPED."""
+    blocks = stored.view(len(stored), -1, encoding.num_bytes)
+    scales = _half(blocks[..., 0:2])
+    if encoding.name == "Q8_0":
+        codes = blocks[..., 2:].contiguous().view(torch.int8)
+        return GroupedWeight(codes.flatten(1), scales, None)
+    if encoding.name == "Q4_0":
+        return GroupedWeight(_nibbles(blocks[..., 2:]), scales, None)
+    assert encoding.name == "Q4_1"
+    return GroupedWeight(_nibbles(blocks[..., 4:]), scales, _half(blocks[..., 2:4]))
+
+
+def _half(stored: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, blocks, 2] -> float32 [rows, blocks]."""
+    return stored.contiguous().view(torch.float16).squeeze(-1).float()
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, blocks, 16] -> uint8 [rows, columns]: the low halves of a block come first."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
+
 
 _CHUNK_VALUES = 2**20  # of one slice: 4 MB as float32
 

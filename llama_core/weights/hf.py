@@ -2,10 +2,16 @@
 
 Rotary embedding turns adjacent pairs of a head's values (2i, 2i + 1) in Meta's layout, and pairs (i, i + head_dim / 2) in
 Hugging Face's. So this reader gives the rows of q and k, with their biases and norms, in Meta's order.
+
+Linear layers [n, k] may be packed, as compressed-tensors' "pack-quantized" stores them: weight_packed, int32
+[n, k * bits / 32], holds codes plus 2^(bits - 1), the first code in the lowest bits. So its bytes hold two codes of 4 bits
+each, the low half first, or one of 8 bits. weight_scale [n, k / GROUP] has a scale for each group of inputs. weight_shape is
+[n, k]. A weight is code * scale.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,15 +24,66 @@ from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model_config import ModelConfig
 from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
-from llama_core.weights.hf_packed import (
-    PackedTensors,
-    dequantized,
-    find_packed,
-    is_exact_in_half,
-    part_names,
-    unpack,
-)
+from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import file_begin, release, row_chunks
+
+SCALE_DTYPES: Final = ("BF16", "F16", "F32")
+_PARTS = ("packed", "scale", "shape")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """The tensors of one linear layer, and the bits of a code."""
+
+    packed: Located
+    scale: Located
+    shape: Located
+    bits: int
+
+
+def part_names(weight: str) -> dict[str, str]:
+    """The names in the files of the parts of a packed weight. weight: its name if it were dense."""
+    return {part: f"{weight}_{part}" for part in _PARTS}
+
+
+def find_packed(
+    weight: str, shape: tuple[int, ...], bits: int, located: Mapping[str, Located]
+) -> tuple[PackedTensors | None, list[str]]:
+    """The parts of a packed weight, or what is wrong with their headers. shape: of the weight."""
+    names = part_names(weight)
+    if missing := [name for name in names.values() if name not in located]:
+        return None, [f"{name} is missing" for name in missing]
+    rows, columns = shape
+    if columns % GROUP:
+        return None, [f"{names['packed']} has {columns} inputs, no multiple of {GROUP}"]
+    expected = {
+        "packed": ((rows, columns * bits // 32), ("I32",)),
+        "scale": ((rows, columns // GROUP), SCALE_DTYPES),
+        "shape": ((2,), ("I64", "I32")),
+    }
+    faults = []
+    for part, (size, dtypes) in expected.items():
+        tensor = located[names[part]]
+        if tensor.shape != size:
+            faults.append(f"{names[part]} has shape {shown(list(tensor.shape))}, expected {list(size)}")
+        elif tensor.dtype not in dtypes:
+            faults.append(f"{names[part]} has dtype {tensor.dtype}, expected {' or '.join(dtypes)}")
+    packed, scale, said = (located[names[part]] for part in _PARTS)
+    found = PackedTensors(packed, scale, said, bits)
+    return (None, faults) if faults else (found, [])
+
+
+def unpack(stored: torch.Tensor, bits: int) -> torch.Tensor:
+    """The bytes of weight_packed, uint8 [n, k * bits / 8] -> codes [n, k] of a `GroupedSlice`; allocates."""
+    if bits == 8:
+        return (stored ^ 128).view(torch.int8)
+    return torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
+
+
+def is_exact_in_half(scales: torch.Tensor) -> bool:
+    """Whether float16 holds every scale exactly, as the weight formats need. False for NaN."""
+    return bool((scales.float() == scales.half().float()).all())
+
 
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers stored the frequencies
@@ -106,7 +163,7 @@ class HuggingFaceWeights(WeightReader):
         first = begin - begin % GROUP
         whole = Box((box.start[0], first), (box.shape[0], -(-end // GROUP) * GROUP - first))
         for file, codes, scales, _, start in self._groups(name, whole):
-            values = dequantized(codes, scales, self._packed[name].bits)
+            values = dense(GroupedWeight(codes, scales, None), 8 if self._packed[name].bits == 4 else 0)
             yield Slice(file, values[:, begin - first : end - first], start)
 
     def _rows(self, stored: torch.Tensor, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:

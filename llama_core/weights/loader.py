@@ -29,6 +29,17 @@ class GroupedWeight(NamedTuple):
     minima: torch.Tensor | None
 
 
+def dense(weight: GroupedWeight, zero: int) -> torch.Tensor:
+    """float32 [n, k]. zero: the code of 0, in formats without minima."""
+    values = weight.codes.view(len(weight.codes), -1, GROUP).float()
+    if zero:
+        values -= zero
+    values *= weight.scales.unsqueeze(-1)
+    if weight.minima is not None:
+        values += weight.minima.unsqueeze(-1)
+    return values.flatten(1)
+
+
 def planned_weights(
     reader: WeightReader,
     config: ModelConfig,

@@ -12,8 +12,8 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.grammar.build import choice_grammar, json_schema_grammar
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import EOS

@@ -16,7 +16,7 @@ from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.scheduling.request import Request, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
-from llama_core.text.spellings import spellings
+from llama_core.text.tokenizers.tokenizer import spellings
 from tests.deployments.handles import ingress_over
 from tests.support.fake_rank_group import FakeGroup
 from tests.support.fake_ranks import FakeRanks, continuation

@@ -4,12 +4,13 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, Hello, WireError, decode_hello, decode_reply, decode_step, frame
+from cluster.wire.rank_runner import RankRunner
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Grow, Pending, Row, SlotInit, StepInput, StepOutput
 from tests.fuzz.group_rules import EPOCH, GroupBench
@@ -148,7 +149,7 @@ def rank_that_reads(data: bytes) -> str:
         ours.shutdown(socket.SHUT_WR)
         theirs.settimeout(60)
         try:
-            StepExecutor(0, EPOCH, FrameSocket(theirs), runner).run()
+            StepExecutor(0, EPOCH, FrameSocket(theirs), cast(RankRunner, runner)).run()
         except WireError as error:
             ended = refused(error)
         theirs.setblocking(False)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import httpx
 import jsonschema
 
-from llama_core.text.tools.registry import TOOL_FORMATS
+from llama_core.text.tools.tool_format import TOOL_FORMATS
 from tests.programs.structured_output import WORDS, bounded
 from tests.support.server import served
 

@@ -66,11 +66,11 @@ async def main(cluster: Cluster, second_node: Any, *, is_full: bool) -> dict[str
     seen["nodes"] = len({identity.node_id for identity in info.identities})
     assert group._listener is not None
     seen["host"] = group._listener._host
-    outputs = await asyncio.gather(*(group.step(one_row(step, 1)) for step in range(50)))
+    outputs = await asyncio.gather(*(group.submit(one_row(step, 1)) for step in range(50)))
     seen["tokens"] = [output.tokens for output in outputs] == [tokens_of(step, (3,)) for step in range(50)]
     began = time.perf_counter()
     for step in range(50, 250):
-        await group.step(one_row(step, 1))
+        await group.submit(one_row(step, 1))
     seen["tls_ms_per_step"] = (time.perf_counter() - began) * 1e3 / 200
 
     driver_node = ray.get_runtime_context().get_node_id()
@@ -92,7 +92,7 @@ async def lost(cluster: Cluster, second_node: Any, placement: PlacementGroup) ->
     driver_node = ray.get_runtime_context().get_node_id()
     group = RankGroup(CONFIG, placement, epoch=2, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
-    await group.step(one_row(0, 2))
+    await group.submit(one_row(0, 2))
     (far,) = (identity for identity in info.identities if identity.node_id != driver_node)
     began = time.monotonic()
     removing = asyncio.get_running_loop().run_in_executor(

@@ -132,7 +132,7 @@ class FakeFactory:
             return next((fault for fault in mine if fault.at_step in (None, step)), None)
 
         if self.expect_num_blocks is not None:
-            assert rendezvous.former_blocks == self.expect_num_blocks
+            assert rendezvous.order.former_blocks == self.expect_num_blocks
         faults = Faults(next_fault)
         on_progress(0, 1000)
         faults.strike("load")

@@ -5,8 +5,8 @@ import random
 from typing import Any, Final
 
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece
-from llama_core.text.tools.registry import TOOL_FORMATS, find_tool_format
 from llama_core.text.tools.tool import Call, Tool, ToolUse
+from llama_core.text.tools.tool_format import TOOL_FORMATS, find_tool_format
 
 WEATHER: Final[dict[str, Any]] = {
     "type": "object",

@@ -21,9 +21,8 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.meta_params import config_from_params
 from llama_core.model_config import ModelConfig
 from llama_core.rank_share import RankShare
-from llama_core.weights.file_reads import FileReads
 from llama_core.weights.loader import planned_weights
-from llama_core.weights.uploads import Uploads
+from llama_core.weights.uploads import FileReads, Uploads
 
 GB = 1e9
 _LAYER_VALUES = 12  # times dim squared
@@ -80,5 +79,5 @@ class _AtOnce:
     def record(self) -> "_AtOnce":
         return self
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass

@@ -34,9 +34,9 @@ class ParsedAnswer:
         self._prompt, self._params, self._index = prompt, params, index
         self._parsing = parsing
         self._reader = None if parsing is None else parsing.reader()
-        marks = None if parsing is None else parsing.answer_format.reasoning
-        begun = parsing is not None and parsing.begun
-        self.counter = None if marks is None else ReasoningCounter(marks, tokenizer, begun=begun)
+        self.counter: ReasoningCounter | None = None
+        if parsing is not None and parsing.answer_format.reasons:
+            self.counter = ReasoningCounter(tokenizer, begun=parsing.begun)
         self.num_calls = 0  # in the pieces so far
         self.last_call = -1  # its number, of those that have an id
 

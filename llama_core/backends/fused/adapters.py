@@ -1,6 +1,6 @@
 """The LoRA adapters of a rank in torch: their matrices in places, in one set of tensors for each matrix of a layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -62,29 +62,25 @@ class AdapterTables:
         for name, tensor in self._tensor.items():
             if tensor.startswith("layers."):
                 firsts.setdefault(tensor, []).append(self._first[name])
-        self._tables: dict[str, MatrixAdapters] = {}
+        self.by_matrix: dict[str, MatrixAdapters] = {}
         for tensor, starts in firsts.items():
             (outputs, inputs), places, rank = shapes[tensor], config.max_loras, config.max_lora_rank
             a = torch.zeros((places, len(starts), rank, inputs), dtype=dtype, device=device)
             b = torch.zeros((places, outputs, rank), dtype=dtype, device=device)
             scales = torch.zeros((places, len(starts)), device=device)
-            self._tables[tensor] = MatrixAdapters(a, b, scales, (*starts, outputs))
-
-    @property
-    def by_matrix(self) -> Mapping[str, MatrixAdapters]:
-        return self._tables
+            self.by_matrix[tensor] = MatrixAdapters(a, b, scales, (*starts, outputs))
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for table in self._tables.values() for tensor in table.tensors)
+        return sum(tensor.nbytes for table in self.by_matrix.values() for tensor in table.tensors)
 
     def load(self, place: int, pairs: Iterable[LowRank]) -> None:
         """Give a place, from 1 on, this rank's part of an adapter."""
-        for table in self._tables.values():
+        for table in self.by_matrix.values():
             for tensor in table.tensors:
                 tensor[place - 1].zero_()
         for name, a, b, scale in pairs:
-            table, first = self._tables[self._tensor[name]], self._first[name]
+            table, first = self.by_matrix[self._tensor[name]], self._first[name]
             module = table.bounds.index(first)
             table.a[place - 1, module, : len(a)].copy_(a)
             table.b[place - 1, first : first + len(b), : len(a)].copy_(b)

@@ -75,8 +75,6 @@ class FusedTransformer:
         self.parallel = parallel
         self._ops = ops
         self._sum = parallel.sum_in_rank_order if batch_invariant else parallel.sum
-        self._matrix_type = matrix_type
-        self._batch_invariant = batch_invariant
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
         self.share = self._shares[parallel.rank]
         self.head_dim = config.head_dim
@@ -85,7 +83,9 @@ class FusedTransformer:
         self._first_rows, shapes = first_rows(self._specs, self.share)
         linear = {spec.tensor for spec in self._specs.values() if spec.is_linear}
         self._tensors: dict[str, Any] = {
-            name: self._matrix(name, *shape) if name in linear else self._empty(*shape)
+            name: matrix_type(name)(*shape, dtype, parallel.device, batch_invariant=batch_invariant)
+            if name in linear
+            else torch.empty(shape, dtype=dtype, device=parallel.device)
             for name, shape in shapes.items()
         }
         self._embeddings, self._norm, self._output = (
@@ -217,10 +217,3 @@ class FusedTransformer:
         """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""
         part = self._output.multiply(hidden_states)
         return self.parallel.gather_columns(part, [len(share.vocab) for share in self._shares])
-
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.parallel.device)
-
-    def _matrix(self, name: str, outputs: int, inputs: int) -> TorchMatrix:
-        shape = outputs, inputs, self.dtype, self.parallel.device
-        return self._matrix_type(name)(*shape, batch_invariant=self._batch_invariant)

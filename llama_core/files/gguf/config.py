@@ -1,10 +1,89 @@
-"""Reads the architecture from the metadata of a GGUF file. Needs no torch; every error names the file and the key."""
+"""Reads the architecture from the metadata of a GGUF file, as llama.cpp does. Needs no torch; errors name file and key."""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from llama_core.errors import ConfigError
-from llama_core.files.gguf.keys import GgufKeys
+from llama_core.files.gguf.file import GgufTensor, Value
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.gguf.rope import read_rope
-from llama_core.model_config import MAX_LAYERS, ModelConfig
+from llama_core.files.json_fields import shown
+from llama_core.model_config import MAX_LAYERS, MAX_SIZE, ModelConfig, RopeConfig
+
+# Architecture -> whether its query and key rows have each head's halves side by side, as Hugging Face's models. The converter
+# reorders those of "llama" to adjacent pairs, which is Meta's order and ours.
+ARCHITECTURES: Final = {"llama": False, "qwen2": True, "qwen3": True}
+# Keys that change the model, with the values that mean no change.
+_NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+}
+
+
+class GgufKeys:
+    """The metadata below the architecture's name. Raises ConfigError that names the file and the key."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self._path = model.path
+        self._metadata = model.metadata
+        self.architecture = self._metadata.get("general.architecture")
+
+    def refuse_unknown_models(self) -> None:
+        if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ConfigError(
+                f"{self._path}: the architecture {shown(self.architecture)} is not supported; supported are {known}"
+            )
+        for name, neutral in _NEUTRAL.items():
+            value = self.value(name)
+            if value is not None and value not in neutral:
+                raise self.fault(name, f"is {shown(value)}, which is not supported")
+
+    def fault(self, name: str, what: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {self.architecture}.{name} {what}")
+
+    def value(self, name: str) -> Value | None:
+        return self._metadata.get(f"{self.architecture}.{name}")
+
+    def below(self, prefix: str) -> Iterator[str]:
+        """The names below the architecture's that begin so."""
+        whole = f"{self.architecture}."
+        return (key.removeprefix(whole) for key in self._metadata if key.startswith(whole + prefix))
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
+        """A number, or a list of equal ones, one for each layer."""
+        value = self.value(name)
+        if isinstance(value, list) and len(value) <= MAX_LAYERS and len(set(value)) == 1:
+            value = value[0]
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fault(name, "is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.fault(name, f"must be a whole number from {least} to {most}, is {shown(value)}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.value(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fault(name, "is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.fault(name, f"must be a positive finite number, is {shown(value)}")
+        return float(value)
+
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
@@ -45,12 +124,14 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
 
 def stop_ids(model: GgufModel) -> frozenset[int]:
     """The ids of the tokens that end a text, a turn or a message. Raises ConfigError for one that is no id."""
-    keys = GgufKeys(model)
-    found = set()
-    for name in ("eos", "eot", "eom"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        if key in model.metadata:
-            found.add(keys.plain_integer(key))
+    found: set[int] = set()
+    for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"):
+        value = model.metadata.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
+            raise ConfigError(f"{model.path}: {key} must be a token's id, is {shown(value)}")
+        found.add(value)
     return frozenset(found)
 
 
@@ -78,3 +159,97 @@ def _windows(keys: GgufKeys, layers: int) -> tuple[int, ...]:
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
         raise keys.fault("attention.sliding_window_pattern", f"must be {layers} truth values, one a layer")
     return tuple(window if has_window else 0 for has_window in pattern)
+
+
+_TRAINED_CONTEXT = 8192  # of Llama 3, which the factors in its descendants' files stretch
+_SCALING = "rope.scaling."
+ROPE_FACTORS: Final = "rope_freqs.weight"  # the frequency of each pair is divided by it; no weight of a layer
+_READ = ("type", "factor", "original_context_length", "finetuned", "yarn_beta_fast", "yarn_beta_slow")
+_READ_BY_YARN = ("attn_factor", "yarn_attn_factor")
+# Other keys below rope.scaling, with the values that mean no change. -1: llama.cpp's own choice.
+_NEUTRAL_SCALING: Final[Mapping[str, tuple[Value, ...]]] = {
+    "attn_factor": (1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_ext_factor": (-1.0, 0.0),
+    "yarn_log_multiplier": (0.0,),
+}
+_NEUTRAL_OF_YARN: Final = dict(_NEUTRAL_SCALING) | {"yarn_ext_factor": (-1.0, 1.0)}
+
+
+def read_rope(keys: GgufKeys, model: GgufModel, head_dim: int) -> tuple[RopeConfig, int | None]:
+    """The rotary embedding, and the model's context length; None if the file does not say. Raises ConfigError that names the
+    file and the key."""
+    context = keys.integer("context_length", 0, least=0) or None
+    rope = _rope(keys, model, head_dim, context)
+    _refuse_unread(keys, is_yarn=rope.kind == "yarn")
+    if rope.kind == "yarn" and context is not None:
+        assert rope.original_context is not None
+        if context <= rope.original_context:  # converters write the context before the stretch
+            context = int(min(rope.original_context * rope.factor, MAX_SIZE))
+    return rope, context
+
+
+def _rope(keys: GgufKeys, model: GgufModel, head_dim: int, context: int | None) -> RopeConfig:
+    theta = keys.number("rope.freq_base", 10000.0)
+    RopeConfig(theta=theta).check(str(model.path))
+    kind = keys.value("rope.scaling.type")
+    factors = model.tensors.get(ROPE_FACTORS)
+    if factors is not None:
+        for name in ("type", "factor"):
+            if keys.value(_SCALING + name) not in (None, "none", 1.0):
+                raise keys.fault(_SCALING + name, f"must be absent beside {ROPE_FACTORS}")
+        return _llama3(model.path, factors, theta, head_dim)
+    if kind == "none":
+        return RopeConfig(theta=theta)  # llama.cpp then ignores factors
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    if kind in (None, "linear"):
+        return RopeConfig(theta=theta) if factor == 1.0 else RopeConfig("linear", theta, factor)
+    if kind != "yarn":
+        raise keys.fault("rope.scaling.type", f"is {shown(kind)}; supported are none, linear and yarn")
+    multiple = keys.number("rope.scaling.attn_factor", 1.0) * keys.number("rope.scaling.yarn_attn_factor", 1.0)
+    return RopeConfig(
+        "yarn",
+        theta,
+        factor,
+        original_context=keys.integer("rope.scaling.original_context_length", context),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=multiple * (0.1 * math.log(max(factor, 1.0)) + 1.0),
+    )
+
+
+def _refuse_unread(keys: GgufKeys, *, is_yarn: bool) -> None:
+    """Raises ConfigError for a key below rope.scaling that would change the model, and that `_rope` does not read."""
+    neutral = _NEUTRAL_OF_YARN if is_yarn else _NEUTRAL_SCALING
+    for name in sorted(keys.below(_SCALING)):
+        short = name.removeprefix(_SCALING)
+        is_read = short in _READ or (is_yarn and short in _READ_BY_YARN)
+        value = keys.value(name)
+        if not is_read and value not in neutral.get(short, ()):
+            raise keys.fault(name, f"is {shown(value)}, which is not supported")
+
+
+def _llama3(path: Path, tensor: GgufTensor, theta: float, head_dim: int) -> RopeConfig:
+    """Llama 3.1's rotary embedding. The file holds the quotients of frequencies, not the factors from which they follow."""
+    if tensor.encoding.name != "F32" or tensor.shape != (head_dim // 2,):
+        raise ConfigError(f"{path}: {ROPE_FACTORS} is {list(tensor.shape)} in {tensor.encoding.name}, expected "
+                          f"{[head_dim // 2]} in F32")  # fmt: skip
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.offset)
+        stored: Sequence[float] = struct.unpack(f"<{head_dim // 2}f", file.read(tensor.num_bytes))
+    rope = RopeConfig("llama3", theta, max(stored), original_context=_TRAINED_CONTEXT)
+    expected = _llama3_quotients(rope, head_dim) if math.isfinite(rope.factor) and rope.factor >= 1 else []
+    if not expected or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, expected, strict=True)):
+        raise ConfigError(f"{path}: {ROPE_FACTORS} does not hold the factors of Llama 3.1's rotary embedding")
+    return RopeConfig(theta=theta) if rope.factor == 1.0 else rope
+
+
+def _llama3_quotients(rope: RopeConfig, head_dim: int) -> list[float]:
+    """By how much the kind "llama3" slows each pair."""
+    quotients = []
+    for pair in range(head_dim // 2):
+        turns = _TRAINED_CONTEXT / (2 * math.pi * rope.theta ** (2 * pair / head_dim))
+        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        kept = min(1.0, max(0.0, kept))
+        quotients.append(1 / ((1 - kept) / rope.factor + kept))
+    return quotients

@@ -5,13 +5,12 @@ What config.json does not say has the default of transformers' configuration cla
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import packed_bits
 from llama_core.files.hf.rope import read_rope
-from llama_core.files.json_fields import Fields, read_object, shown
+from llama_core.files.json_fields import Fields, shown
 from llama_core.model_config import FULL_ATTENTION, MAX_LAYERS, ModelConfig
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -81,11 +80,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "n_routed_experts": (0, 1),
     "per_layer_config": ({},),
 }
-
-
-def read_config(path: Path, *, vocab_size: int) -> ModelConfig:
-    """Read and validate config.json at `path`. Raises ConfigError that names the file and the field."""
-    return model_from_config(read_object(path), vocab_size=vocab_size, source=str(path))
 
 
 def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str = "config.json") -> ModelConfig:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llama_core.errors import CheckpointError, ConfigError
+from llama_core.errors import CheckpointError
 from llama_core.files.json_fields import read_object, refuse_faults, shown
 from llama_core.text_files import fault_of
 
@@ -93,10 +93,7 @@ def _indexed(directory: Path) -> dict[str, Located]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """The name of the file of each weight, which lies in the index's folder."""
-    try:
-        files = read_object(index).get("weight_map")
-    except ConfigError as error:
-        raise CheckpointError(error.message) from None
+    files = read_object(index, refusal=CheckpointError).get("weight_map")
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{index}: field 'weight_map' must be an object with the file of each weight")
     for name in files.values():

@@ -58,14 +58,16 @@ class TemplateChatFormat(ChatFormat):
         template. Raises ConfigError that names the file of a template that cannot be used."""
         self._origin = origin
         try:
-            self._template, self._tree = compile_template(source)
-            self._reads = frozenset(meta.find_undeclared_variables(self._tree))
+            self._template, tree = compile_template(source)
+            self._reads = frozenset(meta.find_undeclared_variables(tree))
         except jinja2.TemplateSyntaxError as error:
             raise self._unusable(f"line {error.lineno}: {str(error.message)[:MAX_MESSAGE_CHARS]}") from None
         except (Exception, RecursionError) as error:  # Jinja2's and Python's compilers have many
             raise self._unusable(f"it cannot be compiled ({type(error).__name__})") from None
         self.template = source
-        self._literals = self._find_literals()
+        written = [node.data for node in tree.find_all(nodes.TemplateData)]
+        written += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+        self._literals = "\n".join(written)
         self._tokenizer = self.guard(tokenizer)
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         self._variables = {
@@ -73,7 +75,8 @@ class TemplateChatFormat(ChatFormat):
             for name, token_id in ids.items()
             if token_id is not None
         } | {name: MarkedText.written(text) for name, text in special_tokens.items()}
-        self.stop_ids = self._find_stop_ids()
+        texts = tokenizer.control_texts
+        self.stop_ids = frozenset(texts[name] for name in END_NAMES & texts.keys() if name in self._literals)
         self._try()
 
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
@@ -126,8 +129,7 @@ class TemplateChatFormat(ChatFormat):
         variables["add_generation_prompt"] = options.add_generation_prompt
         if options.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", MarkedText(options.reasoning_effort))
-        if options.now_s is not None:
-            variables["strftime_now"] = strftime_at(options.now_s)
+        variables["strftime_now"] = strftime_at(options.now_s)
         prompt = self._run(variables)
         return _before(prompt, mark) if mark else prompt
 
@@ -164,15 +166,6 @@ class TemplateChatFormat(ChatFormat):
         context = cast(RenderContext, self._template.new_context(variables))
         context.end_s = time.thread_time() + MAX_SECONDS
         return concat(self._template.root_render_func(context))
-
-    def _find_literals(self) -> str:
-        written = [node.data for node in self._tree.find_all(nodes.TemplateData)]
-        written += [node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)]
-        return "\n".join(written)
-
-    def _find_stop_ids(self) -> frozenset[int]:
-        texts = self._tokenizer.control_texts
-        return frozenset(texts[name] for name in END_NAMES & texts.keys() if name in self._literals)
 
     def _try(self) -> None:
         """Render a small dialog, to find a template at the start that is too slow for any dialog."""

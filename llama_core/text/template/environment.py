@@ -92,7 +92,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         # Constants that the optimizer folds would lose their marks.
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=extensions)
         self.filters |= {"join": _join, "safe": soft_str, "tojson": _tojson}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": strftime_at(None)}
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         cast(RenderContext, __context).check_clock()
@@ -124,13 +124,9 @@ def _raise_exception(message: object) -> None:
     raise RefusedByTemplate(str.__str__(str(message)))
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(str.__str__(form))
-
-
-def strftime_at(now_s: int) -> Callable[[str], str]:
-    """`strftime_now` at another time, in seconds since 1970."""
-    return lambda form: datetime.fromtimestamp(now_s).strftime(str.__str__(form))
+def strftime_at(now_s: int | None) -> Callable[[str], str]:
+    """`strftime_now` at a time in seconds since 1970; None for the clock's."""
+    return lambda form: (datetime.now() if now_s is None else datetime.fromtimestamp(now_s)).strftime(str.__str__(form))
 
 
 def compile_template(source: str) -> tuple[Template, nodes.Template]:

@@ -23,7 +23,7 @@ from llama_core.text.tokenizers.hugging_face_files import (
     may_shorten,
     read_decoding,
 )
-from llama_core.text.tokenizers.library_tokenizer import MAX_ADDED, LibraryTokenizer
+from llama_core.text.tokenizers.library_tokenizer import MAX_ADDED, LibraryTokenizer, as_special
 from llama_core.text.tokenizers.vocabulary_tokenizer import ControlToken, Vocabulary, is_control_name, warn_left_out
 
 MAX_IDS: Final = 2**24
@@ -89,7 +89,11 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         control = _control_tokens(side, added)
         # The library looks for a normalized one in the normalized text: with Llama's normalizer, it is found only after spaces.
         pipeline.add_special_tokens(
-            [_as_written(added[token.token_id]) for token in control.values() if added[token.token_id].normalized]
+            [
+                as_special(added[token.token_id], normalized=False)
+                for token in control.values()
+                if added[token.token_id].normalized
+            ]
         )
         vocab = pipeline.get_vocab(with_added_tokens=True)
         decoding = read_decoding(pipeline, vocab)
@@ -161,11 +165,6 @@ def _add_tokens(pipeline: tokenizers.Tokenizer, side: SideFiles, left_out: Conta
             if pipeline.token_to_id(content) is not None and not (content in flags and flags[content].special)
         ]
     )
-
-
-def _as_written(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
-    flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip")}
-    return tokenizers.AddedToken(token.content, special=True, normalized=False, **flags)
 
 
 def _control_tokens(side: SideFiles, added: Mapping[int, tokenizers.AddedToken]) -> dict[str, ControlToken]:

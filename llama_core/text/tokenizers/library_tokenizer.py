@@ -155,7 +155,7 @@ def _plain(
         other.pre_tokenizer = pipeline.pre_tokenizer
     # One call: the library builds its search anew after each.
     other.add_tokens(
-        [_as_special(added[each]) if added[each].content in kept else added[each] for each in sorted(added)]
+        [as_special(added[each]) if added[each].content in kept else added[each] for each in sorted(added)]
     )
     if other.get_added_tokens_decoder().keys() != added.keys():
         raise TokenizerError("the ids of the added tokens do not follow those of the vocabulary")
@@ -164,6 +164,6 @@ def _plain(
     return other
 
 
-def _as_special(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+def as_special(token: tokenizers.AddedToken, **changed: bool) -> tokenizers.AddedToken:
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-    return tokenizers.AddedToken(token.content, special=True, **flags)
+    return tokenizers.AddedToken(token.content, special=True, **flags | changed)

@@ -3,7 +3,7 @@
 Knows nothing of chats, streams or models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 # What decoding does with the spaces that begin a text. "drop_first_token": with every space of the first token.
@@ -105,3 +105,21 @@ def name_of_bytes(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def spellings(words: Collection[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that write each word: at the beginning of a text, after a space, and inside a line."""
+    found: dict[tuple[int, ...], None] = {}
+    if not words:
+        return ()
+    newline = tokenizer.encode("\n", bos=False, eos=False)
+    for word in words:
+        after_newline = tokenizer.encode("\n" + word, bos=False, eos=False)
+        for ids in (
+            tokenizer.encode(word, bos=False, eos=False),
+            tokenizer.encode(" " + word, bos=False, eos=False),
+            after_newline[len(newline) :] if after_newline[: len(newline)] == newline else [],
+        ):
+            if ids:
+                found[tuple(ids)] = None
+    return tuple(found)

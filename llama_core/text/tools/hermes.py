@@ -6,9 +6,8 @@ Prompt and form as documented at https://github.com/NousResearch/Hermes-Function
 from collections.abc import Sequence
 from typing import Final
 
-from llama_core.text.tools.envelope_parser import EnvelopeParser
-from llama_core.text.tools.lark import CallRules, MarkIds, pattern, tool_bodies
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.lark import CallRules, MarkIds, text_before, tool_bodies
+from llama_core.text.tools.parser import AnswerParser, EnvelopeParser
 from llama_core.text.tools.tool import Call, Tool, ToolUse
 from llama_core.text.tools.tool_format import ToolFormat, envelope, json_lines
 
@@ -33,12 +32,11 @@ class HermesFormat(ToolFormat):
         triggered = ["head call"]
         if marks.is_control(OPEN):
             triggered.append(f"TEXT? {opening} call")
-        head = [f"head[lazy]: /(?s:.*){pattern(OPEN)}/"] if use.mode == "auto" else []
         return CallRules(
             first=f"{opening} call",
             triggered=tuple(triggered),
             following=f'"\\n"? {opening} call',
-            definitions=(*head, f'call: "\\n"? body "\\n"? {closing}', f"body: {body}", *lines),
+            definitions=(*text_before(OPEN, use), f'call: "\\n"? body "\\n"? {closing}', f"body: {body}", *lines),
         )
 
     def instructions(self, tools: Sequence[Tool]) -> str:

@@ -8,11 +8,9 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from llama_core.text.tools.envelope_parser import EnvelopeParser
 from llama_core.text.tools.json_scan import CallHead, read_head, read_literal, skip_spaces
 from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, pattern, tool_bodies
-from llama_core.text.tools.leading import LeadingCalls
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.parser import AnswerParser, EnvelopeParser, LeadingCalls
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described
 from llama_core.text.tools.tool_format import ToolFormat, envelope
 

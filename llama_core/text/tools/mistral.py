@@ -7,10 +7,9 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from llama_core.text.tools.envelope_parser import EnvelopeParser
 from llama_core.text.tools.json_scan import SPACES, CallHead, behind, read_literal, skip_spaces
-from llama_core.text.tools.lark import CallRules, MarkIds, arguments, pattern, quoted, tool_bodies
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.lark import CallRules, MarkIds, arguments, quoted, text_before, tool_bodies
+from llama_core.text.tools.parser import AnswerParser, EnvelopeParser
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described
 from llama_core.text.tools.tool_format import ToolFormat, envelope
 
@@ -39,7 +38,7 @@ class MistralFormat(ToolFormat):
             triggered=_triggered(opening, ' " "? "["', marks),
             following='", " body',
             end='"]"',
-            definitions=(*_head(use), f"body: {body}", *lines),
+            definitions=(*text_before(OPEN, use), f"body: {body}", *lines),
         )
 
     def instructions(self, tools: Sequence[Tool]) -> str:
@@ -76,15 +75,11 @@ class MistralArgsFormat(MistralFormat):
             first=f"{opening} body",
             triggered=_triggered(opening, "", marks),
             following=f"{opening} body",
-            definitions=(*_head(use), f"body: {' | '.join(names)}", *lines),
+            definitions=(*text_before(OPEN, use), f"body: {' | '.join(names)}", *lines),
         )
 
     def written_calls(self, calls: Sequence[Call]) -> str:
         return "".join(f"{OPEN}{call.name}{ARGS}{call.arguments}" for call in calls)
-
-
-def _head(use: ToolUse) -> list[str]:
-    return [f"head[lazy]: /(?s:.*){pattern(OPEN)}/"] if use.mode == "auto" else []
 
 
 def _triggered(opening: str, after: str, marks: MarkIds) -> tuple[str, ...]:

@@ -1,14 +1,25 @@
 """Divides an answer into text and tool calls, as it arrives.
 
 A call counts once its head, up to the beginning of its arguments, is complete and names one of the tools: text that does not
-become a call stays text. White space around calls belongs to none.
+become a call stays text. White space around calls belongs to none. For formats whose calls are the whole answer, a call is
+looked for at the beginning of the answer only.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from llama_core.text.tools.json_scan import SPACES, CallHead, Miss, ObjectEnd, TooShort
+from llama_core.text.tools.json_scan import (
+    SPACES,
+    CallHead,
+    Miss,
+    ObjectEnd,
+    TooShort,
+    behind,
+    read_head,
+    read_literal,
+    skip_spaces,
+)
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece
 
 
@@ -140,3 +151,78 @@ def trigger_at(text: str, trigger: str) -> int:
         if trigger.startswith(text[at:]):
             return at
     return len(text)
+
+
+class LeadingCalls(CallParser):
+    """A format gives `_leading` instead of `_opening`. Any other beginning makes the whole answer text."""
+
+    _is_decided = False
+
+    def _find(self, text: str) -> int:
+        return len(text) if self._is_decided else len(text) - len(text.lstrip(SPACES))
+
+    def _opening(self, text: str, at: int) -> CallHead:
+        self._is_decided = True
+        try:
+            return self._leading(text, at)
+        except TooShort:
+            self._is_decided = self._ended
+            raise
+
+    @abstractmethod
+    def _leading(self, text: str, at: int) -> CallHead:
+        """The head of the call with which the answer begins, at its first character that is no white space."""
+
+
+class LeadingParser:
+    """An `AnswerParser` for an answer that is either calls or another text: its first character says which. The text may have
+    what looks like a call."""
+
+    def __init__(self, parser: AnswerParser, opening: str) -> None:
+        """opening: the character with which calls begin, if not with a mark in angle brackets."""
+        self._parser, self._openings = parser, (opening, "<")
+        self._has_calls: bool | None = None  # None: not known yet
+        self._spaces = ""  # what came before it was known
+
+    def push(self, text: str) -> list[Piece]:
+        if self._has_calls is None:
+            text = self._spaces = self._spaces + text
+            if not (begun := text.lstrip(SPACES)):
+                return []
+            self._has_calls, self._spaces = begun.startswith(self._openings), ""
+        return self._parser.push(text) if self._has_calls else [Content(text)]
+
+    def finish(self) -> list[Piece]:
+        return [Content(self._spaces)] if self._spaces else self._parser.finish()
+
+
+class EnvelopeParser(CallParser):
+    """opening: begins the calls, at any place of the text. closing: ends them; "" if only the answer's end does."""
+
+    def __init__(self, names: Collection[str], opening: str, *, closing: str = "", separators: str = ",") -> None:
+        super().__init__(names)
+        self._opening_text, self._closing, self._separators = opening, closing, separators
+
+    def _find(self, text: str) -> int:
+        return trigger_at(text, self._opening_text)
+
+    def _opening(self, text: str, at: int) -> CallHead:
+        _, at = read_literal(text, at, self._opening_text)
+        at = skip_spaces(text, at)
+        return read_head(text, at + 1 if text[at] == "[" else at, self._names)
+
+    def _next(self, text: str) -> CallHead | int:
+        """Behind the arguments: the object's brace, then a separator, the end of a list, or the closing text."""
+        at = skip_spaces(text, behind(text, 0, "}"))
+        if text[at] in self._separators:
+            return read_head(text, at + 1, self._names)
+        if text[at] == "]":
+            if not self._closing:
+                return at + 1
+            at = skip_spaces(text, at + 1)
+        if not self._closing:
+            raise Miss
+        return read_literal(text, at, self._closing)[1]
+
+    def _is_formal(self, rest: str) -> bool:
+        return self._closing.startswith(rest.strip(SPACES + "}]"))

@@ -45,18 +45,13 @@ def plain_dialog(
             origins.append(index)
         after_result = is_result
     if tools:
-        with_tools = _with_instructions(plain, tool_format.instructions(tools))
-        if len(with_tools) > len(plain):
+        instructions = tool_format.instructions(tools)
+        if plain[0]["role"] in ("system", "developer"):
+            plain[0]["content"] += f"\n\n{instructions}"
+        else:
+            plain.insert(0, {"role": "system", "content": instructions})
             origins.insert(0, None)
-        plain = with_tools
     return cast(list[Message], plain), origins
-
-
-def _with_instructions(plain: list[dict[str, Any]], instructions: str) -> list[dict[str, Any]]:
-    first = plain[0]
-    if first["role"] in ("system", "developer"):
-        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *plain[1:]]
-    return [{"role": "system", "content": instructions}, *plain]
 
 
 def _call(call: Mapping[str, Any]) -> Call:

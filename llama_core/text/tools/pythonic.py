@@ -3,17 +3,16 @@
 Prompt and form as Meta documents them (model cards and prompt formats, Llama 3.2, zero-shot function calling).
 """
 
+import ast
 import json
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from llama_core.text.tools.json_scan import SPACES, CallHead, Miss, TooShort, behind, read_literal, skip_spaces
 from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, arguments, pattern, schema_item
-from llama_core.text.tools.leading import LeadingCalls
-from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.parser import AnswerParser, LeadingCalls
 from llama_core.text.tools.pieces import Arguments
-from llama_core.text.tools.python_values import ValueEnd, as_json
 from llama_core.text.tools.tool import Call, Tool, ToolUse, described, parsed_arguments
 from llama_core.text.tools.tool_format import ToolFormat
 
@@ -26,6 +25,10 @@ _PLAIN: Final = frozenset(
      "$id", "$comment", "default", "examples"}
 )  # fmt: skip
 _REFERS_OUTSIDE: Final = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')
+# In a literal of Python: what may end it, and what JSON writes otherwise.
+_SPECIAL: Final = re.compile(r"""["'\\()\[\]{},]""")
+_STRING_OR_NAME: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:True|False|None)\b')
+_NAMES: Final = {"True": "true", "False": "false", "None": "null"}
 _LITERALS: Final = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
@@ -208,3 +211,52 @@ def _written(call: Call) -> str:
 def _literal(value: Any) -> str:
     """As the grammar has it: True, False and None as in Python, everything else as JSON."""
     return repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
+class ValueEnd:
+    """Finds the comma or the parenthesis after a value, a part at a time."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quote = ""
+        self._scanned = 0  # characters of the value that have been read
+
+    def find(self, text: str, begin: int) -> int | None:
+        """The position of what ends the value that begins at `begin`; None if it is not there yet."""
+        at = begin + self._scanned
+        while (match := _SPECIAL.search(text, at)) is not None:
+            char, at = match[0], match.end()
+            if char == "\\":
+                if at == len(text):
+                    self._scanned = match.start() - begin
+                    return None
+                at += 1
+            elif self._quote:
+                self._quote = "" if char == self._quote else self._quote
+            elif char in "\"'":
+                self._quote = char
+            elif self._depth == 0 and char in ",)":
+                return match.start()
+            else:
+                self._depth += (char in "([{") - (char in ")]}")
+        self._scanned = len(text) - begin
+        return None
+
+
+def as_json(value: str) -> str:
+    """A literal of Python or JSON as JSON text. What is neither becomes a string."""
+    written = _STRING_OR_NAME.sub(lambda match: _NAMES.get(match[0], match[0]), value.strip())
+    try:
+        json.loads(written, parse_constant=_refuse)
+        return written
+    except (ValueError, RecursionError):
+        pass
+    try:
+        literal: Any = ast.literal_eval(value.strip())
+        return json.dumps(literal, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return json.dumps(value.strip(), ensure_ascii=False)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -33,20 +33,20 @@ async def test_steps_come_back_in_order_and_stop_leaves_no_process_and_no_socket
     assert [identity.rank for identity in info.identities] == [0, 1]
     assert [report.weight_bytes for report in info.ranks] == [1000, 1000]
     for step in range(20):
-        output = await group.step(step_input(step))
+        output = await group.submit(step_input(step))
         assert (output.epoch, output.step, output.tokens) == (1, step, tokens_of(step))
     assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
     assert group.failure is None
-    outputs = await asyncio.gather(*(group.step(step_input(step)) for step in range(20, 120)))
+    outputs = await asyncio.gather(*(group.submit(step_input(step)) for step in range(20, 120)))
     assert [output.step for output in outputs] == list(range(20, 120)), "several steps may be in flight"
     admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(64)]  # megabytes
-    outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in (120, 121, 122)))
+    outputs = await asyncio.gather(*(group.submit(StepInput(1, step, [], admit=admit)) for step in (120, 121, 122)))
     assert [output.step for output in outputs] == [120, 121, 122]
 
     assert not any(path.is_socket() for each in socket_directories() for path in each.iterdir())
     await assert_gone(group, processes(info))
     with pytest.raises(RankFailure, match="stopped"):
-        await group.step(step_input(123))
+        await group.submit(step_input(123))
     assert group.failure is None
     await group.stop()
 
@@ -65,7 +65,7 @@ async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, ran
     assert group.failure is failure
     await assert_gone(group, processes(info))
     with pytest.raises(RankFailure, match=f"rank {rank} died"):
-        await group.step(step_input(9))
+        await group.submit(step_input(9))
 
 
 async def test_an_idle_groups_dead_rank_is_noticed_and_its_place_is_used_again(start: Start) -> None:
@@ -76,14 +76,14 @@ async def test_an_idle_groups_dead_rank_is_noticed_and_its_place_is_used_again(s
     await assert_gone(first, processes(before))
     second, after = await start(epoch=2, num_blocks=50)
     assert after.num_blocks == 49, "the smallest rank's number of blocks"
-    assert (await second.step(step_input(0, epoch=2))).epoch == 2
+    assert (await second.submit(step_input(0, epoch=2))).epoch == 2
     assert not {process.pid for process in processes(before)} & {process.pid for process in processes(after)}
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
 async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: Start, rank: int) -> None:
     group, info = await start(limits=GroupLimits(start_timeout_s=120, step_timeout_s=10))
-    await group.step(step_input(0))
+    await group.submit(step_input(0))
     os.kill(processes(info)[rank].pid, signal.SIGSTOP)
     pending = group.submit(step_input(1))
     failure = await asyncio.wait_for(group.wait_failed(), 60)
@@ -102,7 +102,7 @@ async def test_the_rank_that_raised_is_named_instead_of_the_one_whose_collective
     faults = (Fault(0, "collective", "prefill", at_step=0), Fault(1, "raise", "prefill", at_step=0, after_s=0.02))
     group, info = await start(FakeFactory(faults))
     with pytest.raises(RankFailure, match="rank 1 failed: ValueError"):
-        await group.step(step_input(0))
+        await group.submit(step_input(0))
     await assert_gone(group, processes(info))
 
 
@@ -124,9 +124,9 @@ class TellsStore:
     def __call__(
         self, config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
     ) -> RankRunner:
-        path = Path(rendezvous.store_path)
+        path = Path(rendezvous.order.store_path)
         mode = stat.S_IMODE(path.parent.stat().st_mode)
-        raise CheckpointError(f"{rendezvous.listen_fd} {rendezvous.store_port} {path.name} {mode:o}")
+        raise CheckpointError(f"{rendezvous.listen_fd} {rendezvous.order.store_port} {path.name} {mode:o}")
 
 
 async def test_on_one_host_the_ranks_meet_in_a_private_file_and_no_port_takes_keys(start: Start) -> None:

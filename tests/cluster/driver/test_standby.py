@@ -62,7 +62,7 @@ async def test_standby_processes_that_become_ranks_or_die_are_replaced(pool: Sta
     assert [identity.share for identity in info_of_second.identities] == [
         identity.share for identity in info.identities
     ], "a standby process has the share of the rank that it replaces"
-    assert (await second.step(step_input(5, slots=(3,)))).tokens == tokens_of(5, (3,))
+    assert (await second.submit(step_input(5, slots=(3,)))).tokens == tokens_of(5, (3,))
     others = await ready(pool, info_of_second)
     assert not set(others) & set(processes)
 

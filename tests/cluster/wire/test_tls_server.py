@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from cluster.wire import tls_server
+from cluster.wire import tls
 from cluster.wire.tls import make_group_key, tls_context
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -38,10 +38,10 @@ async def echoed(port: int, context: ssl.SSLContext) -> bytes:
 def test_connections_that_shake_hands_are_served_beside_those_that_never_do(
     new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_server, "MAX_WAITING", 8)
+    monkeypatch.setattr(tls, "MAX_WAITING", 8)
 
     async def main() -> None:
-        server = tls_server.TlsListener(Echo, "127.0.0.1", tls_context(KEY, "driver"))
+        server = tls.TlsListener(Echo, "127.0.0.1", tls_context(KEY, "driver"))
         port = server.port
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
         context = tls_context(KEY, "rank")
@@ -64,7 +64,7 @@ def test_connections_that_shake_hands_are_served_beside_those_that_never_do(
 @LOOPS
 def test_another_key_no_certificate_and_plain_text_reach_no_protocol(new_loop: NewLoop) -> None:
     async def main() -> None:
-        server = tls_server.TlsListener(Echo, "127.0.0.1", tls_context(KEY, "driver"))
+        server = tls.TlsListener(Echo, "127.0.0.1", tls_context(KEY, "driver"))
         port = server.port
         without_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         without_certificate.check_hostname, without_certificate.verify_mode = False, ssl.CERT_NONE

@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from deployments.engine.interface import SamplingDefaults
-from llama_core.text.chat_format import ChatFormat, ChatOptions
-from llama_core.text.no_chat_format import NoChatFormat
+from llama_core.text.chat_format import ChatFormat, ChatOptions, NoChatFormat
 from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.chat_templates import make_chat_model

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 
 from deployments.openai.field_types import NOT_TEXT
-from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.support.scripted_engine import FakeEngine, ask, calling_engine
 
 

@@ -19,7 +19,7 @@ from deployments.openai.score import ClassifyBody, ScoreBody
 from deployments.openai.validation import validate
 from llama_core.errors import InvalidParameter, InvalidRequest
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams
-from llama_core.text.spellings import spellings
+from llama_core.text.tokenizers.tokenizer import spellings
 from tests.support.scripted_engine import FakeEngine
 from tests.support.waiting import processor_s
 

@@ -16,8 +16,8 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.openai.tool_fields import MAX_SCHEMA_DEPTH
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.template.chat_template import TemplateChatFormat
-from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.programs import tool_conversations
 from tests.support.full_runs import examples
 from tests.support.model_engine import ModelEngine

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from llama_core.checkpoint.hugging_face import HuggingFaceCheckpoint
 from llama_core.errors import ConfigError
-from llama_core.files.hf.config import read_config
 from tests.support.hugging_face import CONFIGS, read
 
 BASE = CONFIGS["llama2"]
@@ -94,7 +94,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, changes: dict[s
     path = tmp_path / "config.json"
     path.write_text(json.dumps(BASE | changes))
     with pytest.raises(ConfigError, match=message) as raised:
-        read_config(path, vocab_size=640)
+        HuggingFaceCheckpoint(tmp_path).model_config(vocab_size=640)
     assert str(path) in raised.value.message
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from llama_core.backends.weight_formats.quantize import quantize_groups
+from llama_core.backends.weight_formats.matrices import quantize_groups
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.hf.quantization import FORMATS

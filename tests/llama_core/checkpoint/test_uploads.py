@@ -13,9 +13,8 @@ from llama_core.errors import CheckpointError
 from llama_core.files.source import DENSE, Slice
 from llama_core.model_weights import weight_specs
 from llama_core.rank_share import RankShare
-from llama_core.weights.file_reads import FileReads
 from llama_core.weights.loader import planned_weights
-from llama_core.weights.uploads import Uploads
+from llama_core.weights.uploads import FileReads, Uploads
 from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.gguf_models import VOCABULARY, write_model
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, read
@@ -51,7 +50,7 @@ class Point:
     def __init__(self, copies: LateCopies, end: int) -> None:
         self._copies, self._end = copies, end
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Later copies stay in the queue; those that ran leave a no-op behind."""
         self._copies.num_waits += 1
         for index in range(self._end):
@@ -66,7 +65,7 @@ def uploaded(values: list[torch.Tensor], dtype: torch.dtype) -> tuple[list[torch
     for target, value in zip(targets, values, strict=True):
         uploads.copy(target, Slice(NOWHERE, value, (0,)))
     uploads.flush()
-    copies.record().wait()
+    copies.record().synchronize()
     return targets, copies
 
 

@@ -14,11 +14,10 @@ from llama_core.grammar.build import json_object_grammar, json_schema_grammar, l
 from llama_core.grammar.check import limits
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.reasoning import ReasoningMarks
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
-from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
 from tests.support.full_runs import examples
@@ -42,7 +41,7 @@ def follows(grammar: str, ids: list[int], vocab: LLTokenizer | None = None) -> b
 
 
 def form_of(tool_format: str, *, reasons: bool = False) -> AnswerFormat:
-    return AnswerFormat(tokenizer(), find_tool_format(tool_format), ReasoningMarks() if reasons else None)
+    return AnswerFormat(tokenizer(), find_tool_format(tool_format), reasons)
 
 
 def calls(tool_format: str, use: ToolUse, wanted: str = "", *, begun: bool | None = None) -> str:
@@ -93,7 +92,7 @@ def test_marks_that_are_control_tokens_begin_calls(
     vocabularies.write_folder(folder, made, config)
     own = load_tokenizer(folder / "tokenizer.json")
     form = find_tool_format(tool_format)
-    answers = AnswerFormat(own, form, None)
+    answers = AnswerFormat(own, form, reasons=False)
     vocab = grammar_vocabulary(own, own.stop_ids)
     assert answers.shown_tokens(ToolUse(TOOLS)) >= {own.control_texts[marks[0]]}
     written = form.written_calls([Call("get_weather", '{"city": "Rome"}')])

@@ -25,7 +25,7 @@ from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepOutput
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.support import on_ranks
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -43,7 +43,7 @@ Requests = list[tuple[list[int], SamplingParams]]
 
 
 def requests() -> Requests:
-    form = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+    form = AnswerFormat(TOKENIZER, find_tool_format("hermes"), reasons=False)
     found = []
     for seed, grammar in enumerate([*GRAMMARS, "", ""]):
         followed = answer_grammar(form, grammar, "field")

@@ -22,8 +22,8 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Tool, ToolUse
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.support import on_ranks
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -39,7 +39,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "kind", "legs"],
     "additionalProperties": False,
 }
-HERMES = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+HERMES = AnswerFormat(TOKENIZER, find_tool_format("hermes"), reasons=False)
 
 
 def wanted(grammar: str) -> str:

@@ -4,12 +4,11 @@ import random
 
 import pytest
 
-from llama_core.text.reasoning import ReasoningCounter, ReasoningMarks, ReasoningSplitter, find_marks
+from llama_core.text.reasoning import ReasoningCounter, ReasoningSplitter, reasons
 from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.tool_calls import parts
 
-MARKS = ReasoningMarks()
 CASES = [
     ("<think>\nHm, 2 < 3.\n</think>\n\nYes.", False, "Hm, 2 < 3.", "Yes."),
     ("\nHm.\n\nSo </thin.\n</think>Yes.", True, "Hm.\n\nSo </thin.", "Yes."),
@@ -24,7 +23,7 @@ CASES = [
 
 
 def split(text: list[str], begun: bool) -> tuple[str, str]:
-    splitter = ReasoningSplitter(MARKS, begun=begun)
+    splitter = ReasoningSplitter(begun=begun)
     found = [*(splitter.push(part) for part in text), splitter.finish()]
     return "".join(each.reasoning for each in found), "".join(each.answer for each in found)
 
@@ -44,9 +43,9 @@ def test_reasoning_and_answer_are_separated_in_any_division(
 def test_the_tokens_of_the_reasoning_are_counted_exactly(text: str, begun: bool, reasoning: str, answer: str) -> None:
     tokenizer = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
     ids = tokenizer.encode(text, bos=False, eos=False)
-    at_once = ReasoningCounter(MARKS, tokenizer, begun=begun)
+    at_once = ReasoningCounter(tokenizer, begun=begun)
     at_once.push(ids)
-    one_by_one = ReasoningCounter(MARKS, tokenizer, begun=begun)
+    one_by_one = ReasoningCounter(tokenizer, begun=begun)
     for token in ids:
         one_by_one.push([token])
     assert at_once.num_tokens == one_by_one.num_tokens
@@ -56,6 +55,6 @@ def test_the_tokens_of_the_reasoning_are_counted_exactly(text: str, begun: bool,
 
 
 def test_a_model_reasons_if_its_template_or_its_vocabulary_says_so() -> None:
-    assert find_marks("{{ '</think>' }}", lambda text: False) == MARKS
-    assert find_marks(None, lambda text: True) == MARKS
-    assert find_marks("{{ messages }}", lambda text: False) is None
+    assert reasons("{{ '</think>' }}", lambda text: False)
+    assert reasons(None, lambda text: True)
+    assert not reasons("{{ messages }}", lambda text: False)

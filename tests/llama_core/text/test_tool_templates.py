@@ -12,8 +12,8 @@ from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.registry import find_chat_format, load_tokenizer
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.plain_dialog import plain_dialog
-from llama_core.text.tools.registry import TOOL_FORMATS, find_tool_format
 from llama_core.text.tools.tool import Tool
+from llama_core.text.tools.tool_format import TOOL_FORMATS, find_tool_format
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
 from tests.support.chat_templates import make_chat_model
@@ -124,7 +124,7 @@ def test_the_format_of_a_family_is_found(family: str, tool_format: str, reasons:
     own = load_tokenizer(folder / "tokenizer.json")
     chat = TemplateChatFormat(own, (folder / "chat_template.jinja").read_text())
     answers = open_answer_format("auto", chat.guard(own), chat)
-    assert (answers.tool_format.name, answers.reasoning is not None) == (tool_format, reasons)
+    assert (answers.tool_format.name, answers.reasons) == (tool_format, reasons)
     if family == "distill":
         assert answers.begins_reasoning(chat.encode([{"role": "user", "content": "x"}]))
     assert open_answer_format("pythonic", own, chat).tool_format.name == "pythonic"

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, joined
-from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool_format import find_tool_format
 from tests.support.tool_calls import FORMATS, USE, parts, random_answer, read_calls
 
 TAG = "<|python_tag|>"
