@@ -5,15 +5,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cluster.driver.group_info import GroupInfo
-from cluster.driver.stragglers import StepWindow
 from deployments.args import IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.interface import FLEET_EVENTS, Engine, EngineState, Readiness
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
-from deployments.engine.supervisor import Replacement
 from deployments.fleet.model_view import EngineText, ModelViews
 from deployments.fleet.served_model import ServedModel
 from deployments.links import messages
@@ -53,7 +50,7 @@ class LocalSession(FrontSession):
 
 
 class OwnEngine(ServedModel):
-    """Implements `Models`, and `TracedEngine`. Call `start`, later `stop`."""
+    """Implements `Models`. Call `start`, later `stop`."""
 
     def __init__(
         self, service: LlamaService, args: IngressArgs, on_end: Callable[[MeasuredStream], None] = lambda stream: None
@@ -134,17 +131,3 @@ class OwnEngine(ServedModel):
         await self.service.stop()
         await asyncio.sleep(0)  # as of `drain`
         await super().stop()
-
-    # For traces.
-
-    @property
-    def info(self) -> GroupInfo | None:
-        return self.service.info
-
-    @property
-    def step_window(self) -> StepWindow:
-        return self.service.step_window
-
-    @property
-    def replacements(self) -> Sequence[Replacement]:
-        return self.service.replacements

@@ -35,7 +35,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class TracedEngine(Protocol):
-    """What a trace tells of the engine. Implemented by `OwnEngine` and `Fleet`."""
+    """What a trace tells of the engine. Implemented by `LlamaService` and `Fleet`."""
 
     @property
     def info(self) -> GroupInfo | None: ...

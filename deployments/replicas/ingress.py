@@ -51,7 +51,7 @@ class LlamaIngress(HandleApi, AdapterCalls):
         self.service = self._own = OwnEngine(service, args, self.metrics.on_end)
         self.metrics.watch(self.service)
         cluster = RayCluster()
-        self.tracing = open_tracing(self.service, args.model_id, cluster.replica)
+        self.tracing = open_tracing(service, args.model_id, cluster.replica)
         self.adapters = LoadedAdapters(service, cluster, self._own.tell_adapters)
         if args.lora_root:
             await self.adapters.start()

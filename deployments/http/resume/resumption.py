@@ -84,10 +84,8 @@ class Resumption:
         else:
             self._streams.take(stream, self.reader)
         try:
-            # Those of a newer engine begin with an older one's.
-            served = [f"{each}|" for each in engine.served_numerics]
-            needed = [stream.numerics for stream in stream.streams if stream.numerics and not stream.ended]
-            if served and not all(any(each.startswith(f"{own}|") for each in served) for own in needed):
+            needed = {each.numerics for each in stream.streams if each.numerics and not each.ended}
+            if (served := engine.served_numerics) and not needed <= served:
                 raise changed()
             choices = await submitted(engine, plan, stream.streams, is_timed=is_timed, numerics=numerics)
         except BaseException as error:
