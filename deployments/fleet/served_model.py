@@ -64,7 +64,6 @@ class ServedModel(Placement):
         details = {detail.number: detail for detail in step.details} if step.details else {}
         intervals: dict[float, int] = {}
         num_sampled = num_prompt = num_hits = 0
-        numerics = link.numerics
         for number, tokens in zip(step.numbers, step.tokens, strict=True):
             live = link.streams.get(number)
             if live is None:  # it has moved on, or nobody reads it
@@ -74,7 +73,7 @@ class ServedModel(Placement):
                 num_prompt, num_hits = num_prompt + len(seq.prompt), num_hits + detail.num_cached
             if tokens:
                 num_sampled += len(tokens)
-                stream.numerics, live.num_failures = numerics, 0
+                stream.numerics, live.num_failures = link.numerics, 0
                 if (seconds := stream.timeline.gained(now_s, step.elapsed_ms)) is not None:
                     # Most streams of a step were in the step before too, so most of them have the same time.
                     seconds /= len(tokens)

@@ -163,8 +163,7 @@ class FrontServer:
 
     def _whole_beat(self) -> messages.Beat:
         """With all that the prefix cache holds."""
-        hashes = self.engine_loop.scheduler.pool.prefixes.hashes
-        return self._beat(dict.fromkeys(hashes, True), is_whole=True)
+        return self._beat(dict.fromkeys(self.engine_loop.scheduler.pool.prefixes.hashes, True), is_whole=True)
 
     def _beat(self, changes: Mapping[PrefixHash, bool], *, is_whole: bool = False) -> messages.Beat:
         cached = [shortened(prefix) for prefix, is_cached in changes.items() if is_cached]
