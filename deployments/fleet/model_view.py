@@ -55,9 +55,8 @@ class ModelView:
         state = model.latest
         self.max_seq_len = state.max_seq_len
         # A prompt that waits alone may be longer than max_queue_tokens.
-        self.max_request_tokens = state.max_batch_size * state.max_seq_len + max(
-            state.max_queue_tokens, state.max_seq_len
-        )
+        max_waiting = max(state.max_queue_tokens, state.max_seq_len)
+        self.max_request_tokens = state.max_batch_size * state.max_seq_len + max_waiting
         self.next_seed, self.cache_scope, self.check_capacity = model.next_seed, model.cache_scope, model.check_capacity
         self.readmit = model.readmit
 

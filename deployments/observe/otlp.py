@@ -4,7 +4,6 @@ Spans are made once, at the end of a request, directly as the SDK's `ReadableSpa
 ten times as much. Sampler, propagators, resource, batches, endpoint and headers are the SDK's, which read its variables.
 """
 
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from deployments.observe.span import Attributes, Span, TraceContext
-
-log = logging.getLogger(__name__)
 
 SCOPE: Final = InstrumentationScope("llama-ray")
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)

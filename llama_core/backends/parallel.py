@@ -6,7 +6,6 @@ times a second.
 
 import atexit
 import datetime
-import logging
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -20,8 +19,6 @@ from torch._C._distributed_c10d import Store
 
 from llama_core.config import Device
 from llama_core.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 _before_leaving: list[Callable[[], None]] = []
 
