@@ -27,6 +27,7 @@ from cluster.wire.process_end import is_running
 from deployments.args import ServerArgs
 from deployments.engine import supervisor
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from llama_core.errors import RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit, StepInput
@@ -118,19 +119,21 @@ async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGrou
     await until("the new node's bundle is usable", is_usable, pause_s=0.3)
     vars(supervisor)["ROOM_CHECK_S"] = 1.0
     fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0, "dtype": "float32"}
-    service = LlamaService(ServerArgs(**fields), lambda: pool)
-    await service.start()
+    args = ServerArgs(**fields)
+    service = LlamaService(args, lambda: pool)
+    front = OwnEngine(service, args)
+    await front.start()
     try:
         assert service.info is not None
         first = service.info
         seen["golden_nodes"] = len({identity.node_id for identity in first.identities})
-        seen["golden"] = await golden_tokens(service)
-        undisturbed = await asyncio.gather(*(read(service, number) for number in range(4)))
+        seen["golden"] = await golden_tokens(front)
+        undisturbed = await asyncio.gather(*(read(front, number) for number in range(4)))
         stopping, answers = asyncio.Event(), []
 
         async def ask_on(number: int) -> None:
             while not stopping.is_set():
-                answers.append(await read(service, number) == undisturbed[number])
+                answers.append(await read(front, number) == undisturbed[number])
                 await asyncio.sleep(0.1)  # leaves processor time to the processes that start
 
         streams = [asyncio.create_task(ask_on(number)) for number in range(4)]
@@ -157,29 +160,29 @@ async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGrou
         await asyncio.gather(*streams)
         seen["same"] = all(answers)
     finally:
-        await service.stop()
+        await front.stop()
     return seen
 
 
-async def golden_tokens(service: LlamaService) -> bool:
+async def golden_tokens(front: OwnEngine) -> bool:
     """Whether the completions of the reference without echo have its tokens."""
     golden = json.loads((GOLDEN / "golden.json").read_text())
     cases = [case for case in golden["completions"] if not case["echo"]]
     found = [
-        tokens_after(service, prompt, len(expected))
+        tokens_after(front, prompt, len(expected))
         for case in cases
         for prompt, expected in zip(case["prompt_tokens"], case["out_tokens"], strict=True)
     ]
     return await asyncio.gather(*found) == [expected for case in cases for expected in case["out_tokens"]]
 
 
-async def tokens_after(service: LlamaService, prompt: list[int], max_tokens: int) -> list[int]:
+async def tokens_after(front: OwnEngine, prompt: list[int], max_tokens: int) -> list[int]:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return [token async for delta in submit(service, prompt, params) for token in delta.tokens]
+    return [token async for delta in submit(front, prompt, params) for token in delta.tokens]
 
 
-async def read(service: LlamaService, number: int) -> list[int]:
-    return await tokens_after(service, [1, 5 + number, 9], 200)
+async def read(front: OwnEngine, number: int) -> list[int]:
+    return await tokens_after(front, [1, 5 + number, 9], 200)
 
 
 async def more(answers: list[bool]) -> None:

@@ -12,6 +12,7 @@ from cluster.driver.standby import StandbyPool
 from deployments.args import ServerArgs
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
+from deployments.fleet.own_engine import OwnEngine
 from llama_core.errors import EngineError
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.cluster.conftest import LIMITS
@@ -26,9 +27,10 @@ async def test_streams_end_with_checkpoint_changed_when_new_ranks_find_other_wei
     args = ServerArgs(ckpt_dir=str(tmp_path), max_seq_len=2048, max_batch_size=2, device="cpu", backend="torch")
     pool = StandbyPool(two_rank_placement, LIMITS, enabled=False)
     service = LlamaService(args, lambda: pool)
+    front = OwnEngine(service, args)
     try:
-        await service.start()
-        stream = submit(service, [1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
+        await front.start()
+        stream = submit(front, [1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
         await anext(stream)
         write(tmp_path, split(random_weights(WIDE, seed=1), 2))
         assert service.info is not None
@@ -39,7 +41,7 @@ async def test_streams_end_with_checkpoint_changed_when_new_ranks_find_other_wei
         assert "consolidated.00.pth" in caught.value.message
         assert not service.live(), "Serve replaces a replica that is not live"
     finally:
-        await service.stop()
+        await front.stop()
 
 
 async def _read(stream: SequenceStream) -> None:
