@@ -83,15 +83,16 @@ def test_a_huge_prompt_is_refused_while_health_checks_are_answered(server: Serve
 def test_a_deadline_ends_a_request_with_our_error(server: Server, stream: bool) -> None:
     """Serve reads the same header and would answer in plain text or break the stream."""
     body = {"prompt": "Once", "n": 128, "max_tokens": 450, "ignore_eos": True, "temperature": 1.5, "stream": stream}
-    # A busy machine may need longer for the first token of a stream, and answers 504 until then.
+    # A busy machine may need longer for the first token of a stream, and answers 504 until then; or longer than the head start
+    # before Serve's own timer, which is a quarter of the limit and at most 1 s.
     for seconds in (0.5, 1, 2, 4, 8, 16, 32):
         answer = post(server, body, f"X-Request-Timeout-Seconds: {seconds}")
         assert b"[DONE]" not in answer.body
         last = answer.body.strip().rpartition(b"\n\n")[2].removeprefix(b"data: ")
-        assert json.loads(last)["error"]["code"] == "deadline_exceeded"
-        if answer.status == 200 or not stream:
+        is_ours = b"deadline_exceeded" in last
+        if is_ours and (answer.status == 200 or not stream):
             break
-    assert answer.status == (200 if stream else 504)
+    assert answer.status == (200 if stream else 504) and json.loads(last)["error"]["code"] == "deadline_exceeded"
     wait_until("the server is idle", lambda: is_idle(server))
 
 
