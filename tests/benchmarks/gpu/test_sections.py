@@ -14,6 +14,7 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
 from tests.support.forking import interpret
 
+FUSED = "tests/llama_core/backends/fused"
 TINY = Settings("cpu", "tiny", "float32", vocab_size=300, is_tiny=True)
 # What a machine for measurements may lack.
 ABSENT = (
@@ -85,10 +86,8 @@ for name in ("checks", "memcheck", "recovery"):
 def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:
     """But for those of the reference's API, which has a tokenizer."""
     files = [file for file in checks.files_with_mark() if not file.endswith("/test_generation.py")]
-    assert "tests/llama_core/backends/fused/test_fused_sampling.py" in files
-    assert {"tests/llama_core/backends/test_gpu.py", "tests/llama_core/backends/fused/test_fused_attention.py"} <= set(
-        files
-    )
+    assert f"{FUSED}/test_fused_sampling.py" in files
+    assert {f"{FUSED}/test_gpu.py", f"{FUSED}/test_fused_attention.py"} <= set(files)
     assert not [file for file in files if file.startswith("tests/benchmarks/")], "none of these has a test for a GPU"
     words = ["-c", str(checks.CONFIGURATION), "--rootdir", ".", "--noconftest", "-m", "cuda", *files]
     done = run_without_libraries("import pytest\nsys.exit(pytest.main(sys.argv[1:]))", *words)
