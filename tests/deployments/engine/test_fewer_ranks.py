@@ -158,3 +158,17 @@ async def test_a_bundle_that_every_attempt_fails_in_is_left_out_for_long() -> No
         assert served.groups.bundles_opened[-1] == [2] and num_groups > SAME_BUNDLE_ATTEMPTS
         await asyncio.sleep(supervisor.LONGEST_ROOM_CHECK_S - 10)
         assert len(served.groups.made) == num_groups, "each attempt would interrupt the serving ranks"
+
+
+async def test_the_first_tokens_of_fewer_ranks_count_as_theirs() -> None:
+    """They may differ in bits: only engines with as many ranks may go on after them."""
+    async with with_two_ranks(shrink_after_s=0.5) as served:
+        stream = served.ask([1, 5], 50)
+        await anext(stream)
+        assert stream.numerics.startswith("2|")
+        served.groups.room = lambda: [1]
+        served.groups.made[0].fail()
+        await until(lambda: len(served.groups.made) == 2)
+        before = stream.sequence.length
+        await until(lambda: stream.sequence.length > before)
+        assert stream.numerics.startswith("1|")
