@@ -132,10 +132,11 @@ class FaultyWorld(World):
             group.start_error = RankFailure("rank 0 did not start", rank=0)
             return group
 
-        groups.make = broken
-        process.call(partial(_fail, groups))
-        await asyncio.sleep(seconds)
-        groups.make = make
+        if not vars(groups).get("is_broken"):  # else an earlier one, which ends by itself
+            groups.is_broken, groups.make = True, broken
+            process.call(partial(_fail, groups))
+            await asyncio.sleep(seconds)
+            groups.is_broken, groups.make = False, make
 
     def _slow_ranks(self, event: Event) -> None:
         for _, groups in self._ranks(event):
