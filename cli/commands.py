@@ -9,7 +9,7 @@ import typer
 
 from cli.options import DEFAULT_URL, ApiKey, Model, Server, Url, is_setting, size_option
 from llama_core.config import BackendName, CacheDType, Device, DType
-from llama_core.weight_formats import Quantization
+from llama_core.model.weight_formats import Quantization
 
 
 def _config_or_setting(argument: str) -> str:

@@ -14,7 +14,7 @@ from llama_core.errors import ConfigError, LlamaError
 from llama_core.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from llama_core.memory_estimate import MemoryEstimate
+    from llama_core.backends.memory_estimate import MemoryEstimate
 
 CONTEXTS = (512, 2048, 4096, 8192, 16384, 32768, 131072)
 BATCHES = (1, 4, 8, 16, 32, 64)
@@ -67,7 +67,7 @@ def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", i
     """
     import torch
 
-    from llama_core.memory_estimate import describe_checkpoint, estimate_memory
+    from llama_core.backends.memory_estimate import describe_checkpoint, estimate_memory
 
     _, model, num_shards = describe_checkpoint(args.checkpoint, args.tokenizer)
     num_ranks = args.model_parallel_size or num_shards
@@ -121,7 +121,7 @@ def _show(estimate: "MemoryEstimate", grid: Sequence[tuple[int, int, int]], on_g
     from rich.console import Console
     from rich.table import Table
 
-    from llama_core.host_memory import available_host_bytes
+    from llama_core.host.memory import available_host_bytes
 
     config, console = estimate.config, Console()
     console.print(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llama_core.errors import ConfigError
-from llama_core.text_files import as_utf8
+from llama_core.files.text_files import as_utf8
 
 log = logging.getLogger(__name__)
 

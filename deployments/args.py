@@ -26,12 +26,12 @@ from llama_core.errors import ConfigError, LlamaError
 from llama_core.files.adapter import CONFIG, WEIGHTS, Adapter, open_adapter
 from llama_core.files.manifest import Manifest
 from llama_core.log_lines import LogFormat
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
+from llama_core.model.weight_formats import Quantization
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.tool_format import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.tool_format import TOOL_FORMAT_NAMES
-from llama_core.weight_formats import Quantization
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 

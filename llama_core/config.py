@@ -9,7 +9,7 @@ from llama_core.errors import ConfigError
 from llama_core.files.adapter import MAX_LORA_RANK
 from llama_core.files.digest import CheckpointDigest
 from llama_core.files.manifest import Manifest
-from llama_core.weight_formats import QUANTIZATIONS
+from llama_core.model.weight_formats import QUANTIZATIONS
 
 # max_seq_len where neither the operator nor the checkpoint says: the default of Meta's reference model.
 UNKNOWN_CONTEXT = 2048

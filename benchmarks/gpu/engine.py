@@ -17,8 +17,8 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.config import CacheDType, Device, DType, EngineConfig
 from llama_core.files.meta_params import config_from_params
 from llama_core.files.source import CheckpointSource, Slice, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import Box
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import Box
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 

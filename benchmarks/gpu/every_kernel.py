@@ -153,7 +153,7 @@ def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
     """Products with epilogues in each format, for a tile of each number of rows, of odd sizes, with splits and without."""
     from llama_core.backends.fused.kernels import TritonOps
     from llama_core.backends.weight_formats.matrices import find_weight_format
-    from llama_core.weight_formats import QUANTIZED
+    from llama_core.model.weight_formats import QUANTIZED
 
     ops = TritonOps(fuses=always)
     for name in (str(dtype).removeprefix("torch."), *QUANTIZED):

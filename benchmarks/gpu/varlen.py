@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 from llama_core.scheduling.step import Row
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, last_json
 from benchmarks.harness.programs import Program, free_port
-from llama_core.weight_formats import QUANTIZED
+from llama_core.model.weight_formats import QUANTIZED
 
 
 class BadFile(Exception):

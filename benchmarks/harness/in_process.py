@@ -20,7 +20,7 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
 from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig
 from llama_core.files.adapter import Adapter
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.request import Terms
 from llama_core.scheduling.sampling_params import SamplingParams

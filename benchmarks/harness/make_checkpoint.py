@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.harness.options import command_parser
 from llama_core.files.meta_params import config_from_params
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import EMBEDDING, OUTPUT, WeightSpec, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import EMBEDDING, OUTPUT, WeightSpec, weight_specs
 
 
 @dataclass(frozen=True, slots=True)

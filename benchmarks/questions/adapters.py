@@ -21,8 +21,8 @@ from benchmarks.harness.in_process import built_llama, run, vocabulary
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import uniform_batch
 from llama_core.files.adapter import CONFIG, WEIGHTS, Adapter, open_adapter
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import weight_specs
 
 if TYPE_CHECKING:
     from llama_core import Llama

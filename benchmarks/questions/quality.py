@@ -15,7 +15,7 @@ from benchmarks.harness.common import REPOSITORY, emit, print_table
 from benchmarks.harness.in_process import built_llama
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from llama_core import Llama
-from llama_core.weight_formats import QUANTIZED
+from llama_core.model.weight_formats import QUANTIZED
 
 DTYPES = ("float32", "bfloat16")
 

@@ -16,6 +16,7 @@ from typing import Final
 from cluster.wire.messages import Ack, Answer, Fault, WireError, decode_reply, frame
 from cluster.wire.transport import RankConnection
 from llama_core.errors import RankFailure
+from llama_core.model.share import SAMPLING_RANK
 from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -160,9 +161,9 @@ class FanOut:
     def _problem_with(self, rank: int, reply: Answer | Ack) -> str:
         """Why this is not the rank's answer to the step that is due from it; "" if it is that answer."""
         if isinstance(reply, Answer):
-            epoch, step, is_due = reply.output.epoch, reply.output.step, rank == 0
+            epoch, step, is_due = reply.output.epoch, reply.output.step, rank == SAMPLING_RANK
         else:
-            epoch, step, is_due = reply.epoch, reply.step, rank == reply.rank != 0
+            epoch, step, is_due = reply.epoch, reply.step, rank == reply.rank != SAMPLING_RANK
         index = self._num_answered[rank] - self._num_completed
         due = self._in_flight[index] if index < len(self._in_flight) else None
         if not is_due or epoch != self._epoch or due is None or due.batch.step != step:

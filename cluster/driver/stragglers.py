@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cluster.wire.rank_status import RankStatus
+from llama_core.model.share import SAMPLING_RANK
 
 SLOWER_RATIO: Final = 2.0  # of a straggler's compute time to the median of the others', as a geometric mean of windows
 MIN_EXCESS_MS: Final = 1.0  # a step, over that median
@@ -53,7 +54,7 @@ class StepTimes:
                 seconds = (status.step_s - last.step_s) - (status.waited_s - last.waited_s)
                 compute_ms[status.rank] = 1e3 * max(0.0, seconds) / num_steps
                 counts.append(num_steps)
-                if status.rank == 0 and status.sampled_s is not None and last.sampled_s is not None:
+                if status.rank == SAMPLING_RANK and status.sampled_s is not None and last.sampled_s is not None:
                     sample_ms = 1e3 * (status.sampled_s - last.sampled_s) / num_steps
         return StepWindow(compute_ms, min(counts, default=0), sample_ms)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from llama_core import cgroups
+from llama_core.host import cgroups
 
 logger = logging.getLogger(__name__)
 

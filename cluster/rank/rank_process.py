@@ -30,7 +30,7 @@ from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.rank_runner import LoadOrder, RankRunner, RendezvousSpec
 from cluster.wire.rank_status import Phase, RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation, connect
-from llama_core.host_memory import available_host_bytes
+from llama_core.host.memory import available_host_bytes
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 from llama_core.rank_report import RankReport
 

@@ -7,6 +7,7 @@ from typing import Final
 from cluster.wire.collective_errors import is_collective
 from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, WireError, decode_step
 from cluster.wire.rank_runner import RankRunner
+from llama_core.model.share import SAMPLING_RANK
 from llama_core.scheduling.step import Pending, StepOutput
 
 _MAX_QUEUED_STEPS: Final = 1  # on a device, after the step that it computes
@@ -62,7 +63,7 @@ class StepExecutor:
 
     def _answer(self, output: StepOutput) -> None:
         self.num_steps += 1
-        if self._rank == 0:
+        if self._rank == SAMPLING_RANK:
             self._driver.send(Answer(output))
         else:
             self._driver.send(Ack(output.epoch, output.step, self._rank))

@@ -17,14 +17,14 @@ from cluster.driver.placement import fair_cpus_per_rank, group_bundles, resolve_
 from deployments.args import ServerArgs
 from deployments.local.config_file import ConfigFile, check_port_is_free
 from deployments.local.private_files import VARIABLE, private_directory
-from llama_core.cgroups import usable_cpus
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError, LlamaError
-from llama_core.host_memory import available_host_bytes
-from llama_core.model_config import ModelConfig
+from llama_core.files.text_files import LFS_POINTER, fault_of
+from llama_core.host.cgroups import usable_cpus
+from llama_core.host.memory import available_host_bytes
+from llama_core.model.config import ModelConfig
 from llama_core.sizes import format_bytes
 from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
-from llama_core.text_files import LFS_POINTER, fault_of
 
 CONNECT_TIMEOUT_S: Final = 5.0
 NO_GPU: Final = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
@@ -262,7 +262,7 @@ def _contents(args: ServerArgs, cluster: str | None) -> Iterator[Finding]:
 
 def _memory(args: ServerArgs, model: ModelConfig) -> Finding:
     """The estimate of all ranks against the free memory of this machine."""
-    from llama_core.memory_estimate import at_least_context, estimate_memory  # imports torch
+    from llama_core.backends.memory_estimate import at_least_context, estimate_memory  # imports torch
 
     try:
         config = at_least_context(args.engine_config(model.vocab_size, context_length=model.context_length))

@@ -14,7 +14,7 @@ import ray
 import ray._private.node
 
 from deployments.local import private_files, ray_patches
-from llama_core.cgroups import usable_cpus
+from llama_core.host.cgroups import usable_cpus
 
 ADDRESS: Final = "127.0.0.1"
 NAME: Final = "LOCALHOST"

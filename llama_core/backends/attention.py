@@ -1,7 +1,7 @@
 """Attention over the paged cache in torch, which defines that of the other backends.
 
-`window`: the number of latest positions that a query sees, its own included; FULL_ATTENTION for all. Blocks outside the window
-may belong to other sequences, which may have left NaN there.
+`scale`: of scores, head_dim ** -0.5 if None. `window`: the number of latest positions that a query sees, its own included;
+FULL_ATTENTION for all. Blocks outside the window may belong to other sequences, which may have left NaN there.
 """
 
 import torch
@@ -15,6 +15,7 @@ def attend_decodes(
     block_tables: torch.Tensor,
     lengths: torch.Tensor,
     window: int,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """One query for each row: q [B, n_heads, head_dim] -> the same shape.
 
@@ -25,7 +26,7 @@ def attend_decodes(
     head_dim, n_kv_heads = q.shape[-1], keys.shape[2]
     # Heads that share keys are computed in one matrix product.
     grouped = q.reshape(len(q), n_kv_heads, -1, head_dim)  # [B, n_kv_heads, group, head_dim]
-    scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * head_dim**-0.5
+    scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * (head_dim**-0.5 if scale is None else scale)
     position = torch.arange(keys.shape[1], device=q.device)
     hidden = position >= lengths[:, None]  # [B, L]
     if window:
@@ -36,7 +37,9 @@ def attend_decodes(
     return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
 
 
-def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int) -> torch.Tensor:
+def attend_prefill(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int, scale: float | None = None
+) -> torch.Tensor:
     """Several queries of one row: q [S, n_heads, head_dim], keys and values [L, n_kv_heads, head_dim].
 
     The last key is that of the last query. Keys before those of the first query's window are missing.
@@ -61,5 +64,6 @@ def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, wi
         attn_mask=mask,
         is_causal=mask is None,
         enable_gqa=shares_keys,
+        scale=scale,
     )
     return out[0].transpose(0, 1)

@@ -19,7 +19,7 @@ from llama_core.backends.weight_plan import WeightPlan, plan_weights
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.source import GROUP, WeightReader
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import torch
 
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
 
 # The dtype of a cache of float8_e4m3fn, whose bytes also GPUs without that type can read.
 FLOAT8_BYTES: Final = torch.uint8
@@ -48,7 +48,7 @@ class CacheShape:
     @classmethod
     def of(cls, model: ModelConfig, block_size: int, parallel: Parallel, dtype: torch.dtype) -> "CacheShape":
         share = RankShare.of(model, parallel.rank, parallel.world_size)
-        return cls(model.n_layers, block_size, len(share.kv_heads), model.head_dim, dtype)
+        return cls(len(share.layers), block_size, len(share.kv_heads), model.head_dim, dtype)
 
     @property
     def block_bytes(self) -> int:

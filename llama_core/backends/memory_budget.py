@@ -13,10 +13,10 @@ from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.host_memory import available_host_bytes, host_identity
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import OUTPUT, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.host.memory import available_host_bytes, host_identity
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weights import OUTPUT, weight_specs
 from llama_core.scheduling.sliding_window import SlidingWindow
 
 CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after loading; activations and other processes get the rest

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from llama_core.config import Device
 from llama_core.errors import ConfigError
+from llama_core.model.share import SAMPLING_RANK
 
 _before_leaving: list[Callable[[], None]] = []
 
@@ -31,10 +32,15 @@ class Parallel:
     world_size: int
     device: torch.device
 
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's values on every rank, in place. `tensor` has the same shape and dtype on all ranks."""
+    @property
+    def samples(self) -> bool:
+        """Whether this rank samples, for all."""
+        return self.rank == SAMPLING_RANK
+
+    def share_samples(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of the rank that samples on every rank, in place. `tensor` has the same shape and dtype on all ranks."""
         if self.world_size > 1:
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=SAMPLING_RANK)
         return tensor
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:

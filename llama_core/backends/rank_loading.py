@@ -40,9 +40,9 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.files.code import code_version
 from llama_core.files.source import CheckpointSource, WeightReader
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare, is_even
 from llama_core.rank_report import RankReport
-from llama_core.rank_share import RankShare, is_even
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.weights.loader import GroupedWeight, Progress, planned_weights
 

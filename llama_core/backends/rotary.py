@@ -4,31 +4,46 @@ import math
 
 import torch
 
-from llama_core.model_config import RopeConfig
+from llama_core.model.rope import RopeConfig
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
-    """cos and sin of position * frequency: float32 [max_seq_len, head_dim / 2, 2]."""
-    frequencies = _frequencies(rope, head_dim, max_seq_len, device)
+    """cos and sin of position * frequency: float32 [max_seq_len, head_dim / 2, 2]; 1 and 0 for pairs that are not rotated."""
+    rotated = rope.rotated(head_dim)
+    frequencies = _frequencies(rope, rotated, max_seq_len, device)
     angles = torch.outer(torch.arange(max_seq_len, device=device).float(), frequencies)
     # Not Tensor.cos: its first call in a process was off by 1e-4 in a second thread's half, about once in 100 starts.
     table = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
-    return table if rope.attention_factor == 1.0 else table * rope.attention_factor
+    if rope.attention_factor != 1.0:
+        table = table * rope.attention_factor
+    if rotated < head_dim:
+        kept = torch.tensor([1.0, 0.0], device=device).expand(max_seq_len, (head_dim - rotated) // 2, 2)
+        table = torch.cat((table, kept), dim=1)
+    return table
 
 
-def _frequencies(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
-    """Radians per position of each pair: float32 [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, device=device)[: head_dim // 2].float() / head_dim
+def _frequencies(rope: RopeConfig, dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
+    """Radians per position of each pair: float32 [dim / 2]."""
+    exponents = torch.arange(0, dim, 2, device=device)[: dim // 2].float() / dim
     plain = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "dynamic":
-        return 1.0 / _dynamic_theta(rope, head_dim, max_seq_len) ** exponents
+        return 1.0 / _dynamic_theta(rope, dim, max_seq_len) ** exponents
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
-        return _yarn(rope, plain, head_dim)
+        return _yarn(rope, plain, dim)
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(_longrope_factors(rope, max_seq_len), device=device) * rope.theta**exponents)
     return plain
+
+
+def _longrope_factors(rope: RopeConfig, max_seq_len: int) -> tuple[float, ...]:
+    """LongRoPE (Ding et al. 2024). transformers chooses by the length of the sequence so far; here max_seq_len decides, for the
+    reason that `_dynamic_theta` names."""
+    assert rope.original_context is not None
+    return rope.long_factor if max_seq_len > rope.original_context else rope.short_factor
 
 
 def _dynamic_theta(rope: RopeConfig, head_dim: int, max_seq_len: int) -> float:

@@ -19,7 +19,7 @@ from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, LlamaError, NonFiniteLogits
 from llama_core.files.source import CheckpointSource
 from llama_core.grammar.masks import SlotGrammars
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.sliding_window import SlidingWindow
@@ -59,11 +59,8 @@ class ModelRunner:
         self.report = loaded.report
         self._former = loaded.former
         self._slots = loaded.slots
-        # Rank 0 samples for all ranks.
         self._grammars = (
-            SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules))
-            if self.parallel.rank == 0
-            else None
+            SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules)) if self.parallel.samples else None
         )
         self._adapters: dict[int, str] = {}  # digests, by place
         self._ended = 0.0  # when the latest result was read

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from llama_core.files.source import GROUP
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import WeightSpec, weight_specs
-from llama_core.rank_share import RankShare
-from llama_core.weight_formats import GROUPED
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weights import WeightSpec, weight_specs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from llama_core.files.gguf.config import gguf_config, stop_ids
 from llama_core.files.gguf.model import SUFFIX, GgufModel
 from llama_core.files.source import CheckpointSource, WeightReader
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 
 
 class GgufCheckpoint(CheckpointSource):

@@ -9,7 +9,7 @@ from llama_core.files.hf.files import INDEX, find_weights, is_weights_file
 from llama_core.files.hf.quantization import packed_bits
 from llama_core.files.json_fields import Fields, read_object
 from llama_core.files.source import CheckpointSource, WeightReader
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 

@@ -13,9 +13,9 @@ from llama_core.errors import CheckpointError
 from llama_core.files.generation_config import generation_files, read_stop_ids
 from llama_core.files.meta_params import may_be_tied, read_params
 from llama_core.files.source import CheckpointSource, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import OUTPUT
-from llama_core.text_files import fault_of
+from llama_core.files.text_files import fault_of
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import OUTPUT
 
 _SHARD_NAME = re.compile(r"consolidated\.(\d+)\.pth")
 _MAX_PICKLE_BYTES = 64 * 2**20  # of the list of tensors; Llama's largest has a few hundred kilobytes

@@ -16,8 +16,8 @@ from llama_core.errors import ConfigError
 from llama_core.files.digest import CheckpointDigest, sha256_of
 from llama_core.files.hf.files import Located, read_header
 from llama_core.files.json_fields import Fields, read_object, shown
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import WeightSpec, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import WeightSpec, weight_specs
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_LORA_RANK: Final = 128
@@ -100,20 +100,22 @@ def _check_supported(given: Fields) -> None:
 def _pairs(
     given: Fields, located: Mapping[str, Located], specs: Mapping[str, WeightSpec], file: Path, max_rank: int
 ) -> dict[str, Pair]:
-    pairs, left = {}, dict(located)
+    pairs, used = {}, set[str]()
     rank_of, alpha_of = _pattern(given, "rank_pattern"), _pattern(given, "alpha_pattern")
     layers = given.given.get("layers_to_transform")
     for name, spec in specs.items():
         if not (spec.is_linear and name.startswith("layers.") and name.endswith(".weight")):
             continue
         module = spec.hugging_face.removesuffix(".weight")
-        a, b = (left.pop(f"{_PREFIX}{module}.lora_{half}.weight", None) for half in "AB")
+        names = [f"{_PREFIX}{module}.lora_{half}.weight" for half in "AB"]
+        used.update(names)
+        a, b = map(located.get, names)
         if a is None and b is None:
             continue
         if a is None or b is None:
             raise ConfigError(f"{file}: {module} has lora_{'B' if a is None else 'A'} alone, without its other matrix")
         rank = rank_of(module) or given.integer("r", most=MAX_LORA_RANK)
-        outputs, inputs = spec.shape
+        outputs, inputs = spec.stored_shape
         for each, shape in ((a, (rank, inputs)), (b, (outputs, rank))):
             if each.shape != shape:
                 raise ConfigError(
@@ -137,9 +139,9 @@ def _pairs(
         if not abs(scale) <= MAX_SCALE:
             raise ConfigError(f"{given.source}: lora_alpha divided by the rank must be at most {MAX_SCALE:g}")
         pairs[name] = Pair(a, b, scale)
-    if left:
+    if left := [name for name in located if name not in used]:
         raise ConfigError(
-            f"{file}: {shown(next(iter(left)))} is not lora_A or lora_B of one of the base's linear layers; "
+            f"{file}: {shown(left[0])} is not lora_A or lora_B of one of the base's linear layers; "
             "embeddings and lm_head cannot have adapters"
         )
     if not pairs:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
-_SOURCES: Final = ("backends", "checkpoint", "files", "grammar", "weights", "model_config.py", "rank_share.py")
+_SOURCES: Final = ("backends", "checkpoint", "files", "grammar", "model", "weights")
 _LIBRARIES: Final = ("torch", "llguidance")
 
 
@@ -15,9 +15,8 @@ def code_version(root: Path = _ROOT) -> str:
     versions. Takes some milliseconds. root: the folder of this package."""
     digest = hashlib.sha256(" ".join(map(_version, _LIBRARIES)).encode())
     for name in _SOURCES:
-        at = root / name
-        files = (file for file in at.rglob("*") if file.suffix in (".py", ".hpp", ".cpp"))
-        for file in sorted(files) if at.is_dir() else [at]:
+        files = (file for file in (root / name).rglob("*") if file.suffix in (".py", ".hpp", ".cpp"))
+        for file in sorted(files):
             source = file.read_bytes()
             digest.update(f"{file.relative_to(root)} {len(source)}\n".encode() + source)
     return digest.hexdigest()

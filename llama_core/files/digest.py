@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llama_core.errors import CheckpointError
-from llama_core.host_memory import host_identity
+from llama_core.host.memory import host_identity
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llama_core.errors import CheckpointError, ConfigError, LlamaError
-from llama_core.model_config import MAX_SIZE
-from llama_core.text_files import fault_of
+from llama_core.files.text_files import fault_of
+from llama_core.model.config import MAX_SIZE
 
 _SHOWN_CHARS = 80  # of an invalid value, in error messages
 _MAX_BYTES = 100_000_000  # a file of weights that was renamed has gigabytes
@@ -68,6 +68,14 @@ class Fields:
         if not is_number or not 0 < value <= sys.float_info.max:  # nor NaN; an int may be larger than any float
             raise self.wrong(name, "a positive finite number")
         return float(value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of positive finite numbers."""
+        value = self.given.get(name)
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list of numbers")
+        each = Fields({str(i): number for i, number in enumerate(value)}, f"{self.source}: {name}")
+        return tuple(each.number(str(i)) or 0.0 for i in range(len(value)))
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from llama_core.errors import CheckpointError
 from llama_core.files.digest import sha256_of_each
 from llama_core.files.source import CheckpointSource
-from llama_core.text_files import as_utf8
+from llama_core.files.text_files import as_utf8
 
 FILE_NAME = "SHA256SUMS"
 _MAX_BYTES = 16 * 2**20  # a shard given by mistake has gigabytes

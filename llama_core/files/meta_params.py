@@ -6,7 +6,9 @@ from typing import Any
 
 from llama_core.errors import ConfigError
 from llama_core.files.json_fields import Fields, read_object, shown
-from llama_core.model_config import MAX_LAYERS, MAX_SIZE, ModelConfig, RopeConfig
+from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig
+from llama_core.model.llama import attention, feed_forward, llama_layer
+from llama_core.model.rope import RopeConfig
 
 _FIELDS = frozenset(
     {
@@ -38,16 +40,16 @@ def config_from_params(params: dict[str, Any], *, vocab_size: int, source: str =
     if dim % n_heads:
         raise ConfigError(f"{source}: dim {dim} is not divisible by n_heads {n_heads}")
     rope, context = _rope(given, dim)
+    layer = llama_layer(attention(rope), feed_forward())
     return ModelConfig(
         dim=dim,
-        n_layers=given.integer("n_layers", most=MAX_LAYERS),
         n_heads=n_heads,
         n_kv_heads=given.integer("n_kv_heads", n_heads),
         head_dim=dim // n_heads,
         hidden_dim=_hidden_dim(given, dim, source),
         vocab_size=vocab_size,
+        layers=(layer,) * given.integer("n_layers", most=MAX_LAYERS),
         norm_eps=given.number("norm_eps") or 1e-5,
-        rope=rope,
         context_length=context,
     ).check(source)
 

@@ -1,15 +1,15 @@
 """The Protocols of a checkpoint format. `registry.open_checkpoint` finds the class for a path.
 
 `CheckpointSource` describes the files and reads no weight; the replica, which has no torch, uses it. `WeightReader` reads
-weights on the ranks. A format translates its own names, shapes and layouts into those of `model_weights.weight_specs`.
+weights on the ranks. A format translates its own names, shapes and layouts into those of `model.weights.weight_specs`.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import Box
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import Box
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.grammar.build import joined, schema_of
 from llama_core.grammar.check import MAX_BYTES, byte_vocabulary, checked, in_background, limits
 from llama_core.grammar.closed_objects import closed_objects
-from llama_core.shared_cache import SharedCache
+from llama_core.grammar.shared_cache import SharedCache
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.reasoning import CLOSE, OPEN
 from llama_core.text.tools.json_scan import MAX_SPACES, SPACES

@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from llama_core.errors import InvalidParameter
 from llama_core.grammar.closed_objects import closed_objects
-from llama_core.shared_cache import SharedCache
+from llama_core.grammar.shared_cache import SharedCache
 
 MAX_BYTES: Final = 3 * 2**16  # of a grammar, as in `SamplingParams.grammar`
 _KEPT: Final = SharedCache[tuple[str, str]](2**24)  # outcomes: clients send the same schema with every request

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from llama_core.shared_cache import SharedCache
+from llama_core.grammar.shared_cache import SharedCache
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from llama_core.errors import InvalidParameter, QueueFull
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 from llama_core.scheduling.adapter_places import AdapterPlaces
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue

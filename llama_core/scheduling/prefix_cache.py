@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final
 
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sliding_window import SlidingWindow
 

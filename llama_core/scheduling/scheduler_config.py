@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from llama_core.config import EngineConfig
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the next position to compute are never read again: the scheduler frees them, and
 from dataclasses import dataclass
 from typing import Final
 
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 
 MAX_CHUNK: Final = 512  # prompt tokens of one row: a sequence holds blocks for its window and one chunk
 

@@ -6,13 +6,13 @@ from pkgutil import resolve_name
 from typing import Final
 
 from llama_core.errors import ConfigError, TokenizerError
+from llama_core.files.text_files import fault_of
 from llama_core.text.chat_format import ChatFormat, NoChatFormat
 from llama_core.text.chat_llama3 import HEADER_START
 from llama_core.text.template.files import find_template, given_template
 from llama_core.text.tokenizers.files import SIDE_FILES
 from llama_core.text.tokenizers.probe import probe_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
-from llama_core.text_files import fault_of
 
 # Name -> class, imported on first use. The first whose `recognizes` says so, by the file's name or first bytes, loads it; the
 # last recognizes every file, so that its error describes a file of unknown kind.

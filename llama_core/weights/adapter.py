@@ -8,9 +8,9 @@ import torch
 from llama_core.errors import CheckpointError
 from llama_core.files.adapter import WEIGHTS, Pair, open_adapter
 from llama_core.files.hf.files import open_file
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import WeightSpec, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weights import WeightSpec, weight_specs
 from llama_core.weights.hf import interleaved
 
 
@@ -32,7 +32,7 @@ def read_adapter(folder: str, digest: str, model: ModelConfig, share: RankShare,
         raise CheckpointError(f"{folder}: the adapter has changed since it was loaded: load it again")
     file = open_file(Path(folder) / WEIGHTS, "pt")
     return [
-        LowRank(name, *_parts(file, pair, specs[name], model.head_dim, share), pair.scale)
+        LowRank(name, *_parts(file, pair, specs[name], model, share), pair.scale)
         for name, pair in adapter.pairs.items()
     ]
 
@@ -49,11 +49,12 @@ def unreadable(model: ModelConfig, share: RankShare) -> list[LowRank]:
 
 
 def _parts(
-    file: Any, pair: Pair, spec: WeightSpec, head_dim: int, share: RankShare
+    file: Any, pair: Pair, spec: WeightSpec, model: ModelConfig, share: RankShare
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The columns of A and the rows of B that this rank's part of the weight has. Copies."""
     a, b = (file.get_tensor(each.name) for each in (pair.a, pair.b))
+    b = b[spec.first_row : spec.first_row + spec.shape[0]]
     if spec.is_rotated:
-        b = interleaved(b, head_dim)
+        b = interleaved(b, model.head_dim, model.rope.rotated(model.head_dim))
     (row, column), (rows, columns) = spec.part(share)
     return a[:, column : column + columns].contiguous(), b[row : row + rows].contiguous()

@@ -11,14 +11,15 @@ from typing import Final
 import torch
 
 from llama_core.errors import CheckpointError
-from llama_core.files.gguf.config import ARCHITECTURES, ROPE_FACTORS
+from llama_core.files.gguf.config import ROPE_TENSORS
 from llama_core.files.gguf.file import GgufTensor
 from llama_core.files.gguf.model import GgufModel
 from llama_core.files.gguf.types import Encoding
 from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.families import gguf_families
+from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import release
 
@@ -78,7 +79,9 @@ class GgufWeights(WeightReader):
         """Raises CheckpointError that names the file, and the first five weights at fault."""
         self._model = model
         self._head_dim = config.head_dim
-        self._halves = ARCHITECTURES.get(str(model.metadata.get("general.architecture")), False)
+        family = gguf_families().get(str(model.metadata.get("general.architecture")))
+        self._rotated = config.rope.rotated(config.head_dim)
+        self._halves = family is not None and family.gguf_halves
         self._specs = weight_specs(config)
         self._tensors = _checked_tensors(model, self._specs, config.tied_embeddings)
         self._mapped: Mapping[Path, torch.Tensor] = {
@@ -129,10 +132,11 @@ class GgufWeights(WeightReader):
         step = max(1, _CHUNK_VALUES // max(1, box.shape[1]))
         if needs_order:
             step = max(1, step // self._head_dim) * self._head_dim  # whole heads
-        begin, end = box.start[0], box.start[0] + box.shape[0]
+        first = box.start[0] + self._specs[name].first_row
+        begin, end = first, first + box.shape[0]
         while begin < end:
             stop = min(end, begin - begin % step + step)
-            yield begin - box.start[0], self._rows(everything, begin, stop, needs_order)[:, columns]
+            yield begin - first, self._rows(everything, begin, stop, needs_order)[:, columns]
             release(everything[begin:stop])
             begin = stop
 
@@ -142,14 +146,16 @@ class GgufWeights(WeightReader):
             return everything[begin:stop]
         wanted = torch.arange(begin, stop)
         head, within = wanted // self._head_dim, wanted % self._head_dim
-        return everything[head * self._head_dim + within // 2 + within % 2 * (self._head_dim // 2)]
+        paired = within // 2 + within % 2 * (self._rotated // 2)
+        return everything[head * self._head_dim + torch.where(within < self._rotated, paired, within)]
 
 
 def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied: bool) -> dict[str, GgufTensor]:
     """The tensor of every weight of the architecture, by our name."""
     found, faults = {}, []
     left = dict(model.tensors)
-    left.pop(ROPE_FACTORS, None)
+    for name in ROPE_TENSORS:
+        left.pop(name, None)
     for name, spec in specs.items():
         own = specs[EMBEDDING if name == OUTPUT and is_tied else name].gguf
         tensor = model.tensors.get(own)
@@ -157,8 +163,8 @@ def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied:
         if tensor is None:
             faults.append(f"{own} is missing")
             continue
-        if tensor.shape != spec.shape:
-            faults.append(f"{own} has shape {list(tensor.shape)}, expected {list(spec.shape)}")
+        if tensor.shape != spec.stored_shape:
+            faults.append(f"{own} has shape {list(tensor.shape)}, expected {list(spec.stored_shape)}")
         if len(spec.shape) == 1 and plain_dtype(tensor.encoding) is None:
             faults.append(f"{own} is encoded as {tensor.encoding.name}, expected F32")
         found[name] = tensor

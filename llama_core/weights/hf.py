@@ -22,8 +22,8 @@ from llama_core.files.hf.files import Located, open_file
 from llama_core.files.hf.quantization import FORMATS
 from llama_core.files.json_fields import refuse_faults, shown
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import file_begin, release, row_chunks
 
@@ -98,7 +98,7 @@ class HuggingFaceWeights(WeightReader):
     ) -> None:
         """packed_bits: of a code, in a model whose linear layers may be packed. Raises CheckpointError that names the folder,
         and the first five weights at fault."""
-        self._head_dim = config.head_dim
+        self._head_dim, self._rotated = config.head_dim, config.rope.rotated(config.head_dim)
         self._specs = weight_specs(config)
         self._located, self._packed = _by_own_name(directory, located, config, self._specs, packed_bits)
         self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
@@ -168,13 +168,15 @@ class HuggingFaceWeights(WeightReader):
 
     def _rows(self, stored: torch.Tensor, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row in the box, rows of the mapped `stored`): those of q and k copied in Meta's order."""
-        region = tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.shape, strict=True))
+        first, *others = box.start
+        starts = first + self._specs[name].first_row, *others
+        region = tuple(slice(begin, begin + size) for begin, size in zip(starts, box.shape, strict=True))
         unit = self._head_dim if self._specs[name].is_rotated else 1
         assert box.start[0] % unit == box.shape[0] % unit == 0, "a box of q or k consists of whole heads"
         wanted = stored[region]
         for begin, end in row_chunks(wanted, unit):
             rows = wanted[begin:end]
-            yield begin, interleaved(rows, unit) if unit > 1 else rows
+            yield begin, interleaved(rows, unit, self._rotated) if unit > 1 else rows
             release(rows)
 
     def _stored(self, located: Located) -> torch.Tensor:
@@ -186,9 +188,9 @@ class HuggingFaceWeights(WeightReader):
         """Raises CheckpointError for a packed weight that says it has another shape."""
         for name, parts in self._packed.items():
             spec = self._specs[name]
-            if (said := self._stored(parts.shape).tolist()) != list(spec.shape):
+            if (said := self._stored(parts.shape).tolist()) != list(spec.stored_shape):
                 stored = part_names(spec.hugging_face)["shape"]
-                raise CheckpointError(f"{directory}: {stored} is {said}, expected {list(spec.shape)}")
+                raise CheckpointError(f"{directory}: {stored} is {said}, expected {list(spec.stored_shape)}")
 
     def _check_tied(self, directory: Path) -> None:
         """Raises CheckpointError if the files have an output layer beside an embedding with other values."""
@@ -205,10 +207,12 @@ class HuggingFaceWeights(WeightReader):
                 )
 
 
-def interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Whole heads in Meta's order: values (i, i + head_dim / 2) of each head become (2i, 2i + 1). A copy."""
-    halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
-    return halves.transpose(1, 2).reshape(rows.shape)
+def interleaved(rows: torch.Tensor, head_dim: int, rotated: int) -> torch.Tensor:
+    """Whole heads in Meta's order: values (i, i + rotated / 2) of each head's first ones become (2i, 2i + 1). A copy."""
+    heads = rows.reshape(-1, head_dim, *rows.shape[1:])
+    halves = heads[:, :rotated].reshape(len(heads), 2, rotated // 2, *rows.shape[1:])
+    turned = halves.transpose(1, 2).flatten(1, 2)
+    return (turned if rotated == head_dim else torch.cat((turned, heads[:, rotated:]), dim=1)).view(rows.shape)
 
 
 def _by_own_name(
@@ -235,7 +239,7 @@ def _by_own_name(
         if names[name] in located or located.keys().isdisjoint(parts.values()):
             continue
         assert packed_bits is not None
-        found, wrong = find_packed(names.pop(name), specs[name].shape, packed_bits, located)
+        found, wrong = find_packed(names.pop(name), specs[name].stored_shape, packed_bits, located)
         faults += wrong
         if found is not None:
             packed[name] = found
@@ -256,8 +260,8 @@ def _fault(name: str, located: Mapping[str, Located], spec: WeightSpec) -> str |
     if name not in located:
         return f"{name} is missing"
     tensor = located[name]
-    if tensor.shape != spec.shape:
-        return f"{name} has shape {shown(list(tensor.shape))}, expected {list(spec.shape)}"
+    if tensor.shape != spec.stored_shape:
+        return f"{name} has shape {shown(list(tensor.shape))}, expected {list(spec.stored_shape)}"
     if tensor.dtype not in _DTYPES:
         return f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPES)}"
     return None

@@ -9,9 +9,9 @@ import torch
 
 from llama_core.errors import CheckpointError
 from llama_core.files.source import GROUP, Slice, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import Box, num_values, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weights import Box, num_values, weight_specs
 from llama_core.weights.uploads import Uploads
 
 Part = TypeVar("Part")

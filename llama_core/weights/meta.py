@@ -14,8 +14,8 @@ import torch
 from llama_core.errors import CheckpointError
 from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import Slice, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import EMBEDDING, OUTPUT, Box, WeightSpec, equal_part, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, equal_part, weight_specs
 from llama_core.weights.mapped import file_begin, release, row_chunks
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

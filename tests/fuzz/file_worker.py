@@ -18,7 +18,7 @@ from llama_core.backends.rotary import rotary_table
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, SpecialTags, TokenizerError
 from llama_core.files.manifest import Manifest
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import TextPart

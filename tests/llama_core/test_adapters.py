@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from llama_core import Llama
+from llama_core.backends.memory_estimate import estimate_memory
 from llama_core.backends.parallel import alone
 from llama_core.errors import InvalidParameter, NonFiniteLogits
 from llama_core.files.adapter import open_adapter
-from llama_core.memory_estimate import estimate_memory
 from tests.conftest import GOLDEN
 from tests.support import adapters, families
 from tests.support.forking import interpret

@@ -9,7 +9,7 @@ import pytest
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.meta_params import config_from_params, read_params
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 
 LLAMA2_7B = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-05, "vocab_size": -1}
 

@@ -96,8 +96,8 @@ def write_every_block(runner: Any, num_blocks: int) -> None:
 
 
 def configuration(words: list[str]) -> Any:
+    from llama_core.backends.memory_estimate import describe_checkpoint
     from llama_core.config import EngineConfig
-    from llama_core.memory_estimate import describe_checkpoint
 
     path, _, dtype, quantization, length = words
     file, model, _ = describe_checkpoint(REPOSITORY / path)
@@ -114,7 +114,7 @@ def configuration(words: list[str]) -> Any:
 
 def measure(words: list[str]) -> list[dict[str, Any]]:
     """One entry for each rank: estimated and measured bytes, and their ratio."""
-    from llama_core.memory_estimate import estimate_memory
+    from llama_core.backends.memory_estimate import estimate_memory
 
     num_ranks = int(words[1])
     estimate = estimate_memory(configuration(words), num_ranks)

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weights import weight_specs
 from tests.support import checkpoints, hugging_face
 from tests.support.hugging_face import CONFIGS
 from tests.support.rank_weights import rank_weights

@@ -18,7 +18,7 @@ from llama_core.batch_loop import run_batch
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.files.adapter import Adapter, open_adapter
-from llama_core.model_weights import weight_specs
+from llama_core.model.weights import weight_specs
 from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import families

@@ -9,8 +9,8 @@ import torch
 
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.meta_params import config_from_params
-from llama_core.model_weights import weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
+from llama_core.model.weights import weight_specs
 from llama_core.weights.loader import Progress
 from tests.conftest import GOLDEN
 from tests.support.forking import run_with_torch
@@ -82,7 +82,7 @@ def load(
 _PEAK = """
 import os, sys, torch
 from tests.support.rank_weights import rank_weights
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
 torch.set_num_threads(1)
 torch.stack(torch.aminmax(torch.zeros(9, 9, dtype=torch.bfloat16)[:, :5])).isfinite().all()

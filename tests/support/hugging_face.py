@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from llama_core.files.hf.config import model_from_config
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import weight_specs
 
 VOCAB_SIZE = 640
 _SHAPE = {

@@ -5,6 +5,7 @@ Also random weights for a configuration, and a checkpoint of them in memory that
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -15,8 +16,11 @@ from llama_core.backends.rotary import rotary_table
 from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
 from llama_core.files.source import DENSE, GroupedSlice, Slice
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import EMBEDDING, OUTPUT, Box, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.llama import attention, feed_forward, llama_layer
+from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Rotate
+from llama_core.model.rope import RopeConfig
+from llama_core.model.weights import EMBEDDING, OUTPUT, Box, weight_specs
 
 Weights = dict[str, torch.Tensor]
 
@@ -39,16 +43,65 @@ def random_weights(config: ModelConfig, seed: int = 0, dtype: torch.dtype = torc
     return weights
 
 
+_ROPE = RopeConfig()
+
+
+def decoder(
+    dim: int,
+    n_layers: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    hidden_dim: int,
+    vocab_size: int,
+    *,
+    rope: RopeConfig = _ROPE,
+    windows: Sequence[int] = (),
+    attention_bias: bool = False,
+    attention_out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    **others: Any,
+) -> ModelConfig:
+    """Llama's layers with such switches. windows: one a layer, () for none. others: of ModelConfig."""
+    fed = feed_forward(bias=mlp_bias)
+    layers = tuple(
+        llama_layer(attention(rope, window, qkv_bias=attention_bias, out_bias=attention_out_bias, qk_norm=qk_norm), fed)
+        for window in windows or [0] * n_layers
+    )
+    return ModelConfig(dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size, layers, **others)
+
+
 def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_seq_len: int) -> torch.Tensor:
     """float64 [len(tokens), vocab_size]: the logits after each token."""
     w = {name: weight.double() for name, weight in weights.items()}
     table = rotary_table(config.rope, config.head_dim, max_seq_len, torch.device("cpu"))[: len(tokens)].double()
-    x = w[EMBEDDING][torch.tensor(tokens)]
-    for layer in range(config.n_layers):
-        part = {name.split(".", 2)[2]: weight for name, weight in w.items() if name.startswith(f"layers.{layer}.")}
-        x = x + _attention(config, layer, part, _norm(config, x, part["attention_norm.weight"]), table)
-        x = x + _feed_forward(part, _norm(config, x, part["ffn_norm.weight"]))
-    return _norm(config, x, w["norm.weight"]) @ w[OUTPUT].T
+    residual = w[EMBEDDING][torch.tensor(tokens)] * config.embedding_multiplier
+    for i, layer in enumerate(config.layers):
+        part = {name.split(".", 2)[2]: weight for name, weight in w.items() if name.startswith(f"layers.{i}.")}
+        heads: list[torch.Tensor] = []
+        x = residual
+        for operation in layer:
+            match operation:
+                case Norm(weight):
+                    x = _norm(config, x, part[f"{weight.name}.weight"])
+                case Linear(_, parts):
+                    heads = [_linear(part, each.name, x) for each in parts]
+                    x = heads[0]
+                case Rotate(rope, norms):
+                    heads = [each.unflatten(-1, (-1, config.head_dim)) for each in heads]
+                    for at, norm in enumerate(norms or ()):
+                        heads[at] = _norm(config, heads[at], part[f"{norm.name}.weight"])
+                    if rope is not None:
+                        heads[:2] = (_rotate(each, table) for each in heads[:2])
+                case Attend(window, scale):
+                    x = _attend(config, window or len(x), scale or config.head_dim**-0.5, *heads)
+                case GatedLinear(_, parts):
+                    gate, up = (_linear(part, each.name, x) for each in parts)
+                    x = F.silu(gate) * up
+                case Add(multiplier):
+                    x = residual = residual + multiplier * x
+    return _norm(config, residual, w["norm.weight"]) @ w[OUTPUT].T / config.logits_divisor
 
 
 def _norm(config: ModelConfig, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -59,31 +112,21 @@ def _linear(part: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, part[f"{name}.weight"], part.get(f"{name}.bias"))
 
 
-def _attention(config: ModelConfig, layer: int, part: Weights, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """x [T, dim] -> [T, dim]."""
-    q, k, v = (
-        _linear(part, f"attention.{name}", x).unflatten(-1, (-1, config.head_dim)) for name in ("wq", "wk", "wv")
-    )
-    if config.qk_norm:
-        q, k = (_norm(config, y, part[f"attention.{n}_norm.weight"]) for y, n in ((q, "q"), (k, "k")))
-    q, k = (_rotate(y, table) for y in (q, k))
+def _attend(
+    config: ModelConfig, window: int, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """[T, heads, head_dim] each -> [T, heads * head_dim]."""
     group = config.n_heads // config.n_kv_heads
     k, v = (y.repeat_interleave(group, dim=1) for y in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
-    distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
-    window = config.window(layer) or len(x)
+    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     weights = scores.masked_fill((distance < 0) | (distance >= window), float("-inf")).softmax(-1)
-    return _linear(part, "attention.wo", torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
+    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
 def _rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.view_as_complex(table)[:, None]
     return torch.view_as_real(turned).flatten(-2)
-
-
-def _feed_forward(part: Weights, x: torch.Tensor) -> torch.Tensor:
-    gate, up = (_linear(part, f"feed_forward.{name}", x) for name in ("w1", "w3"))
-    return _linear(part, "feed_forward.w2", F.silu(gate) * up)
 
 
 class MemoryCheckpoint:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from llama_core.files.source import WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
 from llama_core.weights.loader import Progress, planned_weights
 
 

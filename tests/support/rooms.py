@@ -7,17 +7,19 @@ PACKAGES = (*PRODUCT, "benchmarks", "tests")
 
 # A room is a folder with the folders below it, or a module at the top of a package whose place in the order is its own. The
 # table names, for each room, the rooms that it may import.
-FILES = ("llama_core", "llama_core.files")
+FILES = ("llama_core", "llama_core.host", "llama_core.model", "llama_core.files")
 CONFIG = (*FILES, "llama_core.config", "llama_core.rank_report")
 TEXT = (*CONFIG, "llama_core.text", "llama_core.scheduling", "llama_core.grammar")
 FORMATS = ("llama_core.weights", "llama_core.checkpoint")
 CORE = (*TEXT, *FORMATS, "llama_core.backends")
-LLAMA = ("llama_core.results", "llama_core.batch_loop", "llama_core.memory_estimate")
+LLAMA = ("llama_core.results", "llama_core.batch_loop")
 REPLICA = (*TEXT, *FORMATS, "cluster.wire", "cluster.driver", "deployments.args", "deployments.api_keys")
 ANSWERS = (*REPLICA, "deployments.engine", "deployments.openai", "deployments.observe", "deployments.http")
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core": ("llama_core.generation",),  # `Llama`, imported on first use
-    "llama_core.files": ("llama_core",),
+    "llama_core.host": ("llama_core",),
+    "llama_core.model": ("llama_core",),
+    "llama_core.files": ("llama_core", "llama_core.host", "llama_core.model"),
     "llama_core.weights": FILES,
     "llama_core.checkpoint": (*FILES, "llama_core.weights"),
     "llama_core.config": FILES,
@@ -28,7 +30,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.backends": (*TEXT, *FORMATS),
     "llama_core.results": TEXT,
     "llama_core.batch_loop": CORE,
-    "llama_core.memory_estimate": CORE,
+    "llama_core.backends.memory_estimate": CORE,
     "llama_core.generation": (*CORE, *LLAMA),
     # wire runs in the replica and in the rank actors, driver in the replica, rank in the rank actors.
     "cluster": (),
@@ -36,7 +38,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cluster.driver": (*TEXT, "cluster.wire"),
     "cluster.rank": (*CORE, "cluster.wire"),
     # The replica's process, and the command on the user's machine.
-    "deployments.api_keys": ("llama_core",),
+    "deployments.api_keys": FILES,
     "deployments.args": (*TEXT, "llama_core.checkpoint", "deployments.api_keys"),
     "deployments.engine": REPLICA,
     "deployments.links": (*REPLICA, "deployments.engine"),
@@ -44,7 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "deployments.openai": (*REPLICA, "deployments.engine"),
     "deployments.observe": (*REPLICA, "deployments.engine", "deployments.openai"),
     "deployments.http": (*REPLICA, "deployments.engine", "deployments.openai", "deployments.observe"),
-    "deployments.local": (*REPLICA, "llama_core.memory_estimate"),
+    "deployments.local": (*REPLICA, "llama_core.backends.memory_estimate"),
     "deployments.handle_types": (*ANSWERS, "llama_core.results"),
     "deployments.handle": (*ANSWERS, "deployments.handle_types", "llama_core.results"),
     "deployments.replicas": (
@@ -55,7 +57,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "deployments.handle",
     ),
     "deployments": (*ANSWERS, "deployments.local", "deployments.replicas"),
-    "cli": (*REPLICA, "llama_core.backends", "llama_core.memory_estimate", "deployments", "deployments.local"),
+    "cli": (*REPLICA, "llama_core.backends", "llama_core.backends.memory_estimate", "deployments", "deployments.local"),
 }
 # Libraries that a room never loads: not even through another library, when each of its modules is imported.
 WEB = ("fastapi", "starlette", "pydantic")

@@ -19,7 +19,7 @@ from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.device import Work
 from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.fused.step_plan import AttentionTiles
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 
 # Operations that make the host wait for a GPU, or that read memory of the host.
 _HOST_ACCESSES = {
@@ -240,6 +240,7 @@ class CapturableOps(TorchOps):
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
         window: int = FULL_ATTENTION,
+        scale: float | None = None,
     ) -> torch.Tensor:
         rows = torch.cat([tiles.decodes, tiles.chunks])
         token = torch.arange(len(q))
@@ -255,7 +256,7 @@ class CapturableOps(TorchOps):
         if window:
             visible &= position >= lengths[:, None] - window
         repeated = gathered_keys.repeat_interleave(group, dim=2)
-        scores = torch.einsum("thd,tlhd->thl", q, repeated).float() * q.shape[-1] ** -0.5
+        scores = torch.einsum("thd,tlhd->thl", q, repeated).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1).type_as(q)
         seen_values = gathered_values.masked_fill(~visible[..., None, None], 0).repeat_interleave(group, dim=2)
         return torch.einsum("thl,tlhd->thd", weights, seen_values)

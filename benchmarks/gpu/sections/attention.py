@@ -29,7 +29,7 @@ from llama_core.backends.fused.step_plan import (
     TileSizes,
     plan_of,
 )
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 from llama_core.scheduling.step import Row
 
 BLOCK = 16

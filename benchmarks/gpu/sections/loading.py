@@ -19,8 +19,8 @@ from benchmarks.harness.common import Spread
 from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.meta_params import config_from_params
-from llama_core.model_config import ModelConfig
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
 from llama_core.weights.loader import planned_weights
 from llama_core.weights.uploads import FileReads, Uploads
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import first_rows, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weights import first_rows, weight_specs
 from llama_core.weights.adapter import LowRank
 
 

@@ -14,7 +14,7 @@ from llama_core.backends.fused.layer_kernels import early_launch, has_much_share
 from llama_core.backends.fused.step_memory import PROGRAMS_PER_MULTIPROCESSOR, combines_in_kernel, split_count
 from llama_core.backends.fused.step_plan import AttentionTiles
 from llama_core.backends.kv_cache import FLOAT8_BYTES
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 
 MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 # With this num_stages or more, a program loads the next positions' keys and values, and the block numbers of those after them,
@@ -113,6 +113,7 @@ def attend(
     block_tables: torch.Tensor,
     tiles: AttentionTiles,
     window: int = FULL_ATTENTION,
+    scale: float | None = None,
     *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
@@ -122,9 +123,8 @@ def attend(
     group = n_heads // n_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     about = group, head_dim, block_size, window
-    scale = head_dim**-0.5 * _LOG2_E
     read = q, (keys, values), block_tables
-    sizes = scale, q.stride(0), block_tables.stride(0)
+    sizes = (head_dim**-0.5 if scale is None else scale) * _LOG2_E, q.stride(0), block_tables.stride(0)
     decode, chunk = launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
     if keys.dtype == FLOAT8_BYTES:
         decode, chunk = reading_float8(decode, chunk, q.dtype)

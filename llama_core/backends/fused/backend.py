@@ -29,6 +29,7 @@ from llama_core.backends.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.backends.parallel import Parallel, before_leaving, smallest
 from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
+from llama_core.model.operations import Attend
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
 from llama_core.weights.loader import GroupedWeight
@@ -289,10 +290,9 @@ class FusedBackend:
         cache, ops, slots, block_tables = self._cache, self._ops, self._slots, self._slots.block_tables
         step = self._buffers.tensors(shape)
 
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            window = self.model.config.window(layer)
+        def attend(layer: int, how: Attend, q: torch.Tensor) -> torch.Tensor:
             cached = cache.keys[layer], cache.values[layer]
-            return ops.attend(q, *cached, block_tables, step.tiles, window)
+            return ops.attend(q, *cached, block_tables, step.tiles, how.window, how.scale)
 
         self._hidden_states[: shape.tokens] = self.model.hidden_states(
             step,

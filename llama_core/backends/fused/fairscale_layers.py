@@ -38,11 +38,11 @@ class FairscaleTransformer(FusedTransformer):
         plain = {"padding_idx": None, "max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
         self._embedding = _over(self._embeddings, ParallelEmbedding, **plain)
         self._whole_output = _over(self._output.held.codes, ColumnParallelLinear, gather_output=True)
-        rows = [matrix for layer in self._layers for matrix in (layer.out, layer.down)]
+        rows = [self._tensors[spec.tensor] for spec in self._specs.values() if spec.is_linear and spec.rank_dim == 1]
         self._rows = {id(matrix): _over(matrix.held.codes, _TimedRows) for matrix in rows}
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, self._whole_output(hidden_states))
+        return self._divided(cast(torch.Tensor, self._whole_output(hidden_states)))
 
     def _embed(
         self,

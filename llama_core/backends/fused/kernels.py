@@ -27,7 +27,7 @@ from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
 from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, TileSizes
 from llama_core.backends.weight_formats.format import TorchMatrix
 from llama_core.errors import ConfigError
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 
 _COLUMNS: Final = 1024  # of an embedding that one program copies
 _SAMPLES: Final = 128  # that one program stores
@@ -118,7 +118,7 @@ class TritonOps(TorchOps):
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        table: torch.Tensor,
+        table: torch.Tensor | None,
         positions: torch.Tensor,
         slot_mapping: torch.Tensor,
         keys: torch.Tensor,
@@ -165,9 +165,10 @@ class TritonOps(TorchOps):
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
         window: int = FULL_ATTENTION,
+        scale: float | None = None,
     ) -> torch.Tensor:
         invariant = self._batch_invariant
-        return attend(q, keys, values, block_tables, tiles, window, batch_invariant=invariant)
+        return attend(q, keys, values, block_tables, tiles, window, scale, batch_invariant=invariant)
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         count, width = gate_up.shape

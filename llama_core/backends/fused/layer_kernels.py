@@ -174,7 +174,8 @@ def _rotate_and_store(
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
     cache_slot = tl.load(slot_mapping + token)
-    angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=in_dim, other=0.0)
+    if table is not None:
+        angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=in_dim, other=0.0)
     if q_norm is not None:
         q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
         k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
@@ -193,10 +194,11 @@ def _rotate_and_store(
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / head_dim + eps)
         factor = tl.where(is_query[:, None], q_factor[None, :], k_factor[None, :])
         turned = ((wide * scale[:, None]).to(x.dtype).to(tl.float32) * factor).to(x.dtype)
-    even, odd = tl.split(tl.reshape(turned.to(tl.float32), (heads, dim_block // 2, 2)))
-    cos, sin = tl.split(tl.reshape(angle, (dim_block // 2, 2)))
-    pairs = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
-    turned = tl.reshape(pairs, (heads, dim_block)).to(x.dtype)
+    if table is not None:
+        even, odd = tl.split(tl.reshape(turned.to(tl.float32), (heads, dim_block // 2, 2)))
+        cos, sin = tl.split(tl.reshape(angle, (dim_block // 2, 2)))
+        pairs = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
+        turned = tl.reshape(pairs, (heads, dim_block)).to(x.dtype)
     place = cache_slot * n_kv_heads * head_dim + at
     tl.store(source, turned, mask=inside & is_query[:, None])
     is_key = (head >= n_heads) & (head < n_heads + n_kv_heads)

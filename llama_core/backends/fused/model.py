@@ -1,14 +1,11 @@
-"""One rank's part of the Transformer. Projections of one input are one matrix, and no call waits, so that a CUDA graph can
+"""One rank's part of the Transformer: the operations of its layers, over tensors. No call waits, so that a CUDA graph can
 capture a whole step.
-
-Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (`rotary.py`), grouped-query attention (Ainslie et al. 2023),
-SwiGLU (Shazeer 2020), sliding windows (Beltagy et al. 2020).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,36 +16,41 @@ from llama_core.backends.kv_cache import KVCache
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.weight_formats.format import TorchMatrix, TorchMatrixType
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import first_rows, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Operation, Rotate, Weight
+from llama_core.model.share import RankShare
+from llama_core.model.weights import FINAL_NORM, first_rows, weight_specs
 from llama_core.weights.loader import GroupedWeight
 
-_MATRICES = ("qkv", "out", "gate_up", "down")
-# (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
-Attend = Callable[[int, torch.Tensor], torch.Tensor]
+# (number of the layer, its `Attend`, queries [T, H, head_dim]) -> [T, H, head_dim]
+AttendCall = Callable[[int, Attend, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """qkv [(H + 2 K) head_dim, dim], out [dim, H head_dim], gate_up [2 hidden, dim], down [dim, hidden] of this rank, and the
-    other tensors of a layer in `model_weights.py`."""
+class _Pass:
+    """One step on its way through the layers. residual: [T, dim]. places: see `hidden_states`."""
 
-    attention_norm: torch.Tensor
-    qkv: TorchMatrix
-    out: TorchMatrix
-    ffn_norm: torch.Tensor
-    gate_up: TorchMatrix
-    down: TorchMatrix
-    q_norm: torch.Tensor | None = None
-    k_norm: torch.Tensor | None = None
-    qkv_bias: torch.Tensor | None = None
-    out_bias: torch.Tensor | None = None
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
+    residual: torch.Tensor
+    step: StepTensors
+    slot_mapping: torch.Tensor
+    cache: KVCache
+    attend: AttendCall
+    clock: StepClock
+    places: torch.Tensor | None
 
-    def head_norms(self, eps: float) -> HeadNorms | None:
-        return None if self.q_norm is None or self.k_norm is None else HeadNorms(self.q_norm, self.k_norm, eps)
+
+# One or several operations: a method of `FusedTransformer` and its first arguments. The last two are the step's `_Pass` and the
+# value before the operations; the result is the value after them.
+_Compiled = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+
+
+class _Product(NamedTuple):
+    """A matrix by its name, such as "layers.0.qkv", and its bias. is_timed: the clock gets the time of the ranks' sum."""
+
+    name: str
+    matrix: TorchMatrix
+    bias: torch.Tensor | None
+    is_timed: bool
 
 
 class FusedTransformer:
@@ -66,7 +68,7 @@ class FusedTransformer:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: those of
+        """`matrix_type`: the type of a matrix by its name: such as "layers.0.qkv", or "output". `weights`: those of
         `load`, which may also be called later. `batch_invariant`: the bits of a token's hidden states do not depend on the
         number of tokens; `ops` must keep that too.
         """
@@ -74,7 +76,7 @@ class FusedTransformer:
         self.dtype = dtype
         self.parallel = parallel
         self._ops = ops
-        self._sum = parallel.sum_in_rank_order if batch_invariant else parallel.sum
+        self._sum_over_ranks = parallel.sum_in_rank_order if batch_invariant else parallel.sum
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
         self.share = self._shares[parallel.rank]
         self.head_dim = config.head_dim
@@ -88,17 +90,10 @@ class FusedTransformer:
             else torch.empty(shape, dtype=dtype, device=parallel.device)
             for name, shape in shapes.items()
         }
-        self._embeddings, self._norm, self._output = (
-            self._tensors[each] for each in ("tok_embeddings", "norm", "output")
-        )
-        layers: list[dict[str, Any]] = [{} for _ in range(config.n_layers)]
-        for name, tensor in self._tensors.items():
-            if name.startswith("layers."):
-                _, i, held = name.split(".")
-                layers[int(i)][held] = tensor
-        self._layers = [Layer(**held) for held in layers]
+        self._embeddings, self._output = self._tensors["tok_embeddings"], self._tensors["output"]
         self.adapters: AdapterTables | None = None
         self._rotary = rotary_table(config.rope, self.head_dim, max_seq_len, parallel.device)
+        self._program = list(self._compile())
         self.load(weights)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]]) -> None:
@@ -126,7 +121,7 @@ class FusedTransformer:
         slot_tokens: torch.Tensor,
         block_tables: torch.Tensor,
         cache: KVCache,
-        attend: Attend,
+        attend: AttendCall,
         clock: StepClock,
         places: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -137,22 +132,143 @@ class FusedTransformer:
         collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,
         which stand for all layers because each reading of the clock is a kernel.
         """
-        ops, eps = self._ops, self.config.norm_eps
         h, slot_mapping = self._embed(step, slot_tokens, block_tables, cache.keys[0].shape[1], clock)
-        x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
-        next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
-        for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            timed = clock if i == len(self._layers) // 2 else None
-            qkv_lora, out_lora, gate_up_lora, down_lora = self._adapted(i, places)
-            qkv = ops.add_adapters(ops.product(x, layer.qkv), x, qkv_lora).view(len(x), -1, self.head_dim)
-            arguments = step.positions, slot_mapping, cache.keys[i], cache.values[i]
-            q = ops.rotate_and_store(qkv, self._rotary, *arguments, layer.qkv_bias, layer.head_norms(eps))
-            x = self._add_product(
-                h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, layer.out_bias, timed, out_lora
-            )
-            gated = self._gated_product(x, layer, gate_up_lora)
-            x = self._add_product(h, gated, layer.down, next_norm, layer.down_bias, timed, down_lora)
+        if self.config.embedding_multiplier != 1.0:
+            h *= self.config.embedding_multiplier
+        way, x = _Pass(h, step, slot_mapping, cache, attend, clock, places), h
+        for compute, arguments in self._program:
+            x = compute(self, *arguments, way, x)
         return x
+
+    def _compile(self) -> Iterator[_Compiled]:
+        """The operations of all layers and the last norm. A sum that is added to the residual and then normed is one operation,
+        which kernels fuse with its product."""
+        end = self.config.n_layers
+        left: list[tuple[int, Operation]] = [(i, each) for i, layer in enumerate(self.config.layers) for each in layer]
+        left.append((end, Norm(FINAL_NORM)))
+        while left:
+            (i, operation), *following = left[:3]
+            done = 1
+            match operation, *(each for _, each in following):
+                case Linear(is_summed=True) as linear, Add(1.0), Norm(weight):
+                    norm = self._held(following[1][0], weight)
+                    yield FusedTransformer._add_product_norm, (self._product(i, linear), norm)
+                    done = 3
+                case Linear(is_summed=True) as linear, *_:
+                    yield FusedTransformer._sum, (self._product(i, linear),)
+                case Linear() as linear, Rotate(rope, norms), *_:
+                    heads = self._head_norms(i, norms)
+                    yield FusedTransformer._rotate, (self._product(i, linear), i, rope is not None, heads)
+                    done = 2
+                case Norm(weight), *_:
+                    yield FusedTransformer._norm, (self._held(i, weight),)
+                case Attend() as how, *_:
+                    yield FusedTransformer._attend, (i, how)
+                case GatedLinear() as linear, *_:
+                    yield FusedTransformer._gate, (self._product(i, linear),)
+                case Add(multiplier), *_:
+                    yield FusedTransformer._add, (multiplier,)
+                case _:
+                    raise AssertionError(f"layer {i}: {operation}")
+            left = left[done:]
+
+    def _held(self, layer: int, weight: Weight, kind: str = "weight") -> Any:
+        """The tensor that holds a weight or bias; None for a bias that it lacks."""
+        begin = f"layers.{layer}." if layer < self.config.n_layers else ""
+        spec = self._specs.get(f"{begin}{weight.name}.{kind}")
+        return None if spec is None else self._tensors[spec.tensor]
+
+    def _head_norms(self, layer: int, weights: tuple[Weight, Weight] | None) -> HeadNorms | None:
+        if weights is None:
+            return None
+        q, k = (self._held(layer, each) for each in weights)
+        return HeadNorms(q, k, self.config.norm_eps)
+
+    def _product(self, layer: int, linear: Linear | GatedLinear) -> _Product:
+        first, is_timed = linear.parts[0], layer == self.config.n_layers // 2
+        return _Product(
+            f"layers.{layer}.{linear.tensor}", self._held(layer, first), self._held(layer, first, "bias"), is_timed
+        )
+
+    def _norm(self, weight: torch.Tensor, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return self._ops.add_norm(x, None, weight, self.config.norm_eps)
+
+    def _rotate(
+        self,
+        product: _Product,
+        layer: int,
+        turns: bool,
+        norms: HeadNorms | None,
+        way: _Pass,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        qkv = self._ops.add_adapters(self._ops.product(x, product.matrix), x, self._adapted(product, way))
+        caches = way.cache.keys[layer], way.cache.values[layer]
+        heads = qkv.view(len(x), -1, self.head_dim)
+        return self._ops.rotate_and_store(
+            heads, self._rotary if turns else None, way.step.positions, way.slot_mapping, *caches, product.bias, norms
+        )
+
+    def _attend(self, layer: int, operation: Attend, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return way.attend(layer, operation, x).flatten(1)
+
+    def _gate(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        lora = self._adapted(product, way)
+        if lora is None:
+            return self._ops.gated_product(x, product.matrix, product.bias)
+        gate_up = self._ops.add_adapters(self._ops.product(x, product.matrix), x, lora)
+        return self._ops.gated_silu(gate_up, product.bias)
+
+    def _add(self, multiplier: float, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        residual = way.residual
+        residual += x if multiplier == 1.0 else x * multiplier
+        return residual
+
+    def _sum(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        """The product, summed over the ranks, + its bias."""
+        total = self._total(product, way, x)
+        return total if product.bias is None else total + product.bias
+
+    def _add_product_norm(self, product: _Product, norm: torch.Tensor, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        """The residual += `_sum`; then its norm."""
+        eps = self.config.norm_eps
+        if self.parallel.world_size == 1 and self._adapted(product, way) is None:
+            return self._ops.add_product_norm(way.residual, x, product.matrix, norm, eps, product.bias)
+        return self._ops.add_norm(way.residual, self._total(product, way, x), norm, eps, product.bias)
+
+    def _total(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        lora = self._adapted(product, way)
+        if self.parallel.world_size == 1:
+            return self._ops.add_adapters(product.matrix.multiply(x), x, lora)
+        timed = product.is_timed
+        return self._sum_of_products(
+            x, product.matrix, way.clock.waiting(self.config.n_layers) if timed else nullcontext(), lora
+        )
+
+    def _sum_of_products(
+        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None], lora: Adapted | None
+    ) -> torch.Tensor:
+        """The sum over the ranks, made within `waiting`."""
+        part = self._ops.add_adapters(matrix.multiply(x), x, lora)
+        with waiting:
+            return self._sum_over_ranks(part)
+
+    def _adapted(self, product: _Product, way: _Pass) -> Adapted | None:
+        if way.places is None or self.adapters is None:
+            return None
+        return Adapted(self.adapters.by_matrix[product.name], way.places)
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""
+        return self._divided(
+            self.parallel.gather_columns(
+                self._output.multiply(hidden_states), [len(share.vocab) for share in self._shares]
+            )
+        )
+
+    def _divided(self, logits: torch.Tensor) -> torch.Tensor:
+        """In place."""
+        return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
 
     def _embed(
         self,
@@ -169,51 +285,3 @@ class FusedTransformer:
         )
         with clock.waiting() if self.parallel.world_size > 1 else nullcontext():
             return self.parallel.gather_columns(part, columns), slot_mapping
-
-    def _gated_product(self, x: torch.Tensor, layer: Layer, lora: Adapted | None) -> torch.Tensor:
-        if lora is None:
-            return self._ops.gated_product(x, layer.gate_up, layer.gate_up_bias)
-        gate_up = self._ops.add_adapters(self._ops.product(x, layer.gate_up), x, lora)
-        return self._ops.gated_silu(gate_up, layer.gate_up_bias)
-
-    def _add_product(
-        self,
-        hidden_states: torch.Tensor,
-        x: torch.Tensor,
-        matrix: TorchMatrix,
-        norm: torch.Tensor,
-        bias: torch.Tensor | None,
-        clock: StepClock | None,
-        lora: Adapted | None,
-    ) -> torch.Tensor:
-        """hidden_states += the product, summed over the ranks, + bias; then their norm. clock: gets the time of the sum, times
-        the number of layers."""
-        eps = self.config.norm_eps
-        if self.parallel.world_size == 1 and lora is None:
-            return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
-        if self.parallel.world_size == 1:
-            delta = self._ops.add_adapters(matrix.multiply(x), x, lora)
-        else:
-            waiting = clock.waiting(len(self._layers)) if clock is not None else nullcontext()
-            delta = self._sum_of_products(x, matrix, waiting, lora)
-        return self._ops.add_norm(hidden_states, delta, norm, eps, bias)
-
-    def _sum_of_products(
-        self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None], lora: Adapted | None
-    ) -> torch.Tensor:
-        """The sum over the ranks, made within `waiting`."""
-        partial = self._ops.add_adapters(matrix.multiply(x), x, lora)
-        with waiting:
-            return self._sum(partial)
-
-    def _adapted(self, layer: int, places: torch.Tensor | None) -> list[Adapted | None]:
-        """Of the layer's matrices in the order of their products."""
-        if places is None or self.adapters is None:
-            return [None] * len(_MATRICES)
-        tables = self.adapters.by_matrix
-        return [Adapted(tables[f"layers.{layer}.{name}"], places) for name in _MATRICES]
-
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""
-        part = self._output.multiply(hidden_states)
-        return self.parallel.gather_columns(part, [len(share.vocab) for share in self._shares])

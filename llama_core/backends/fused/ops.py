@@ -15,7 +15,7 @@ from llama_core.backends.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.backends.rotary import rotate
 from llama_core.backends.weight_formats.format import TorchMatrix
-from llama_core.model_config import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION
 
 NUM_SUMS: Final = 2
 _WAITED, _SAMPLED = range(NUM_SUMS)
@@ -86,7 +86,7 @@ class TorchOps:
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        table: torch.Tensor,
+        table: torch.Tensor | None,
         positions: torch.Tensor,
         slot_mapping: torch.Tensor,
         keys: torch.Tensor,
@@ -99,7 +99,7 @@ class TorchOps:
         The bias [(H + 2 K) head_dim] is added first, then `norms` are applied. Keys, rotated likewise, and values are stored at
         the physical positions `slot_mapping` int64 [T] of one layer's cache, each [num_blocks, block_size, K, head_dim], of the
         dtype of qkv or FLOAT8_BYTES.
-        table: `rotary_table`. positions: int64 [T].
+        table: `rotary_table`; None for no rotation. positions: int64 [T].
         """
         n_kv_heads = keys.shape[2]
         n_heads = qkv.shape[1] - 2 * n_kv_heads
@@ -108,10 +108,11 @@ class TorchOps:
         q, k, v = torch.split(qkv, [n_heads, n_kv_heads, n_kv_heads], dim=1)
         if norms is not None:
             q, k = _norm(q, norms.q, norms.eps), _norm(k, norms.k, norms.eps)
-        angles = table[positions]
-        keys.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(keys.dtype, rotate(k, angles)))
+        if table is not None:
+            q, k = (rotate(each, table[positions]) for each in (q, k))
+        keys.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(keys.dtype, k))
         values.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(values.dtype, v))
-        return rotate(q, angles)
+        return q
 
     def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
         """The sizes of the tiles that `attend` expects."""
@@ -125,11 +126,12 @@ class TorchOps:
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
         window: int = FULL_ATTENTION,
+        scale: float | None = None,
     ) -> torch.Tensor:
         """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
         the last `window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
 
-        keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers.
+        keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers. scale: of scores; None: head_dim ** -0.5.
         """
         if keys.dtype == FLOAT8_BYTES:
             keys, values = (cache.view(torch.float8_e4m3fn).to(q.dtype) for cache in (keys, values))
@@ -139,14 +141,15 @@ class TorchOps:
             tokens, _, slots, positions, _ = single.unbind(1)
             num_blocks = int(positions.max()) // block_size + 1
             seen = block_tables[slots, :num_blocks]
-            out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window)
+            out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window, scale)
         several = [tiles.decodes[tiles.decodes[:, 1] > 1], tiles.chunks[tiles.chunks[:, 1] > 0]]
         for begin, count, slot, start, _ in torch.cat(several).tolist():
             first = max(0, start - window + 1) if window else 0
             position = torch.arange(first, start + count, device=q.device)
             place = block_tables[slot, position // block_size] * block_size + position % block_size
             seen_keys, seen_values = keys.flatten(0, 1)[place], values.flatten(0, 1)[place]
-            out[begin : begin + count] = attend_prefill(q[begin : begin + count], seen_keys, seen_values, window)
+            asked = q[begin : begin + count]
+            out[begin : begin + count] = attend_prefill(asked, seen_keys, seen_values, window, scale)
         return out
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

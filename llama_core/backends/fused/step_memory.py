@@ -22,8 +22,8 @@ from llama_core.backends.logit_rules import bit_words, table_words
 from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 # Of kernels and of what libraries take beside torch's allocator: 258 MB on an H100.
@@ -122,27 +122,23 @@ def _body_bytes(
     config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int, decodes: int
 ) -> int:
     """Bytes of the layers over `tokens` tokens, of which `decodes` are decode tokens, at their peak
-    (`FusedTransformer.hidden_states`).
-
-    Throughout a layer: the residual, normed hidden states, queries, keys and values, and the gated product of the layer before.
-    """
+    (`FusedTransformer.hidden_states`): the residual, the value before an operation, and what the operation makes."""
     share = RankShare.of(model, parallel.rank, parallel.world_size)
     dim, hidden = model.dim, len(share.hidden)
     queries = len(share.heads) * model.head_dim
     projected = queries + 2 * len(share.kv_heads) * model.head_dim
-    throughout = 2 * dim + projected + hidden
-    attention = queries * dtype.itemsize * tokens + _partial_bytes(config, model, share, min(tokens, decodes))
+    wide = tokens * dtype.itemsize
     # With batch_invariant, a token's sum over the ranks needs all ranks' parts and two sums in float32.
-    sums_in_order = config.batch_invariant and parallel.world_size > 1
-    summed = tokens * dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32) if sums_in_order else 0
+    in_order = config.batch_invariant and parallel.world_size > 1
+    summed = tokens * dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32) if in_order else wide * dim
     moments = (
-        tokens * dtype.itemsize * projected,  # the next layer's
-        attention,
-        tokens * dtype.itemsize * 3 * hidden,  # gate and up, and their gated product
-        tokens * dtype.itemsize * (queries + dim) + max(summed, tokens * dtype.itemsize * dim),  # the sum over ranks
+        wide * (dim + projected),
+        wide * (projected + queries) + _partial_bytes(config, model, share, min(tokens, decodes)),
+        wide * (dim + 3 * hidden),  # gate and up, and their gated product
+        wide * (max(queries, hidden) + dim) + summed,
     )
     shrunk = tokens * 3 * config.max_lora_rank * _FLOAT32 if config.max_loras else 0  # of q, k and v
-    return tokens * (throughout * dtype.itemsize + _INT) + max(moments) + shrunk
+    return wide * dim + tokens * _INT + max(moments) + shrunk
 
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:
@@ -151,8 +147,7 @@ def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, d
     if combines_in_kernel(decodes, len(share.kv_heads)):
         return 0
     positions = config.blocks_per_sequence * config.block_size
-    windows = {model.window(layer) for layer in range(model.n_layers)}
-    splits = max(split_count(positions, window) for window in windows)
+    splits = max(split_count(positions, window) for window in set(model.windows))
     return decodes * len(share.heads) * splits * (model.head_dim + 1) * _FLOAT32
 
 

@@ -35,6 +35,6 @@ constexpr const char* type_name() {
 
 // An enum with a text for each value is a macro that calls entry(enumerator, text) for each.
 #define LLAMA_ENUMERATOR(name, text) name,
-#define LLAMA_TEXT(name, text) text,
+#define LLAMA_WORD(name, text) " " text
 
 }  // namespace llama

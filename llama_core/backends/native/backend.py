@@ -13,16 +13,16 @@ from llama_core.backends.backend import Sampled
 from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.native.all_gather import GlooFallback, shared_memory
 from llama_core.backends.native.build import Unavailable
-from llama_core.backends.native.library import Part, Shape, Slots, TokenMask, load_library
+from llama_core.backends.native.library import Shape, Slots, TokenMask, load_library
+from llama_core.backends.native.program import NativeModel
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.slots import SlotTable
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import first_rows, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import SAMPLING_RANK, RankShare
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
 from llama_core.weights.loader import GroupedWeight
@@ -59,7 +59,7 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
     share = RankShare.of(model, parallel.rank, parallel.world_size)
     return Shape(
         dim=model.dim,
-        layers=model.n_layers,
+        layers=len(share.layers),
         heads=len(share.heads),
         kv_heads=len(share.kv_heads),
         head_dim=model.head_dim,
@@ -67,6 +67,7 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
         full_vocab=model.vocab_size,
         rank=parallel.rank,
         ranks=parallel.world_size,
+        sampler=SAMPLING_RANK,
         bfloat16=dtype == torch.bfloat16,
         max_tokens=config.max_step_tokens,
         max_samples=config.max_step_samples,
@@ -77,6 +78,8 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         norm_eps=model.norm_eps,
+        embedding_multiplier=model.embedding_multiplier,
+        logits_divisor=model.logits_divisor,
     )
 
 
@@ -117,9 +120,9 @@ def planned_bytes(
     native = load_library()
     shape = _shape(config, model, parallel, dtype)
     shape.threads = num_threads
-    names = [name.encode() for name in plan.matrices.values()]
+    held = NativeModel(model, RankShare.of(model, parallel.rank, parallel.world_size), plan.matrices)
     rotary = torch.zeros(config.max_seq_len, model.head_dim)
-    engine = native.llama_create(shape, (ctypes.c_char_p * len(names))(*names), Slots(), rotary.data_ptr(), None)
+    engine = native.llama_create(shape, *held.arguments, Slots(), rotary.data_ptr(), None)
     if not engine:
         raise MemoryError("the native engine could not be made: no memory, or no threads")
     try:
@@ -162,17 +165,12 @@ class NativeBackend:
         )
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
-        names = [name.encode() for name in plan.matrices.values()]
-        formats = (ctypes.c_char_p * len(names))(*names)
-        self._engine = self._native.llama_create(self._shape, formats, arrays, rotary.data_ptr(), pins)
+        self._model = NativeModel(model, share, plan.matrices)
+        self._engine = self._native.llama_create(self._shape, *self._model.arguments, arrays, rotary.data_ptr(), pins)
         if not self._engine:
             raise MemoryError("the native engine could not be made: no memory, or no threads")
-        if any(model.windows):
-            self._native.llama_use_windows(self._engine, (ctypes.c_int32 * model.n_layers)(*model.windows))
         if parallel.world_size > 1:
             self._connect(parallel)
-        self._specs = weight_specs(model)
-        self._first, _ = first_rows(self._specs, share)
         for name, weight in weights:
             self._pack(name, weight)
         self._sampled = torch.empty(config.max_step_samples, dtype=torch.int64)
@@ -224,7 +222,7 @@ class NativeBackend:
     def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
         self._native.llama_clear_adapter(self._engine, place)
         for name, a, b, scale in pairs:
-            part, a, b = self._part(name, len(b), a.shape[1]), a.float(), b.float()
+            part, a, b = self._model.part(name, len(b), a.shape[1]), a.float(), b.float()
             pointers = a.data_ptr(), b.data_ptr()
             self._native.llama_pack_adapter(self._engine, place, part, len(a), scale, *pointers)
 
@@ -275,15 +273,9 @@ class NativeBackend:
         row = torch.full((self._columns,), value, dtype=torch.float32)
         self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
 
-    def _part(self, name: str, rows: int, columns: int) -> Part:
-        *layer, kind = self._specs[name].tensor.removeprefix("layers.").split(".")
-        number = self._native.llama_tensor(kind.encode())
-        assert number >= 0, f"the engine has no {kind}"
-        return Part(number, int(layer[0]) if layer else 0, self._first[name], rows, columns)
-
     def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
         rows, columns = (1, *(weight.codes if isinstance(weight, GroupedWeight) else weight).shape)[-2:]
-        part = self._part(name, rows, columns)
+        part = self._model.part(name, rows, columns)
         if isinstance(weight, GroupedWeight):
             codes, scales, minima = (part if part is None else part.contiguous() for part in weight)
             assert codes is not None and scales is not None

@@ -5,7 +5,6 @@
 #include <exception>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "layers/transformer.hpp"
@@ -16,10 +15,12 @@ using namespace llama;
 namespace {
 
 template <class T>
-Engine* create(const Shape& shape, const char* const* formats, const std::vector<int>& cpus, const float* rotary) {
+Engine* create(const Shape& shape, const std::vector<Tensor>& tensors, const char* const* formats,
+               const std::vector<WeightPart>& modules, const std::vector<Operation>& operations, const std::vector<int>& cpus,
+               const float* rotary) {
     std::vector<const WeightFormat<T>*> found;
-    for (int i = 0; i < shape.layers * kMatricesPerLayer + 1; i++) found.push_back(WeightFormats::find<T>(formats[i]));
-    return new Transformer<T>(shape, found, cpus, rotary);
+    for (size_t i = 0; i < tensors.size(); i++) found.push_back(formats[i] ? WeightFormats::find<T>(formats[i]) : nullptr);
+    return new Transformer<T>(shape, tensors, found, modules, operations, cpus, rotary);
 }
 
 template <class T>
@@ -48,14 +49,19 @@ const char* llama_unsupported_reason(int head_dim, int widest, int bfloat16, con
     return bfloat16 ? unsupported_weights<bf16>(weights, widest) : unsupported_weights<float>(weights, widest);
 }
 
-// `formats`: the names of the weight formats of qkv, out, gate_up and down of each layer, then of the output.
+// `tensors`: of the rank, with the names of the weight formats of the matrices, null of others. `modules`: the parts of weights that
+// may have LoRA adapters. `operations`: of the model, see Transformer. All are read now.
 // `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Returns null if the system has no memory
 // or no threads left. The caller calls it only where llama_unsupported_reason returns null.
-Engine* llama_create(const Shape* shape, const char* const* formats, const Slots* slots, const float* rotary,
-                     const int32_t* cpus) try {
+Engine* llama_create(const Shape* shape, const Tensor* tensors, const char* const* formats, int num_tensors,
+                     const WeightPart* modules, int num_modules, const Operation* operations, int num_operations,
+                     const Slots* slots, const float* rotary, const int32_t* cpus) try {
+    const std::vector<Tensor> all(tensors, tensors + num_tensors);
+    const std::vector<WeightPart> parts(modules, modules + num_modules);
+    const std::vector<Operation> program(operations, operations + num_operations);
     std::vector<int> pins(cpus ? cpus : nullptr, cpus ? cpus + shape->threads : nullptr);
-    Engine* engine =
-        shape->bfloat16 ? create<bf16>(*shape, formats, pins, rotary) : create<float>(*shape, formats, pins, rotary);
+    Engine* engine = shape->bfloat16 ? create<bf16>(*shape, all, formats, parts, program, pins, rotary)
+                                     : create<float>(*shape, all, formats, parts, program, pins, rotary);
     engine->slots = *slots;
     return engine;
 } catch (const std::exception&) {
@@ -63,12 +69,6 @@ Engine* llama_create(const Shape* shape, const char* const* formats, const Slots
 }
 
 void llama_destroy(Engine* engine) { delete engine; }
-
-// The number of a tensor, or -1.
-int llama_tensor(const char* name) {
-    const auto* found = std::find(std::begin(kTensorNames), std::end(kTensorNames), std::string_view(name));
-    return found == std::end(kTensorNames) ? -1 : int(found - kTensorNames);
-}
 
 void llama_pack(Engine* engine, const WeightPart* part, const void* source, int source_is_bfloat16) {
     engine->pack_weight(*part, {.dense = source, .is_bfloat16 = source_is_bfloat16 != 0});
@@ -86,9 +86,6 @@ int llama_make_cache(Engine* engine, int blocks) try {
 } catch (const std::bad_alloc&) {
     return 1;
 }
-
-// `windows` [layers] is read now; see Engine::use_windows. Without a call, every layer attends to all positions.
-void llama_use_windows(Engine* engine, const int32_t* windows) { engine->use_windows(windows); }
 
 // Bytes of the largest all-gather from the rank that sends most.
 size_t llama_gather_bytes(const Shape* s) {

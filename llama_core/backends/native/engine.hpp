@@ -15,8 +15,6 @@ class Engine {
     virtual ~Engine() = default;
     virtual void pack_weight(const WeightPart& part, const WeightSource& source) = 0;
     virtual void make_cache(int blocks) = 0;
-    // `windows` [layers]: the latest positions that each layer's queries attend to, their own included; 0 for all.
-    virtual void use_windows(const int32_t* windows) = 0;
     // Runs `rows`. Writes the rows' tokens in order to `sampled`, negative where there is none (Sampler). `masks`: of each
     // sample, or null.
     virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) = 0;

@@ -5,6 +5,7 @@
 
 import ctypes
 import itertools
+from enum import IntEnum
 from functools import cache
 
 from llama_core.backends.logit_rules import LogitRulesStruct
@@ -17,12 +18,12 @@ class Shape(ctypes.Structure):
         *(
             (name, ctypes.c_int32)
             for name in (
-                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "full_vocab", "rank", "ranks"),
+                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "full_vocab", "rank", "ranks", "sampler"),
                 *("bfloat16", "max_tokens", "max_samples", "max_seq_len", "block_size", "blocks_per_sequence"),
                 *("threads", "max_loras", "max_lora_rank"),
             )
         ),
-        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("norm_eps", "embedding_multiplier", "logits_divisor")),
     )
 
 
@@ -38,10 +39,42 @@ class StepRow(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
 
 
+class Tensor(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("kind", "rows", "columns"))
+
+
 class Part(ctypes.Structure):
     """`WeightPart` in C++."""
 
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("tensor", "layer", "first", "rows", "columns"))
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("tensor", "first", "rows", "columns"))
+
+
+class Operation(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in ("kind", "from_", "to", "tensor", "other", "is_summed", "layer", "window")
+        ),
+        ("factor", ctypes.c_float),
+    )
+
+
+class TensorKind(IntEnum):
+    """Of a `Tensor`. Of gated ones, the first half of the outputs are gates."""
+
+    EMBEDDING, VECTOR, GATED_VECTOR, MATRIX, GATED_MATRIX = range(5)
+
+
+class Kind(IntEnum):
+    """Of an `Operation`; `program.py` has their meanings."""
+
+    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, HEADS, ATTENTION, ADDITION, HEAD = range(9)
+
+
+class Buffer(IntEnum):
+    """What an `Operation` reads and writes: a row for each token of the step."""
+
+    RESIDUAL, NORMED, QKV, ATTENDED, GATED, PROJECTED = range(6)
 
 
 class TokenMask(ctypes.Structure):
@@ -58,13 +91,17 @@ class AbiMismatch(Exception):
 
 
 def _description() -> list[str]:
-    """One line for each struct, in the form of step_abi.hpp's describe_abi."""
+    """One line for each struct and enum, in the form of step_abi.hpp's describe_abi."""
     lines = []
-    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow, "WeightPart": Part}
-    for name, struct in {**structs, "LogitRules": LogitRulesStruct, "TokenMask": TokenMask}.items():
-        fields = [f"{field}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in struct._fields_]  # type: ignore[misc]
+    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow, "Tensor": Tensor}
+    structs |= {"WeightPart": Part, "Operation": Operation, "LogitRules": LogitRulesStruct, "TokenMask": TokenMask}
+    for name, struct in structs.items():
+        named = [(field, kind) for field, kind in struct._fields_]  # type: ignore[misc]
+        fields = [f"{field.rstrip('_')}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in named]
         lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
-    return lines
+    return lines + [
+        " ".join((each.__name__, *(value.name.lower() for value in each))) for each in (TensorKind, Kind, Buffer)
+    ]
 
 
 def check_abi(described: str) -> None:
@@ -89,15 +126,20 @@ def load_library() -> ctypes.CDLL:
     pointer, integer, size, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
     for name, result, arguments in (
         ("unsupported_reason", text, (integer, integer, integer, text)),
-        ("create", pointer, (ctypes.POINTER(Shape), ctypes.POINTER(text), ctypes.POINTER(Slots), pointer, pointer)),
+        (
+            "create",
+            pointer,
+            (
+                *(ctypes.POINTER(Shape), pointer, ctypes.POINTER(text), integer),
+                *(pointer, integer, pointer, integer, ctypes.POINTER(Slots), pointer, pointer),
+            ),
+        ),
         ("destroy", None, (pointer,)),
-        ("tensor", integer, (text,)),
         ("pack", None, (pointer, ctypes.POINTER(Part), pointer, integer)),
         ("pack_groups", None, (pointer, ctypes.POINTER(Part), pointer, pointer, pointer)),
         ("clear_adapter", None, (pointer, integer)),
         ("pack_adapter", None, (pointer, integer, ctypes.POINTER(Part), integer, ctypes.c_float, pointer, pointer)),
         ("make_cache", integer, (pointer, integer)),
-        ("use_windows", None, (pointer, pointer)),
         ("gather_bytes", size, (ctypes.POINTER(Shape),)),
         ("shared_bytes", size, (ctypes.POINTER(Shape),)),
         ("share_memory", None, (pointer, pointer)),

@@ -7,16 +7,17 @@
 
 namespace llama {
 
-// Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`: the
-// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step. `max_loras`: adapters that the
-// rank holds at once.
+// Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_vocab` are whole. `sampler`: the
+// rank that samples for all. `bfloat16`: the activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one
+// step. `max_loras`: adapters that the rank holds at once. `embedding_multiplier`, `logits_divisor`: see
+// llama_core/model/config.py.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
-    field(int32_t, hidden) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)                              \
+    field(int32_t, hidden) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks) field(int32_t, sampler)      \
     field(int32_t, bfloat16) field(int32_t, max_tokens) field(int32_t, max_samples) field(int32_t, max_seq_len)               \
-    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(int32_t, max_loras)        \
-    field(int32_t, max_lora_rank) field(float, norm_eps)
+    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(int32_t, max_loras)          \
+    field(int32_t, max_lora_rank) field(float, norm_eps) field(float, embedding_multiplier) field(float, logits_divisor)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
@@ -34,47 +35,51 @@ LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 #define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, samples)
 LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
+// A tensor of this rank's weights. A vector is one row. Of gated tensors, the first half of the outputs are gates.
+// clang-format off
+#define LLAMA_TENSOR(field) field(int32_t, kind) field(int32_t, rows) field(int32_t, columns)
+LLAMA_DEFINE_STRUCT(Tensor, LLAMA_TENSOR)
+#define LLAMA_TENSOR_KINDS(entry)                                                                                             \
+    entry(kEmbeddingTensor, "embedding") entry(kVector, "vector") entry(kGatedVector, "gated_vector")                         \
+    entry(kMatrix, "matrix") entry(kGatedMatrix, "gated_matrix")
+enum TensorKind { LLAMA_TENSOR_KINDS(LLAMA_ENUMERATOR) };
+
 // A weight's part on this rank, [rows][columns], and the tensor that holds it from row `first`. Vectors are one row, held from
 // column `first`.
-#define LLAMA_WEIGHT_PART(field) \
-    field(int32_t, tensor) field(int32_t, layer) field(int32_t, first) field(int32_t, rows) field(int32_t, columns)
+#define LLAMA_WEIGHT_PART(field) field(int32_t, tensor) field(int32_t, first) field(int32_t, rows) field(int32_t, columns)
 LLAMA_DEFINE_STRUCT(WeightPart, LLAMA_WEIGHT_PART)
 
-// The tensors of llama_core/model_weights.py, of a layer's by the last part of their names. llama_tensor gives Python a number.
-// clang-format off
-#define LLAMA_TENSORS(entry)                                                                                                  \
-    entry(kEmbedding, "tok_embeddings") entry(kFinalNorm, "norm") entry(kHead, "output")                                      \
-    entry(kAttentionNorm, "attention_norm") entry(kFfnNorm, "ffn_norm")                                                       \
-    entry(kQkv, "qkv") entry(kOut, "out") entry(kGateUp, "gate_up") entry(kDown, "down")                                      \
-    entry(kQkvBias, "qkv_bias") entry(kOutBias, "out_bias") entry(kGateUpBias, "gate_up_bias") entry(kDownBias, "down_bias")  \
-    entry(kQueryNorm, "q_norm") entry(kKeyNorm, "k_norm")
+// An operation of llama_core/backends/native/program.py, which says what each kind does. `tensor`, `other`: numbers of tensors,
+// or -1. `from`, `to`: buffers.
+#define LLAMA_OPERATION(field)                                                                                                \
+    field(int32_t, kind) field(int32_t, from) field(int32_t, to) field(int32_t, tensor) field(int32_t, other)                 \
+    field(int32_t, is_summed) field(int32_t, layer) field(int32_t, window) field(float, factor)
+LLAMA_DEFINE_STRUCT(Operation, LLAMA_OPERATION)
+#define LLAMA_KINDS(entry)                                                                                                    \
+    entry(kEmbedding, "embedding") entry(kNorm, "norm") entry(kLinear, "linear") entry(kGatedLinear, "gated_linear")          \
+    entry(kRotation, "rotation") entry(kHeads, "heads") entry(kAttention, "attention") entry(kAddition, "addition")           \
+    entry(kHead, "head")
+enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
+#define LLAMA_BUFFERS(entry)                                                                                                  \
+    entry(kResidual, "residual") entry(kNormed, "normed") entry(kQkv, "qkv") entry(kAttended, "attended")                     \
+    entry(kGated, "gated") entry(kProjected, "projected")
+enum Buffer { LLAMA_BUFFERS(LLAMA_ENUMERATOR) };
 // clang-format on
-enum class Tensor : int32_t { LLAMA_TENSORS(LLAMA_ENUMERATOR) };
-constexpr const char* kTensorNames[] = {LLAMA_TENSORS(LLAMA_TEXT)};
 
 // The phases of a step.
 enum Op {
     kEmbed,
     kShareEmbedding,
     kJoinEmbedding,
-    kNormAttention,
-    kShrinkQkv,
-    kProjectQkv,
+    kNormTokens,
+    kQuantize,
+    kShrink,
+    kProject,
+    kShareSum,
+    kJoinSum,
     kRotate,
     kAttend,
-    kQuantizeAttended,
-    kShrinkOut,
-    kProjectOut,
-    kShareOut,
-    kAddOut,
-    kNormFfn,
-    kShrinkGateUp,
-    kGateUp,
-    kQuantizeHidden,
-    kShrinkDown,
-    kProjectDown,
-    kShareDown,
-    kAddDown,
+    kAdd,
     kNormFinal,
     kLogits,
     kShareLogits,
@@ -84,10 +89,12 @@ enum Op {
     kPack
 };
 
-// One line for each struct, in the form of library.py's _description.
+// One line for each struct and enum, in the form of library.py's _description.
 inline std::string describe_abi() {
     return describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() + "\n" +
-           describe_WeightPart() + "\n" + describe_LogitRules() + "\n" + describe_TokenMask();
+           describe_Tensor() + "\n" + describe_WeightPart() + "\n" + describe_Operation() + "\n" + describe_LogitRules() +
+           "\n" + describe_TokenMask() +
+           "\nTensorKind" LLAMA_TENSOR_KINDS(LLAMA_WORD) "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD);
 }
 
 // Widths on this rank.
@@ -98,7 +105,7 @@ inline int kv_width(const Shape& s) { return s.kv_heads * s.head_dim; }
 struct Part {
     size_t begin, size;
 };
-// rank_share.py's even_part: `size` things given out to the ranks as evenly as they come.
+// model/share.py's even_part: `size` things given out to the ranks as evenly as they come.
 inline Part even_part(int64_t size, int rank, int ranks) {
     const int64_t begin = size * rank / ranks;
     return {size_t(begin), size_t(size * (rank + 1) / ranks - begin)};

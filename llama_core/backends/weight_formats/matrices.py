@@ -251,7 +251,7 @@ _FORMATS: Final = {
 
 
 def find_weight_format(name: str) -> WeightFormat:
-    """The format with this name: the model's dtype, or one of `llama_core.weight_formats.QUANTIZED`.
+    """The format with this name: the model's dtype, or one of `llama_core.model.weight_formats.QUANTIZED`.
 
     The native backend computes with the C++ header of the same name in `native/weight_formats/`, if there is one."""
     return _FORMATS[name]

@@ -3,18 +3,19 @@
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from llama_core.errors import ConfigError
 from llama_core.files.gguf.file import GgufTensor, Value
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.json_fields import shown
-from llama_core.model_config import MAX_LAYERS, MAX_SIZE, ModelConfig, RopeConfig
+from llama_core.files.json_fields import Fields, shown
+from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig
+from llama_core.model.families import gguf_families
+from llama_core.model.family import Family, Given
+from llama_core.model.rope import RopeConfig
 
-# Architecture -> whether its query and key rows have each head's halves side by side, as Hugging Face's models. The converter
-# reorders those of "llama" to adjacent pairs, which is Meta's order and ours.
-ARCHITECTURES: Final = {"llama": False, "qwen2": True, "qwen3": True}
 # Keys that change the model, with the values that mean no change.
 _NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
     "attention.causal": (True,),
@@ -39,16 +40,19 @@ class GgufKeys:
         self._metadata = model.metadata
         self.architecture = self._metadata.get("general.architecture")
 
-    def refuse_unknown_models(self) -> None:
-        if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
+    def family(self) -> Family:
+        """Raises ConfigError for an unknown one, and for keys that change the model and that it does not read."""
+        family = gguf_families().get(self.architecture) if isinstance(self.architecture, str) else None
+        if family is None:
             raise ConfigError(
-                f"{self._path}: the architecture {shown(self.architecture)} is not supported; supported are {known}"
+                f"{self._path}: the architecture {shown(self.architecture)} is not supported; supported are "
+                f"{', '.join(gguf_families())}"
             )
         for name, neutral in _NEUTRAL.items():
             value = self.value(name)
-            if value is not None and value not in neutral:
+            if value is not None and name not in family.reads.values() and value not in neutral:
                 raise self.fault(name, f"is {shown(value)}, which is not supported")
+        return family
 
     def fault(self, name: str, what: str) -> ConfigError:
         return ConfigError(f"{self._path}: {self.architecture}.{name} {what}")
@@ -91,34 +95,35 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     """The architecture. vocab_size: the tokenizer's. Raises ConfigError that names the file and the key."""
     keys = GgufKeys(model)
-    keys.refuse_unknown_models()
+    family = keys.family()
     heads = keys.integer("attention.head_count")
     dim = keys.integer("embedding_length")
     head_dim = keys.integer("attention.key_length", dim // heads or 1)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.fault("attention.value_length", f"must be the key length {head_dim}")
-    if keys.integer("rope.dimension_count", head_dim) != head_dim:
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim and not family.is_partial:
         raise keys.fault("rope.dimension_count", f"must be the width {head_dim} of a head: others are not supported")
     layers = keys.integer("block_count", most=MAX_LAYERS)
     tensors = model.tensors
-    rope, context = read_rope(keys, model, head_dim)
+    rope, context = read_rope(keys, model, rotated)
+    rope = replace(rope, dim=None if rotated == head_dim else rotated)
+    fields = {stored: keys.value(name) for stored, name in family.reads.items() if name}
+    values = Fields(fields, str(model.path))
+    qkv_bias, out_bias, mlp_bias = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_output", "ffn_gate"))
+    said = Given(rope, _windows(keys, layers), qkv_bias, out_bias, mlp_bias, values)
     return ModelConfig(
         dim=dim,
-        n_layers=layers,
         n_heads=heads,
         n_kv_heads=keys.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         hidden_dim=keys.integer("feed_forward_length"),
         vocab_size=_vocab_size(model, vocab_size),
+        layers=tuple(family.layer(said, i) for i in range(layers)),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        rope=rope,
         tied_embeddings=_OUTPUT not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        attention_out_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in tensors,
-        qk_norm=keys.architecture == "qwen3",
-        windows=_windows(keys, layers),
         context_length=context,
+        **{name: values.number(stored) or 1.0 for name, stored in family.model.items()},
     ).check(str(model.path))
 
 
@@ -163,7 +168,9 @@ def _windows(keys: GgufKeys, layers: int) -> tuple[int, ...]:
 
 _TRAINED_CONTEXT = 8192  # of Llama 3, which the factors in its descendants' files stretch
 _SCALING = "rope.scaling."
-ROPE_FACTORS: Final = "rope_freqs.weight"  # the frequency of each pair is divided by it; no weight of a layer
+ROPE_FACTORS: Final = "rope_freqs.weight"  # the frequency of each pair is divided by it
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_TENSORS: Final = (ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS)  # no weights of a layer
 _READ = ("type", "factor", "original_context_length", "finetuned", "yarn_beta_fast", "yarn_beta_slow")
 _READ_BY_YARN = ("attn_factor", "yarn_attn_factor")
 # Other keys below rope.scaling, with the values that mean no change. -1: llama.cpp's own choice.
@@ -176,12 +183,12 @@ _NEUTRAL_SCALING: Final[Mapping[str, tuple[Value, ...]]] = {
 _NEUTRAL_OF_YARN: Final = dict(_NEUTRAL_SCALING) | {"yarn_ext_factor": (-1.0, 1.0)}
 
 
-def read_rope(keys: GgufKeys, model: GgufModel, head_dim: int) -> tuple[RopeConfig, int | None]:
-    """The rotary embedding, and the model's context length; None if the file does not say. Raises ConfigError that names the
-    file and the key."""
+def read_rope(keys: GgufKeys, model: GgufModel, rotated: int) -> tuple[RopeConfig, int | None]:
+    """The rotary embedding of so many values of a head, and the model's context length; None if the file does not say. Raises
+    ConfigError that names the file and the key."""
     context = keys.integer("context_length", 0, least=0) or None
-    rope = _rope(keys, model, head_dim, context)
-    _refuse_unread(keys, is_yarn=rope.kind == "yarn")
+    rope = _rope(keys, model, rotated, context)
+    _refuse_unread(keys, has_attention_factor=rope.kind in ("yarn", "longrope"))
     if rope.kind == "yarn" and context is not None:
         assert rope.original_context is not None
         if context <= rope.original_context:  # converters write the context before the stretch
@@ -189,7 +196,7 @@ def read_rope(keys: GgufKeys, model: GgufModel, head_dim: int) -> tuple[RopeConf
     return rope, context
 
 
-def _rope(keys: GgufKeys, model: GgufModel, head_dim: int, context: int | None) -> RopeConfig:
+def _rope(keys: GgufKeys, model: GgufModel, rotated: int, context: int | None) -> RopeConfig:
     theta = keys.number("rope.freq_base", 10000.0)
     RopeConfig(theta=theta).check(str(model.path))
     kind = keys.value("rope.scaling.type")
@@ -198,9 +205,19 @@ def _rope(keys: GgufKeys, model: GgufModel, head_dim: int, context: int | None) 
         for name in ("type", "factor"):
             if keys.value(_SCALING + name) not in (None, "none", 1.0):
                 raise keys.fault(_SCALING + name, f"must be absent beside {ROPE_FACTORS}")
-        return _llama3(model.path, factors, theta, head_dim)
+        return _llama3(model.path, _floats(model.path, factors, rotated), theta, rotated)
     if kind == "none":
         return RopeConfig(theta=theta)  # llama.cpp then ignores factors
+    if _LONG_FACTORS in model.tensors and _SHORT_FACTORS in model.tensors:
+        short, long = (_floats(model.path, model.tensors[name], rotated) for name in (_SHORT_FACTORS, _LONG_FACTORS))
+        return RopeConfig(
+            "longrope",
+            theta,
+            original_context=keys.integer("rope.scaling.original_context_length", context),
+            attention_factor=keys.number("rope.scaling.attn_factor", 1.0),
+            short_factor=short,
+            long_factor=long,
+        )
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     if kind in (None, "linear"):
         return RopeConfig(theta=theta) if factor == 1.0 else RopeConfig("linear", theta, factor)
@@ -218,25 +235,29 @@ def _rope(keys: GgufKeys, model: GgufModel, head_dim: int, context: int | None) 
     )
 
 
-def _refuse_unread(keys: GgufKeys, *, is_yarn: bool) -> None:
+def _refuse_unread(keys: GgufKeys, *, has_attention_factor: bool) -> None:
     """Raises ConfigError for a key below rope.scaling that would change the model, and that `_rope` does not read."""
-    neutral = _NEUTRAL_OF_YARN if is_yarn else _NEUTRAL_SCALING
+    neutral = _NEUTRAL_OF_YARN if has_attention_factor else _NEUTRAL_SCALING
     for name in sorted(keys.below(_SCALING)):
         short = name.removeprefix(_SCALING)
-        is_read = short in _READ or (is_yarn and short in _READ_BY_YARN)
+        is_read = short in _READ or (has_attention_factor and short in _READ_BY_YARN)
         value = keys.value(name)
         if not is_read and value not in neutral.get(short, ()):
             raise keys.fault(name, f"is {shown(value)}, which is not supported")
 
 
-def _llama3(path: Path, tensor: GgufTensor, theta: float, head_dim: int) -> RopeConfig:
-    """Llama 3.1's rotary embedding. The file holds the quotients of frequencies, not the factors from which they follow."""
-    if tensor.encoding.name != "F32" or tensor.shape != (head_dim // 2,):
-        raise ConfigError(f"{path}: {ROPE_FACTORS} is {list(tensor.shape)} in {tensor.encoding.name}, expected "
-                          f"{[head_dim // 2]} in F32")  # fmt: skip
+def _floats(path: Path, tensor: GgufTensor, rotated: int) -> tuple[float, ...]:
+    """A number for each pair, as a tensor holds them."""
+    if tensor.encoding.name != "F32" or tensor.shape != (rotated // 2,):
+        raise ConfigError(f"{path}: {tensor.name} is {list(tensor.shape)} in {tensor.encoding.name}, expected "
+                          f"{[rotated // 2]} in F32")  # fmt: skip
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
-        stored: Sequence[float] = struct.unpack(f"<{head_dim // 2}f", file.read(tensor.num_bytes))
+        return struct.unpack(f"<{rotated // 2}f", file.read(tensor.num_bytes))
+
+
+def _llama3(path: Path, stored: Sequence[float], theta: float, head_dim: int) -> RopeConfig:
+    """Llama 3.1's rotary embedding. The file holds the quotients of frequencies, not the factors from which they follow."""
     rope = RopeConfig("llama3", theta, max(stored), original_context=_TRAINED_CONTEXT)
     expected = _llama3_quotients(rope, head_dim) if math.isfinite(rope.factor) and rope.factor >= 1 else []
     if not expected or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, expected, strict=True)):

@@ -1,64 +1,22 @@
-"""Reads the architecture from Hugging Face's config.json: the Llama family, Mistral, Ministral, Qwen2 and Qwen3.
+"""Reads the architecture from Hugging Face's config.json, for each family in `model/families`.
 
 What config.json does not say has the default of transformers' configuration class of its model_type.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import packed_bits
 from llama_core.files.hf.rope import read_rope
 from llama_core.files.json_fields import Fields, shown
-from llama_core.model_config import FULL_ATTENTION, MAX_LAYERS, ModelConfig
+from llama_core.model.config import MAX_LAYERS, ModelConfig
+from llama_core.model.families import families
+from llama_core.model.family import Family, Given
+from llama_core.model.operations import FULL_ATTENTION
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Defaults and switches of one model_type.
-
-    kv_heads, head_dim, positions, window: defaults; None for kv_heads is the number of query heads, for head_dim the hidden
-    size divided by it, for window that the family has none. qkv_bias: whether q, k and v always have biases. optional_bias:
-    the fields that may turn biases on. has_window_flag: sliding_window needs use_sliding_window. has_layer_types: layer_types
-    may mix full and sliding layers.
-    """
-
-    architectures: tuple[str, ...]
-    kv_heads: int | None
-    positions: int
-    head_dim: int | None = None
-    window: int | None = None
-    qkv_bias: bool = False
-    optional_bias: tuple[str, ...] = ()
-    qk_norm: bool = False
-    has_window_flag: bool = False
-    has_layer_types: bool = False
-
-
-_FAMILIES: Final[Mapping[str, _Family]] = {
-    "llama": _Family(
-        ("LlamaForCausalLM", "LLaMAForCausalLM"), None, 2048, optional_bias=("attention_bias", "mlp_bias")
-    ),
-    "mistral": _Family(("MistralForCausalLM",), 8, 131_072, window=4096),
-    "ministral": _Family(("MinistralForCausalLM",), 8, 131_072, window=4096, has_layer_types=True),
-    "qwen2": _Family(
-        ("Qwen2ForCausalLM",), 32, 32_768, window=4096, qkv_bias=True, has_window_flag=True, has_layer_types=True
-    ),
-    "qwen3": _Family(
-        ("Qwen3ForCausalLM",),
-        32,
-        32_768,
-        head_dim=128,
-        window=4096,
-        optional_bias=("attention_bias",),
-        qk_norm=True,
-        has_window_flag=True,
-        has_layer_types=True,
-    ),
-}
 # Fields that change the model without changing its weights' names, and their values that change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "hidden_act": ("silu", "swish"),
@@ -94,37 +52,33 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
     n_heads = given.integer("num_attention_heads")
     # Only an absent field has the family's default: transformers reads null as one head for each query head.
     kv_heads = n_heads if "num_key_value_heads" in config or family.kv_heads is None else family.kv_heads
-    rope, context = read_rope(given, given.integer("max_position_embeddings", family.positions))
     head_dim = _head_dim(given, family, n_heads)
+    rope, context = read_rope(given, given.integer("max_position_embeddings", family.positions), head_dim, family)
     if rope.kind == "dynamic" and head_dim < 4:
         raise ConfigError(f"{source}: head_dim is {head_dim}, rope type dynamic needs at least 4")
-    attention_bias = given.flag("attention_bias")
+    attention_bias, windows = given.flag("attention_bias"), _windows(given, config, family, n_layers)
+    said = Given(rope, windows, attention_bias or family.qkv_bias, attention_bias, given.flag("mlp_bias"), given)
     return ModelConfig(
         dim=given.integer("hidden_size"),
-        n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=given.integer("num_key_value_heads", kv_heads),
         head_dim=head_dim,
         hidden_dim=given.integer("intermediate_size"),
         vocab_size=_vocab_size(given, vocab_size),
-        norm_eps=given.number("rms_norm_eps") or 1e-6,
-        rope=rope,
-        tied_embeddings=given.flag("tie_word_embeddings"),
-        attention_bias=attention_bias or family.qkv_bias,
-        attention_out_bias=attention_bias,
-        mlp_bias=given.flag("mlp_bias"),
-        qk_norm=family.qk_norm,
-        windows=_windows(given, config, family, n_layers),
+        layers=tuple(family.layer(said, i) for i in range(n_layers)),
+        norm_eps=given.number("rms_norm_eps") or family.norm_eps,
+        tied_embeddings=given.flag("tie_word_embeddings", family.tied),
         context_length=context,
+        **{name: given.number(stored) or 1.0 for name, stored in family.model.items()},
     ).check(source)
 
 
-def _family(given: Fields) -> _Family:
+def _family(given: Fields) -> Family:
     model_type = given.text("model_type", "")
-    family = _FAMILIES.get(model_type)
+    family = families().get(model_type)
     if family is None:
         raise ConfigError(
-            f"{given.source}: model_type {shown(model_type)} is not supported, only {', '.join(_FAMILIES)}"
+            f"{given.source}: model_type {shown(model_type)} is not supported, only {', '.join(families())}"
         )
     architectures = given.texts("architectures")
     if architectures and not set(architectures) & set(family.architectures):
@@ -134,10 +88,10 @@ def _family(given: Fields) -> _Family:
     return family
 
 
-def _refuse_unsupported(given: Fields, family: _Family) -> None:
+def _refuse_unsupported(given: Fields, family: Family) -> None:
     """Raises ConfigError for a field that asks for what this model does not compute."""
     for name, neutral in _NEUTRAL.items():
-        if name in given.given and given.given[name] not in neutral:
+        if name in given.given and name not in family.reads and given.given[name] not in neutral:
             raise ConfigError(f"{given.source}: {name} {shown(given.given[name])} is not supported")
     for name in ("attention_bias", "mlp_bias"):
         if given.flag(name) and name not in family.optional_bias:
@@ -145,7 +99,7 @@ def _refuse_unsupported(given: Fields, family: _Family) -> None:
     packed_bits(given)
 
 
-def _head_dim(given: Fields, family: _Family, n_heads: int) -> int:
+def _head_dim(given: Fields, family: Family, n_heads: int) -> int:
     dim = given.integer("hidden_size")
     if family.head_dim is None and "head_dim" not in given.given and dim % n_heads:
         raise ConfigError(f"{given.source}: hidden_size {dim} is not divisible by num_attention_heads {n_heads}")
@@ -163,7 +117,7 @@ def _vocab_size(given: Fields, tokenizer_size: int) -> int:
     return vocab_size
 
 
-def _windows(given: Fields, config: Mapping[str, Any], family: _Family, n_layers: int) -> tuple[int, ...]:
+def _windows(given: Fields, config: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int, ...]:
     """The window of each layer. sliding_window null turns the family's default off."""
     layer_types = given.texts("layer_types")
     if layer_types is not None and len(layer_types) != n_layers:
@@ -173,10 +127,9 @@ def _windows(given: Fields, config: Mapping[str, Any], family: _Family, n_layers
             raise ConfigError(f"{given.source}: layer type {shown(kind)} is not supported")
     window = _window(given, config, family)
     if layer_types is None:
-        from_layer = given.given.get("max_window_layers", 28) if family.has_window_flag else 0
-        if not isinstance(from_layer, int) or isinstance(from_layer, bool) or from_layer < 0:
-            raise given.wrong("max_window_layers", "an integer of at least 0")
-        layer_types = [_SLIDING if window is not None and i >= from_layer else _FULL for i in range(n_layers)]
+        layer_types = [
+            _SLIDING if window is not None and family.is_sliding(given, i) else _FULL for i in range(n_layers)
+        ]
     elif not family.has_layer_types and set(layer_types) != {_FULL if window is None else _SLIDING}:
         raise ConfigError(
             f"{given.source}: layer_types contradicts model_type {given.given['model_type']}, which has one window for all "
@@ -189,9 +142,9 @@ def _windows(given: Fields, config: Mapping[str, Any], family: _Family, n_layers
     return tuple(window if kind == _SLIDING else FULL_ATTENTION for kind in layer_types)
 
 
-def _window(given: Fields, config: Mapping[str, Any], family: _Family) -> int | None:
+def _window(given: Fields, config: Mapping[str, Any], family: Family) -> int | None:
     if family.window is None or (family.has_window_flag and not given.flag("use_sliding_window")):
         return None
-    if "sliding_window" in config and config["sliding_window"] is None:
+    if config.get("sliding_window") is None and ("sliding_window" in config or not family.window):
         return None
     return given.integer("sliding_window", family.window)

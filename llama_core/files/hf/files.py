@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_core.errors import CheckpointError
 from llama_core.files.json_fields import read_object, refuse_faults, shown
-from llama_core.text_files import fault_of
+from llama_core.files.text_files import fault_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TIED = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")

@@ -2,35 +2,45 @@
 (rope_parameters)."""
 
 import math
+from dataclasses import replace
 
 from llama_core.errors import ConfigError
 from llama_core.files.json_fields import Fields, shown
-from llama_core.model_config import MAX_ROPE_FACTOR, MAX_SIZE, MAX_THETA, RopeConfig
+from llama_core.model.config import MAX_SIZE
+from llama_core.model.family import Family
+from llama_core.model.rope import MAX_ROPE_FACTOR, MAX_THETA, RopeConfig
 
-_DEFAULT_THETA = 10000.0
-_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN = frozenset(
     {
         *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
         *("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale"),
-        *("mscale_all_dim", "truncate", "finetuned"),
+        *("mscale_all_dim", "truncate", "finetuned", "short_factor", "long_factor"),
     }
 )
 
 
-def read_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
+def read_rope(config: Fields, positions: int, head_dim: int, family: Family) -> tuple[RopeConfig, int]:
     """The rotary embedding, and the model's context length.
 
-    `positions`: max_position_embeddings, which includes the stretch for llama3, and excludes it for linear and dynamic. Raises
-    ConfigError that names the field.
+    `positions`: max_position_embeddings, which includes the stretch for llama3 and longrope, and excludes it for linear and
+    dynamic. Raises ConfigError that names the field.
     """
+    rope, context = _whole_rope(config, positions, family.theta)
+    share = 1.0
+    for fields in (config, config.inner("rope_scaling"), config.inner("rope_parameters")):
+        if fields is not None and (found := fields.number("partial_rotary_factor")) not in (None, 1.0):
+            if not family.is_partial:
+                raise ConfigError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
+            share = found
+    return replace(rope, dim=None if share == 1.0 else int(head_dim * share)), context
+
+
+def _whole_rope(config: Fields, positions: int, default_theta: float) -> tuple[RopeConfig, int]:
     given = config.inner("rope_scaling") or config.inner("rope_parameters") or Fields({}, config.source)
     if unknown := sorted(set(given.given) - _KNOWN):
         raise ConfigError(f"{given.source}: field {shown(unknown[0])} is not supported")
-    for fields in (given, config):
-        if fields.number("partial_rotary_factor") not in (None, 1.0):
-            raise ConfigError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
-    theta = given.number("rope_theta") or config.number("rope_theta") or _DEFAULT_THETA
+    theta = given.number("rope_theta") or config.number("rope_theta") or default_theta
     if not 1 < theta <= MAX_THETA:
         raise ConfigError(f"{config.source}: rope_theta must be more than 1, at most {MAX_THETA:g}, is {theta}")
     kind = given.text("rope_type", given.text("type", "default"))
@@ -49,6 +59,8 @@ def read_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
             rope = _yarn(config, given, theta, positions)
             assert rope.original_context is not None
             return rope, _stretched(rope.original_context, rope.factor)
+        case "longrope" | "su":
+            return _longrope(config, given, theta, positions), positions
         case _:
             raise ConfigError(f"{given.source}: rope type {shown(kind)} is not supported, only {', '.join(_TYPES)}")
 
@@ -104,6 +116,22 @@ def _yarn(config: Fields, given: Fields, theta: float, positions: int) -> RopeCo
         beta_slow=_rotations(given, "beta_slow", 1.0),
         truncate=given.flag("truncate", True),
         attention_factor=_attention_factor(given, factor),
+    )
+
+
+def _longrope(config: Fields, given: Fields, theta: float, positions: int) -> RopeConfig:
+    original = _original_context(config, given, positions)
+    factor = _bounded(given, "factor") or positions / original
+    multiple = _bounded(given, "attention_factor")
+    if multiple is None:
+        multiple = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    return RopeConfig(
+        "longrope",
+        theta,
+        original_context=original,
+        attention_factor=multiple,
+        short_factor=given.numbers("short_factor"),
+        long_factor=given.numbers("long_factor"),
     )
 
 

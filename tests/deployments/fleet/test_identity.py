@@ -91,7 +91,7 @@ def test_the_version_of_the_code_changes_with_a_source_and_a_library(
     text = root / "text" / "chat_llama2.py"
     text.write_text(text.read_text() + "\n")
     assert code_version(root) == own
-    for name in ("backends/native/layers/attention.hpp", "backends/sampling.py", "rank_share.py", "weights/loader.py"):
+    for name in ("backends/native/layers/attention.hpp", "backends/sampling.py", "model/share.py", "weights/loader.py"):
         source = root / name
         source.write_text(source.read_text() + "\n")
         assert code_version(root) != own

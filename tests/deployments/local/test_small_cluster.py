@@ -12,7 +12,7 @@ import ray._private.node
 from deployments.local import ray_patches, small_cluster
 from deployments.local.ray_patches import PATCHES, is_supported, report_unsupported
 from deployments.local.small_cluster import OBJECT_STORE_BYTES, SETTINGS
-from llama_core.cgroups import usable_cpus
+from llama_core.host.cgroups import usable_cpus
 
 PLAIN = {"address": "local", "namespace": "serve", "num_cpus": usable_cpus()}
 SMALL = PLAIN | {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}

@@ -12,11 +12,11 @@ import pytest
 from deployments.local.banner import banner, base_url
 from deployments.local.console import Console
 from deployments.local.worker_lines import line_to_show
-from llama_core.model_config import ModelConfig
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
+from tests.support.plain_model import decoder
 from tests.support.programs import REPOSITORY, environment
 
-SMOLLM2 = ModelConfig(576, 30, 9, 3, 64, 1536, 49_152)
+SMOLLM2 = decoder(576, 30, 9, 3, 64, 1536, 49_152)
 
 
 def props(num_ranks: int = 2, **changes: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
+from tests.support.plain_model import decoder
 
 
 def test_weights_that_do_not_fit_are_refused_with_need_and_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_context_that_was_not_asked_for_is_lowered_to_what_memory_holds(
 
 
 # Llama 3 8B's shapes; nothing is loaded.
-EIGHT_KV_HEADS = ModelConfig(
+EIGHT_KV_HEADS = decoder(
     dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=1024, head_dim=128, hidden_dim=14336, norm_eps=1e-5
 )
 

@@ -12,7 +12,7 @@ from llama_core.backends.native import backend, build, library
 from llama_core.backends.native.all_gather import shared_memory
 from llama_core.backends.parallel import Parallel, alone
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.weight_formats import QUANTIZED
+from llama_core.model.weight_formats import QUANTIZED
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
 

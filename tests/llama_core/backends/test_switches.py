@@ -15,17 +15,22 @@ from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.code import code_version
-from llama_core.model_config import ModelConfig, RopeConfig
+from llama_core.model.config import ModelConfig
+from llama_core.model.rope import RopeConfig
+from llama_core.model.weight_formats import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from llama_core.weight_formats import QUANTIZED
 from tests.support import plain_model
 from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
+from tests.support.plain_model import decoder
 
 # Divided by 1 rank only: 6 query heads on 3 key/value heads, and dimensions that neither 2 nor 4 ranks divide.
-BASE = ModelConfig(dim=72, n_layers=3, n_heads=6, n_kv_heads=3, head_dim=16, hidden_dim=200, vocab_size=131)
+SIZES: dict[str, Any] = {
+    **{"dim": 72, "n_layers": 3, "n_heads": 6, "n_kv_heads": 3, "head_dim": 16, "hidden_dim": 200, "vocab_size": 131}
+}
+BASE = decoder(**SIZES)
 SWITCHES: dict[str, dict[str, Any]] = {
     "none": {},
     "q, k, v biases": {"attention_bias": True},
@@ -57,7 +62,7 @@ each_switch = pytest.mark.parametrize("switch", SWITCHES)
 
 
 def model_with(switch: str) -> ModelConfig:
-    return replace(BASE, **SWITCHES[switch]).check(switch)
+    return decoder(**SIZES | SWITCHES[switch]).check(switch)
 
 
 class Prompts:
@@ -176,7 +181,7 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed(dtype: str, switch: s
 
 FORMATS = [(dtype, name) for dtype in TOLERANCE for name in ("none", *QUANTIZED) if name != "fp8"]
 # Heads of whole register tiles, and inputs for K slices in every format on tile registers.
-WIDE = ModelConfig(dim=768, n_layers=1, n_heads=12, n_kv_heads=4, head_dim=64, hidden_dim=1024, vocab_size=640)
+WIDE = decoder(dim=768, n_layers=1, n_heads=12, n_kv_heads=4, head_dim=64, hidden_dim=1024, vocab_size=640)
 
 
 PROGRAM = """

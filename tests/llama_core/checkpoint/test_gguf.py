@@ -14,9 +14,10 @@ from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.generation_config import RecommendedSampling, read_recommended_sampling
 from llama_core.files.gguf.types import ENCODINGS
 from llama_core.files.source import WeightReader
-from llama_core.model_config import ModelConfig, RopeConfig
-from llama_core.model_weights import weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.rope import RopeConfig
+from llama_core.model.share import RankShare
+from llama_core.model.weights import weight_specs
 from llama_core.text.template.files import template_files
 from tests.support.gguf_models import HEAD, VOCABULARY, write_model
 from tests.support.rank_weights import rank_weights
@@ -78,7 +79,8 @@ def test_rows_of_heads_in_halves_become_adjacent_pairs(tmp_path: Path, architect
             assert torch.equal(weight, stored.unflatten(0, (-1, HEAD))[:, order].flatten(0, 1)), name
         else:
             assert torch.equal(weight, stored), name
-    assert config.qk_norm == (architecture == "qwen3") and config.attention_bias == (architecture == "qwen2")
+    assert ("layers.0.attention.q_norm.weight" in weights) == (architecture == "qwen3")
+    assert ("layers.0.attention.wq.bias" in weights) == (architecture == "qwen2")
     assert reader.dtype is torch.float32
 
 

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from llama_core.checkpoint.hugging_face import HuggingFaceCheckpoint
 from llama_core.errors import ConfigError
+from llama_core.model.operations import FULL_ATTENTION
 from tests.support.hugging_face import CONFIGS, read
 
 BASE = CONFIGS["llama2"]
@@ -29,7 +30,7 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_t
     assert config.context_length == reference.max_position_embeddings
     assert config.tied_embeddings is reference.tie_word_embeddings
     sliding = model_type in ("mistral", "ministral")
-    assert config.windows == ((reference.sliding_window,) * 32 if sliding else ())
+    assert config.windows == (reference.sliding_window if sliding else FULL_ATTENTION,) * 32
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     (QUANTIZED, "quantized by 'gptq' are not supported; use the model's original weights"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
-    ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported, only default, linear"),
+    ({"rope_scaling": {"rope_type": "ntk"}}, "rope type 'ntk' is not supported, only default, linear"),
+    ({"rope_scaling": {"rope_type": "longrope"}}, "field 'short_factor' must be a list of numbers"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "field 'mrope_section'"),
     ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "field 'full_attention' is not supported"),
     ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: field 'factor' must be a number of at least 1"),

@@ -14,8 +14,8 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.hf.quantization import FORMATS
 from llama_core.files.source import WeightReader
-from llama_core.model_weights import OUTPUT, Box, weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
+from llama_core.model.weights import OUTPUT, Box, weight_specs
 from tests.support.hugging_face import (
     CONFIGS,
     VOCAB_SIZE,

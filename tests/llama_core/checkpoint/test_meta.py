@@ -15,7 +15,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, NonFiniteLogits
 from llama_core.files.meta_params import config_from_params, read_params
-from llama_core.model_weights import weight_specs
+from llama_core.model.weights import weight_specs
 from tests.support import checkpoints
 from tests.support.checkpoints import WIDE, load, peak_ratio, random_weights, split, write
 

@@ -5,12 +5,13 @@ import itertools
 import pytest
 
 from llama_core.errors import ConfigError
-from llama_core.model_config import ModelConfig
-from llama_core.rank_share import RankShare
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from tests.support.plain_model import decoder
 
 
 def model(heads: int = 9, kv_heads: int = 3, hidden: int = 1536) -> ModelConfig:
-    return ModelConfig(
+    return decoder(
         dim=576, n_layers=2, n_heads=heads, n_kv_heads=kv_heads, head_dim=64, hidden_dim=hidden, vocab_size=49152
     ).check("test")
 

@@ -11,8 +11,8 @@ from gguf import GGMLQuantizationType as Encoding
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError
 from llama_core.files.source import DENSE, Slice
-from llama_core.model_weights import weight_specs
-from llama_core.rank_share import RankShare
+from llama_core.model.share import RankShare
+from llama_core.model.weights import weight_specs
 from llama_core.weights.loader import planned_weights
 from llama_core.weights.uploads import FileReads, Uploads
 from tests.support.checkpoints import WIDE, random_weights, split, write

@@ -128,7 +128,7 @@ class SamplingHead:
             graph()
 
     def _mode(self, slots: Seq[int], masks: GrammarMasks | None) -> Mode:
-        """The mode of a head. Only rank 0 has masks; modes may differ between ranks, because all have the same collectives."""
+        """The mode of a head. Only the rank that samples has masks. Modes may differ: all have the same collectives."""
         if masks is not None:
             return "masked"
         rules, is_greedy = self._slots.rules, self._slots.is_greedy
@@ -141,10 +141,9 @@ class SamplingHead:
         samples = self._buffers.samples(bucket)
         logits = self.logits[:bucket]
         logits.copy_(self._model.logits(self._hidden_states[samples.tokens]))
-        with self.clock.sampling() if self._parallel.rank == 0 else nullcontext():
+        with self.clock.sampling() if self._parallel.samples else nullcontext():
             tokens = self._sampler.sample(logits, samples, mode)
-        # Ranks may differ in the last bit of a logit: rank 0 samples for all.
-        self._parallel.broadcast(tokens)
+        self._parallel.share_samples(tokens)
         places = samples.slots, samples.positions
         self._ops.store_samples(tokens, *places, self._slots.tokens, self._sampled[:bucket])
 

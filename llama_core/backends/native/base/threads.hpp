@@ -17,9 +17,9 @@
 namespace llama {
 
 struct Phase {
-    int op;  // of enum Op
-    int layer;
-    int tasks;  // their number
+    int op;         // of enum Op
+    int operation;  // of the program of the model, by number
+    int tasks;      // their number
 };
 
 // The work of the phases.

@@ -13,31 +13,25 @@
 
 namespace llama {
 
-// The matrices of a layer, in the order of RankWeights::Layer.
-enum Matrix { kQkvMatrix, kOutMatrix, kGateUpMatrix, kDownMatrix };
-
 template <class T>
 class Adapters {
   public:
-    explicit Adapters(const Shape& s) : shape_(s), rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))) {
-        const int q = query_width(s), kv = kv_width(s);
-        modules_ = {{kQkvMatrix, Tensor::kQkv, 0, q, s.dim},
-                    {kQkvMatrix, Tensor::kQkv, q, kv, s.dim},
-                    {kQkvMatrix, Tensor::kQkv, q + kv, kv, s.dim},
-                    {kOutMatrix, Tensor::kOut, 0, s.dim, q},
-                    {kGateUpMatrix, Tensor::kGateUp, 0, s.hidden, s.dim},
-                    {kGateUpMatrix, Tensor::kGateUp, s.hidden, s.hidden, s.dim},
-                    {kDownMatrix, Tensor::kDown, 0, s.dim, s.hidden}};
+    // `tensors`: of the rank. `modules`: the weights that may have a pair, those of one tensor one after the other.
+    Adapters(const Shape& s, const std::vector<Tensor>& tensors, const std::vector<WeightPart>& modules)
+        : rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))), of_(tensors.size()) {
         size_t values = 0;
-        for (Module& m : modules_) {
+        for (const WeightPart& part : modules) {
+            Modules& of = of_[part.tensor];
+            if (!of.count++) of = {int(modules_.size()), 1, tensors[part.tensor].kind == kGatedMatrix};
+            Module& m = modules_.emplace_back(Module{of.is_gated, part.tensor, part.first, part.rows, part.columns});
             m.a_at = values, values += rank_stride_ * m.stride();
             m.b_at = values, values += size_t(m.blocks()) * rank_stride_ * kLanes;
+            most_ = std::max(most_, of.count);
         }
-        layer_values_ = values;
-        for (int i = 0; i < s.max_loras; i++) places_.emplace_back(values * s.layers * sizeof(T));
-        pairs_.resize(size_t(s.max_loras) * s.layers * modules_.size());
+        for (int i = 0; i < s.max_loras; i++) places_.emplace_back(values * sizeof(T));
+        pairs_.resize(s.max_loras * modules_.size());
         if (!s.max_loras) return;
-        shrunk_ = Activations<T>(s.max_tokens, kMostModules * rank_stride_);
+        shrunk_ = Activations<T>(s.max_tokens, most_ * rank_stride_);
         place_of_.reserve(s.max_tokens), order_.reserve(s.max_tokens), groups_.reserve(s.max_tokens + s.max_loras);
     }
 
@@ -49,16 +43,16 @@ class Adapters {
 
     // Places count from 1.
     void clear(int place) {
-        const auto begin = pairs_.begin() + (place - 1) * shape_.layers * modules_.size();
-        std::fill(begin, begin + shape_.layers * modules_.size(), Pair{});
+        const auto begin = pairs_.begin() + (place - 1) * modules_.size();
+        std::fill(begin, begin + modules_.size(), Pair{});
     }
 
     // `part`: of the weight that the pair belongs to. a float [rank][columns], b float [rows][rank].
     void pack(int place, const WeightPart& part, int rank, float scale, const float* a, const float* b) {
         for (size_t i = 0; i < modules_.size(); i++) {
             const Module& m = modules_[i];
-            if (int(m.tensor) != part.tensor || m.first != part.first) continue;
-            T* values = places_[place - 1].template as<T>() + part.layer * layer_values_;
+            if (m.tensor != part.tensor || m.first != part.first) continue;
+            T* values = places_[place - 1].template as<T>();
             const Pair pair = {rank, scale, values + m.a_at, values + m.b_at};
             std::fill(pair.a, pair.a + rank_stride_ * m.stride(), T{});
             std::fill(pair.b, pair.b + size_t(m.blocks()) * rank_stride_ * kLanes, T{});
@@ -70,7 +64,7 @@ class Adapters {
                     group[at % kLanes * kStep + r % kStep] = narrow_to<T>(b[size_t(o) * rank + r]);
                 }
             }
-            pairs_[index(place, part.layer, i)] = pair;
+            pairs_[index(place, i)] = pair;
         }
     }
 
@@ -91,14 +85,16 @@ class Adapters {
     }
     bool used() const { return !groups_.empty(); }
 
-    int shrink_tasks(Matrix matrix) const { return int(groups_.size()) * num_modules(matrix) * rank_blocks(); }
+    // Of a matrix by its tensor's number.
+    int shrink_tasks(int matrix) const { return int(groups_.size()) * of_[matrix].count * rank_blocks(); }
 
     // scale * A x of kRanks rows of A, for the tokens of a group.
-    void shrink(int layer, Matrix matrix, int task, const Rows<T>& x) const {
-        const Group& group = groups_[task / (num_modules(matrix) * rank_blocks())];
-        const int position = task / rank_blocks() % num_modules(matrix), first = task % rank_blocks() * kRanks;
-        const size_t module = first_module(matrix) + position;
-        const Pair& pair = pairs_[index(place_of_[order_[group.begin]], layer, module)];
+    void shrink(int matrix, int task, const Rows<T>& x) const {
+        const Modules& of = of_[matrix];
+        const Group& group = groups_[task / (of.count * rank_blocks())];
+        const int position = task / rank_blocks() % of.count, first = task % rank_blocks() * kRanks;
+        const size_t module = of.first + position;
+        const Pair& pair = pairs_[index(place_of_[order_[group.begin]], module)];
         if (first >= pair.rank) return;
         const size_t stride = modules_[module].stride();
         for (int at = group.begin; at < group.end;) {
@@ -132,13 +128,14 @@ class Adapters {
     }
 
     // Adds B's part of an output tile to a token's results `out` [kTileOutputs].
-    void expand(int layer, Matrix matrix, int token, int tile, float* out) const {
+    void expand(int matrix, int token, int tile, float* out) const {
         const int place = place_of_[token];
         if (!place) return;
-        const Pair* pair = &pairs_[index(place, layer, first_module(matrix))];
+        const Modules& of = of_[matrix];
+        const Pair* pair = &pairs_[index(place, of.first)];
         const T* u = shrunk_[token];
         Vec low = load(out), high = load(out + kLanes);
-        const ptrdiff_t next = block_values() * (matrix == kGateUpMatrix ? 1 : kRegisterTiles);
+        const ptrdiff_t next = block_values() * (of.is_gated ? 1 : kRegisterTiles);
         // Of B's block `block` for each half of the tile; negative for none. Two sums side by side hide each other's latency.
         auto add = [&](const Pair& a, const T* u, int block, const Pair& b, const T* v, int other) {
             const int rank = block < 0 ? 0 : a.rank, other_rank = other < 0 ? 0 : b.rank;
@@ -154,30 +151,29 @@ class Adapters {
             for (int i = r; i < rank; i += kStep) low = Dot<T>::add(low, weights + i * kLanes, Dot<T>::broadcast(u + i));
             for (int i = r; i < other_rank; i += kStep) high = Dot<T>::add(high, others + i * kLanes, Dot<T>::broadcast(v + i));
         };
-        if (matrix == kGateUpMatrix) {
+        if (of.is_gated) {
             add(pair[0], u, tile, pair[1], u + rank_stride_, tile);
         } else {
-            const Module* module = &modules_[first_module(matrix)];
-            for (int i = num_modules(matrix); i > 0; i--, pair++, module++, u += rank_stride_)
+            const Module* module = &modules_[of.first];
+            for (int i = of.count; i > 0; i--, pair++, module++, u += rank_stride_)
                 if (pair->rank) add(*pair, u, module->block_of(tile, 0), *pair, u, module->block_of(tile, 1));
         }
         store(out, low), store(out + kLanes, high);
     }
 
   private:
-    static constexpr int kRanks = 4, kGroup = 32, kMostModules = 3, kStep = Dot<T>::kStep,
+    static constexpr int kRanks = 4, kGroup = 32, kStep = Dot<T>::kStep,
                          kLineRanks = 64 / (kLanes * sizeof(T));  // of a block in a cache line
 
     // A weight that may have a pair. first: of its outputs, among those of the matrix.
     struct Module {
-        Matrix matrix;
-        Tensor tensor;
-        int first, outputs, inputs;
-        size_t a_at = 0, b_at = 0;  // within a layer of a place
+        bool is_gated;
+        int tensor, first, outputs, inputs;
+        size_t a_at = 0, b_at = 0;  // within a place
 
         size_t stride() const { return round_up(inputs, kLanes * kStep); }
         // Of gate and up, whose outputs take halves of tiles in turn, each has blocks of its own.
-        int first_lane() const { return matrix == kGateUpMatrix ? 0 : first % kLanes; }
+        int first_lane() const { return is_gated ? 0 : first % kLanes; }
         int blocks() const { return (first_lane() + outputs + kLanes - 1) / kLanes; }
         // Of gate and up, block j is half of tile j. Of others: B's block of 16 outputs for this half of an output tile, or -1.
         int block_of(int tile, int half) const {
@@ -191,25 +187,22 @@ class Adapters {
         float scale = 0;
         T *a = nullptr, *b = nullptr;
     };
+    struct Modules {
+        int first = 0, count = 0;  // in modules_
+        bool is_gated = false;
+    };
     struct Group {
         int begin, end;  // in order_
     };
 
-    static int num_modules(Matrix matrix) { return matrix == kQkvMatrix ? 3 : matrix == kGateUpMatrix ? 2 : 1; }
-    static size_t first_module(Matrix matrix) {
-        constexpr size_t first[] = {0, 3, 4, 6};
-        return first[matrix];
-    }
     ptrdiff_t block_values() const { return ptrdiff_t(rank_stride_) * kLanes; }
     int rank_blocks() const { return rank_stride_ / kRanks; }
-    size_t index(int place, int layer, size_t module) const {
-        return (size_t(place - 1) * shape_.layers + layer) * modules_.size() + module;
-    }
+    size_t index(int place, size_t module) const { return size_t(place - 1) * modules_.size() + module; }
 
-    const Shape shape_;
     const int rank_stride_;
     std::vector<Module> modules_;
-    size_t layer_values_ = 0;
+    std::vector<Modules> of_;  // of each tensor
+    int most_ = 0;             // modules of a matrix
     std::vector<Memory> places_;
     std::vector<Pair> pairs_;
     Activations<T> shrunk_;  // of each token, rank_stride_ values for each module of the matrix

@@ -16,9 +16,11 @@ struct StoreTo {
 template <class T>
 struct AddTo {
     const Rows<T>& to;
+    float factor;
     void operator()(int row, int tile, const float* out) const {
         T* state = to[row] + tile * kTileOutputs;
-        for (int i = 0; i < kTileOutputs; i += kLanes) store(state + i, load(state + i) + round_to<T>(load(out + i)));
+        for (int i = 0; i < kTileOutputs; i += kLanes)
+            store(state + i, load(state + i) + round_to<T>(round_to<T>(load(out + i)) * splat(factor)));
     }
 };
 
@@ -28,14 +30,13 @@ template <class T, class Epilogue>
 struct Adjusted {
     const T* bias;
     const Adapters<T>* adapters;
-    int layer;
-    Matrix matrix;
+    int matrix;
     const Epilogue& then;
     void operator()(int row, int tile, const float* out) const {
         alignas(64) float sums[kTileOutputs];
         for (int i = 0; i < kTileOutputs; i += kLanes)
             store(sums + i, bias ? load(out + i) + load(bias + tile * kTileOutputs + i) : load(out + i));
-        if (adapters) adapters->expand(layer, matrix, row, tile, sums);
+        if (adapters) adapters->expand(matrix, row, tile, sums);
         then(row, tile, sums);
     }
 };

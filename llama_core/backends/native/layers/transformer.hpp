@@ -1,8 +1,8 @@
 // One rank's Transformer on CPU cores: a step of rows of any lengths, from token ids to sampled tokens, in one call.
 //
-// A step is a program of phases (threads.hpp) over buffers that the constructor allocates. Names and formulas are those of
-// llama_core/backends/fused/model.py, which computes the same with torch. Every intermediate result is rounded to the
-// model's type where the reference rounds it.
+// A step is a program of phases (threads.hpp) over buffers that the constructor allocates: those of each operation that Python
+// lists (native/program.py), before them the embedding's and after them the head's. llama_core/backends/fused/model.py computes
+// the same with torch. Every intermediate result is rounded to the model's type where the reference rounds it.
 //
 // The parts into which a phase is cut:
 //   register tile   what one AMX tile register holds: 16 rows of 64 bytes
@@ -31,42 +31,48 @@ namespace llama {
 template <class T>
 class Transformer : public Engine, private Tasks {
   public:
-    // `formats`: see RankWeights.
-    Transformer(const Shape& s, const std::vector<const WeightFormat<T>*>& formats, const std::vector<int>& cpus,
+    // `formats`: see RankWeights. `modules`: see Adapters. `operations`: the first is the embedding, the last the head.
+    Transformer(const Shape& s, const std::vector<Tensor>& tensors, const std::vector<const WeightFormat<T>*>& formats,
+                const std::vector<WeightPart>& modules, const std::vector<Operation>& operations, const std::vector<int>& cpus,
                 const float* rotary)
         : Engine(s),
           width_(query_width(s)),
+          operations_(operations),
           team_(s.threads, cpus),
-          weights_(s, formats),
+          weights_(tensors, formats),
           projection_(s.threads),
           attention_(s, rotary),
-          adapters_(s) {
+          adapters_(s, tensors, modules),
+          embedding_(weights_.values(operations.front().tensor)),
+          head_(weights_.matrix(operations.back().tensor)) {
         for (int rank = 0; rank < s.ranks; rank++)
             columns_.push_back(embedding_part(s, rank)), vocab_.push_back(vocab_part(s, rank));
         const size_t t = s.max_tokens;
-        hidden_states_ = Activations<T>(t, s.dim);
+        residual_ = Activations<T>(t, s.dim);
         normed_ = Inputs<T>(t, s.dim);
         qkv_ = Activations<T>(t, width_ + 2 * kv_width(s));
         attended_ = Inputs<T>(t, width_);
-        hidden_ = Inputs<T>(t, s.hidden);
+        gated_ = Inputs<T>(t, s.hidden);
         last_ = Inputs<T>(s.max_samples, s.dim);
+        for (const Operation& each : operations_)
+            if (each.to == kProjected && !projected_.data) projected_ = Activations<T>(t, s.dim);
         reserve_inputs();
         logits = Memory(size_t(s.max_samples) * s.full_vocab * 4);
         weight_bytes = weights_.bytes();
-        working_bytes = hidden_states_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + hidden_.bytes() +
-                        last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes() + adapters_.bytes();
+        working_bytes = residual_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + gated_.bytes() +
+                        projected_.bytes() + last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes() +
+                        adapters_.bytes();
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
         waited_before_.resize(s.threads);
         plan_.reserve(s);
-        program_.reserve(20 * (s.layers + 2));
+        program_.reserve(5 * operations_.size() + 12);
     }
 
     void make_cache(int blocks) override { attention_.make_cache(blocks); }
-    void use_windows(const int32_t* windows) override { attention_.use_windows(windows); }
 
     void pack_weight(const WeightPart& part, const WeightSource& source) override {
         weights_.begin(part, source);
-        team_.run(*this, {{kPack, part.layer, weights_.num_tasks()}});
+        team_.run(*this, {{kPack, 0, weights_.num_tasks()}});
     }
 
     void clear_adapter(int place) override { adapters_.clear(place); }
@@ -76,7 +82,7 @@ class Transformer : public Engine, private Tasks {
 
     void poke_embedding(int token, const float* values) override {
         const size_t part = columns_[shape.rank].size;
-        for (size_t i = 0; i < part; i++) weights_.embedding.template as<T>()[token * part + i] = narrow_to<T>(values[i]);
+        for (size_t i = 0; i < part; i++) embedding_[token * part + i] = narrow_to<T>(values[i]);
     }
 
     void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) override {
@@ -84,7 +90,7 @@ class Transformer : public Engine, private Tasks {
         adapters_.plan(plan_, slots);
         sampled_ = sampled;
         masks_ = masks;
-        join_logits_ = shape.rank == 0 || logits_everywhere;
+        join_logits_ = samples() || logits_everywhere;
         make_program();
         run_program();
         if (all_gather && all_gather->failed()) return;
@@ -104,61 +110,66 @@ class Transformer : public Engine, private Tasks {
     }
 
   private:
-    using Layer = typename RankWeights<T>::Layer;
-
-    // Reserves what each layer multiplies, and the working memory of its format.
+    // Reserves what each product needs, and finds in which form the one after each operation takes its inputs.
     void reserve_inputs() {
         const Shape& s = shape;
-        auto reserve = [&](Inputs<T>& inputs, const Linear<T>& w, size_t rows, size_t width) {
-            inputs.reserve(form_of(w), rows, width);
+        auto reserve = [&](Inputs<T>& inputs, const Linear<T>& w, size_t rows) {
+            inputs.reserve(form_of(w), rows, w.inputs());
             projection_.reserve(w.format(), s.max_tokens);
         };
-        for (const Layer& layer : weights_.layers) {
-            reserve(normed_, layer.qkv, s.max_tokens, s.dim);
-            reserve(attended_, layer.out, s.max_tokens, width_);
-            reserve(normed_, layer.gate_up, s.max_tokens, s.dim);
-            reserve(hidden_, layer.down, s.max_tokens, s.hidden);
+        forms_.assign(operations_.size(), InputForm::kDense);
+        for (size_t i = 1; i < operations_.size(); i++) {
+            const Operation& each = operations_[i];
+            if (!is_product(each)) continue;
+            const Linear<T>& w = weights_.matrix(each.tensor);
+            reserve(inputs_of(each), w, s.max_tokens);
+            forms_[i] = form_of(w);
+            if (operations_[i - 1].to == kNormed) forms_[i - 1] = form_of(w);
         }
-        reserve(last_, weights_.head, s.max_samples, s.dim);
+        reserve(last_, head_, s.max_samples);
     }
 
+    bool samples() const { return shape.rank == shape.sampler; }
+    static bool is_product(const Operation& of) { return of.kind == kLinear || of.kind == kGatedLinear; }
     static InputForm form_of(const Linear<T>& w) { return w.format().input_form; }
-    static int quantizes(const Linear<T>& w) { return form_of(w) != InputForm::kDense; }
+    Inputs<T>& inputs_of(const Operation& product) {
+        return product.from == kNormed ? normed_ : product.from == kAttended ? attended_ : gated_;
+    }
+    const Activations<T>& rows_of(int buffer) const { return buffer == kResidual ? residual_ : projected_; }
 
     // The program.
 
-    void add(Op op, int layer, int tasks) { program_.push_back({op, layer, tasks}); }
+    void add(Op op, int operation, int tasks) { program_.push_back({op, operation, tasks}); }
 
     void make_program() {
         const int tokens = plan_.num_tokens(), blocks = (tokens + 15) / 16, samples = plan_.num_samples();
         const bool shared = shape.ranks > 1;
         program_.clear();
-        add(kEmbed, 0, blocks);
-        add(kShareEmbedding, 0, shared);
-        add(kJoinEmbedding, 0, shared * blocks);
-        for (int i = 0; i < shape.layers; i++) {
-            const Layer& layer = weights_.layers[i];
-            add(kNormAttention, i, blocks);
-            add(kShrinkQkv, i, adapters_.shrink_tasks(kQkvMatrix));
-            add(kProjectQkv, i, projection_.tasks_of(layer.qkv, tokens));
-            add(kRotate, i, blocks);
-            add(kAttend, i, plan_.attention_tasks(shape));
-            add(kQuantizeAttended, i, quantizes(layer.out) * blocks);
-            add(kShrinkOut, i, adapters_.shrink_tasks(kOutMatrix));
-            add(kProjectOut, i, projection_.tasks_of(layer.out, tokens));
-            add(kShareOut, i, shared);
-            add(kAddOut, i, shared * blocks);
-            add(kNormFfn, i, blocks);
-            add(kShrinkGateUp, i, adapters_.shrink_tasks(kGateUpMatrix));
-            add(kGateUp, i, projection_.tasks_of(layer.gate_up, tokens));
-            add(kQuantizeHidden, i, quantizes(layer.down) * blocks);
-            add(kShrinkDown, i, adapters_.shrink_tasks(kDownMatrix));
-            add(kProjectDown, i, projection_.tasks_of(layer.down, tokens));
-            add(kShareDown, i, shared);
-            add(kAddDown, i, shared * blocks);
+        for (int i = 0; i < int(operations_.size()); i++) {
+            const Operation& each = operations_[i];
+            switch (Kind(each.kind)) {
+                case kEmbedding:
+                    add(kEmbed, i, blocks);
+                    add(kShareEmbedding, i, shared);
+                    add(kJoinEmbedding, i, shared * blocks);
+                    break;
+                case kNorm: add(kNormTokens, i, blocks); break;
+                case kLinear:
+                case kGatedLinear:
+                    add(kQuantize, i, each.from != kNormed && forms_[i] != InputForm::kDense ? blocks : 0);
+                    add(kShrink, i, adapters_.shrink_tasks(each.tensor));
+                    add(kProject, i, projection_.tasks_of(weights_.matrix(each.tensor), tokens));
+                    add(kShareSum, i, shared && each.is_summed);
+                    add(kJoinSum, i, shared && each.is_summed ? blocks : 0);
+                    break;
+                case kRotation:
+                case kHeads: add(kRotate, i, blocks); break;
+                case kAttention: add(kAttend, i, plan_.attention_tasks(shape)); break;
+                case kAddition: add(kAdd, i, blocks); break;
+                case kHead: add_head(); break;
+            }
         }
-        add_head();
-        add(kSample, 0, shape.rank == 0 ? samples : 0);
+        add(kSample, 0, this->samples() ? samples : 0);
         add(kShareSampled, 0, shared && samples);
     }
 
@@ -166,7 +177,7 @@ class Transformer : public Engine, private Tasks {
         const int samples = plan_.num_samples();
         const bool shared = shape.ranks > 1 && samples;
         add(kNormFinal, 0, (samples + 15) / 16);
-        add(kLogits, 0, projection_.tasks_of(weights_.head, samples));
+        add(kLogits, 0, projection_.tasks_of(head_, samples));
         add(kShareLogits, 0, shared);
         add(kJoinLogits, 0, shared && join_logits_ ? samples : 0);
     }
@@ -177,44 +188,31 @@ class Transformer : public Engine, private Tasks {
     }
 
     void run(const Phase& phase, int task, int thread) override {
-        const Layer& layer = weights_.layers[phase.layer];
+        const Operation& of = operations_[phase.operation];
         const size_t tokens = plan_.tokens.size(), samples = plan_.samples.size();
         switch (phase.op) {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
-            case kNormAttention: return over_tokens(task, [&](int t) { norm(t, layer.attention_norm[0], layer.qkv); });
-            case kShrinkQkv: return adapters_.shrink(phase.layer, kQkvMatrix, task, normed_.rows);
-            case kShrinkOut: return adapters_.shrink(phase.layer, kOutMatrix, task, attended_.rows);
-            case kShrinkGateUp: return adapters_.shrink(phase.layer, kGateUpMatrix, task, normed_.rows);
-            case kShrinkDown: return adapters_.shrink(phase.layer, kDownMatrix, task, hidden_.rows);
-            case kProjectQkv:
-                return project({layer.qkv, layer.qkv_bias, phase.layer, kQkvMatrix}, normed_, task, thread, StoreTo<T>{qkv_});
+            case kNormTokens: return over_tokens(task, [&](int t) { norm(of, forms_[phase.operation], t); });
+            case kQuantize: {
+                const int width = round16(weights_.matrix(of.tensor).inputs());
+                return over_tokens(
+                    task, [&](int t) { inputs_of(of).quantize(forms_[phase.operation], t, width, plan_.num_tokens()); });
+            }
+            case kShrink: return adapters_.shrink(of.tensor, task, inputs_of(of).rows);
+            case kProject: return project(of, task, thread);
+            case kJoinSum: return over_tokens(task, [&](int t) { join_sum(of, t); });
             case kRotate:
-                return attention_.rotate(phase.layer, task, plan_, slots, qkv_, layer.query_norm.data, layer.key_norm.data);
-            case kAttend: return attention_.attend(phase.layer, task, plan_, slots, attended_.rows);
-            case kQuantizeAttended:
-                return over_tokens(
-                    task, [&](int t) { attended_.quantize(form_of(layer.out), t, round16(width_), plan_.num_tokens()); });
-            case kProjectOut:
-                return project_to_hidden_states({layer.out, layer.out_bias, phase.layer, kOutMatrix}, attended_, task, thread);
-            case kNormFfn: return over_tokens(task, [&](int t) { norm(t, layer.ffn_norm[0], layer.gate_up); });
-            case kGateUp:
-                return project({layer.gate_up, layer.gate_up_bias, phase.layer, kGateUpMatrix}, normed_, task, thread,
-                               Gate<T>{hidden_.rows});
-            case kQuantizeHidden:
-                return over_tokens(
-                    task, [&](int t) { hidden_.quantize(form_of(layer.down), t, round16(shape.hidden), plan_.num_tokens()); });
-            case kProjectDown:
-                return project_to_hidden_states({layer.down, layer.down_bias, phase.layer, kDownMatrix}, hidden_, task, thread);
-            case kAddOut:
-            case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
+                return attention_.rotate(of.layer, task, plan_, slots, qkv_, weights_.values(of.tensor),
+                                         weights_.values(of.other), of.kind == kRotation);
+            case kAttend: return attention_.attend(of.layer, of.window, of.factor, task, plan_, slots, attended_.rows);
+            case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
             case kNormFinal: return norm_final(task);
-            case kLogits: return projection_.run(weights_.head, last_, samples, task, thread, Logits{this});
+            case kLogits: return projection_.run(head_, last_, samples, task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
             case kSample: return sample(task, thread);
             case kShareEmbedding: return all_gather->gather(tokens * largest_part(shape.dim, shape.ranks) * sizeof(T));
-            case kShareOut:
-            case kShareDown: return all_gather->gather(tokens * partial_stride() * sizeof(float));
+            case kShareSum: return all_gather->gather(tokens * partial_stride() * sizeof(float));
             case kShareLogits: return all_gather->gather(samples * largest_part(shape.full_vocab, shape.ranks) * sizeof(float));
             case kShareSampled: return share_sampled();
             case kPack: return weights_.pack(task);
@@ -246,59 +244,61 @@ class Transformer : public Engine, private Tasks {
         const size_t part = columns_[shape.rank].size;
         const int64_t id = slots.tokens[size_t(token.slot) * shape.max_seq_len + token.position];
         // Vector loads read beyond the width. Zeros there remove values of earlier steps that were not finite.
-        std::fill(hidden_states_[t] + shape.dim, hidden_states_[t] + partial_stride(), T{});
-        T* to = shape.ranks == 1 ? hidden_states_[t] : reinterpret_cast<T*>(all_gather->own_part()) + t * part;
-        std::memcpy(static_cast<void*>(to), weights_.embedding.template as<T>() + id * part, part * sizeof(T));
+        std::fill(residual_[t] + shape.dim, residual_[t] + partial_stride(), T{});
+        T* to = shape.ranks == 1 ? residual_[t] : reinterpret_cast<T*>(all_gather->own_part()) + t * part;
+        std::memcpy(static_cast<void*>(to), embedding_ + id * part, part * sizeof(T));
+        if (shape.embedding_multiplier != 1.0f)
+            for (size_t i = 0; i < part; i++) to[i] = narrow_to<T>(widen(to[i]) * shape.embedding_multiplier);
     }
 
     void join_embedding(int t) {
         for (int rank = 0; rank < shape.ranks; rank++) {
             const Part part = columns_[rank];
-            std::memcpy(static_cast<void*>(hidden_states_[t] + part.begin),
+            std::memcpy(static_cast<void*>(residual_[t] + part.begin),
                         reinterpret_cast<const T*>(all_gather->part_of(rank)) + t * part.size, part.size * sizeof(T));
         }
     }
 
-    // `next`: the layer that multiplies the result.
-    void norm(int t, const T* weight, const Linear<T>& next) {
-        rms_norm(hidden_states_[t], weight, shape.dim, shape.norm_eps, normed_[t]);
-        normed_.quantize(form_of(next), t, round16(shape.dim), plan_.num_tokens());
+    // Without a norm's weights, the values themselves. `form`: in which the next product takes the result.
+    void norm(const Operation& of, InputForm form, int t) {
+        const T *x = rows_of(of.from)[t], *weights = weights_.values(of.tensor);
+        T* to = of.to == kNormed ? normed_[t] : projected_[t];
+        if (weights)
+            rms_norm(x, weights, shape.dim, shape.norm_eps, to);
+        else
+            std::memcpy(static_cast<void*>(to), x, round16(shape.dim) * sizeof(T));
+        if (of.to == kNormed) normed_.quantize(form, t, round16(shape.dim), plan_.num_tokens());
     }
 
     void norm_final(int task) {
         for (int i = task * 16; i < std::min(plan_.num_samples(), task * 16 + 16); i++) {
-            const T* states = hidden_states_[plan_.samples[i].token];
-            rms_norm(states, weights_.final_norm[0], shape.dim, shape.norm_eps, last_[i]);
-            last_.quantize(form_of(weights_.head), i, round16(shape.dim), plan_.num_samples());
+            const T* states = residual_[plan_.samples[i].token];
+            rms_norm(states, weights_.values(operations_.back().other), shape.dim, shape.norm_eps, last_[i]);
+            last_.quantize(form_of(head_), i, round16(shape.dim), plan_.num_samples());
         }
     }
 
     // Linear layers with their epilogues.
 
-    // `bias` of all outputs, or null.
-    struct Layered {
-        const Linear<T>& w;
-        Rows<T> bias;
-        int layer;
-        Matrix matrix;
-    };
-
-    template <class Epilogue>
-    void project(const Layered& of, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
-        const Adapters<T>* adapters = adapters_.used() ? &adapters_ : nullptr;
-        if (of.bias.data || adapters)
-            projection_.run(of.w, x, plan_.num_tokens(), task, thread,
-                            Adjusted<T, Epilogue>{of.bias.data, adapters, of.layer, of.matrix, epilogue});
-        else
-            projection_.run(of.w, x, plan_.num_tokens(), task, thread, epilogue);
+    void project(const Operation& of, int task, int thread) {
+        const Inputs<T>& x = inputs_of(of);
+        if (of.is_summed && shape.ranks > 1)
+            // Rank 0's part of the sum has the bias for all ranks.
+            return project(of, shape.rank ? nullptr : weights_.values(of.other), x, task, thread, Partial{this});
+        const T* bias = weights_.values(of.other);
+        if (of.kind == kGatedLinear) return project(of, bias, x, task, thread, Gate<T>{gated_.rows});
+        if (of.to == kResidual) return project(of, bias, x, task, thread, AddTo<T>{residual_, of.factor});
+        project(of, bias, x, task, thread, StoreTo<T>{of.to == kQkv ? qkv_ : projected_});
     }
 
-    void project_to_hidden_states(Layered of, const Inputs<T>& x, int task, int thread) {
-        if (shape.rank != 0) of.bias = {};  // rank 0's partial sum has the bias for all ranks
-        if (shape.ranks == 1)
-            project(of, x, task, thread, AddTo<T>{hidden_states_});
+    template <class Epilogue>
+    void project(const Operation& of, const T* bias, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
+        const Adapters<T>* adapters = adapters_.used() ? &adapters_ : nullptr;
+        const Linear<T>& w = weights_.matrix(of.tensor);
+        if (bias || adapters)
+            projection_.run(w, x, plan_.num_tokens(), task, thread, Adjusted<T, Epilogue>{bias, adapters, of.tensor, epilogue});
         else
-            project(of, x, task, thread, Partial{this});
+            projection_.run(w, x, plan_.num_tokens(), task, thread, epilogue);
     }
 
     struct Partial {
@@ -316,18 +316,27 @@ class Transformer : public Engine, private Tasks {
             float* to =
                 s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->own_part());
             const int vocab = int(self->vocab_[s.rank].size), width = std::min(kTileOutputs, vocab - tile * kTileOutputs);
-            for (int i = 0; i < width; i++) to[size_t(row) * vocab + tile * kTileOutputs + i] = widen(narrow_to<T>(out[i]));
+            for (int i = 0; i < width; i++)
+                to[size_t(row) * vocab + tile * kTileOutputs + i] =
+                    widen(narrow_to<T>(widen(narrow_to<T>(out[i])) / s.logits_divisor));
         }
     };
 
-    void add_partials(int t) {
-        T* state = hidden_states_[t];
+    void join_sum(const Operation& of, int t) {
+        T* to = of.to == kResidual ? residual_[t] : projected_[t];
         for (int i = 0; i < shape.dim; i += kLanes) {
             Vec total = Vec{};
             for (int rank = 0; rank < shape.ranks; rank++)
                 total += load(reinterpret_cast<const float*>(all_gather->part_of(rank)) + t * partial_stride() + i);
-            store(state + i, load(state + i) + round_to<T>(total));
+            const Vec sum = round_to<T>(total);
+            store(to + i, of.to == kResidual ? load(to + i) + round_to<T>(sum * splat(of.factor)) : sum);
         }
+    }
+
+    void add_projected(const Operation& of, int t) {
+        T* to = residual_[t];
+        for (int i = 0; i < shape.dim; i += kLanes)
+            store(to + i, load(to + i) + round_to<T>(load(projected_[t] + i) * splat(of.factor)));
     }
 
     void join_logits(int row) {
@@ -339,7 +348,7 @@ class Transformer : public Engine, private Tasks {
         }
     }
 
-    // Rank 0 samples for all ranks: ranks on different CPUs may differ in the last bit of a logit.
+    // One rank samples for all: ranks on different CPUs may differ in the last bit of a logit.
 
     void sample(int i, int thread) {
         const Sample& sample = plan_.samples[i];
@@ -368,20 +377,24 @@ class Transformer : public Engine, private Tasks {
 
     void share_sampled() {
         const size_t bytes = plan_.samples.size() * sizeof(int64_t);
-        if (shape.rank == 0) std::memcpy(all_gather->own_part(), sampled_, bytes);
+        if (samples()) std::memcpy(all_gather->own_part(), sampled_, bytes);
         all_gather->gather(bytes);
-        std::memcpy(sampled_, all_gather->part_of(0), bytes);
+        std::memcpy(sampled_, all_gather->part_of(shape.sampler), bytes);
     }
 
-    const int width_;                    // of all heads of this rank
+    const int width_;  // of all heads of this rank
+    const std::vector<Operation> operations_;
+    std::vector<InputForm> forms_;       // of each: in which its product takes its inputs, or in which the next product does
     std::vector<Part> columns_, vocab_;  // of each rank: columns of the embedding, outputs of the head
     Team team_;
     RankWeights<T> weights_;
     Projection<T> projection_;
     AttentionLayer<T> attention_;
     Adapters<T> adapters_;
-    Activations<T> hidden_states_, qkv_;
-    Inputs<T> normed_, attended_, hidden_, last_;
+    T* const embedding_;  // [full_vocab][columns of this rank]
+    const Linear<T>& head_;
+    Activations<T> residual_, qkv_, projected_;
+    Inputs<T> normed_, attended_, gated_, last_;
     std::vector<Sampler> samplers_;      // one for each thread
     std::vector<double> waited_before_;  // of each, before this step
 

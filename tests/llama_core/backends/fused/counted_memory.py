@@ -26,7 +26,7 @@ from llama_core.backends.fused.model import FusedTransformer
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 
 META = torch.device("meta")
 Key = tuple[str, str, str]  # the kernel, what Triton knows of its arguments, and its options

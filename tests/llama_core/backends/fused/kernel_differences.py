@@ -10,7 +10,7 @@ from llama_core.backends.fused.ops import HeadNorms, TorchOps
 from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.weight_formats.matrices import QuantizedMatrix, find_weight_format
-from llama_core.model_config import RopeConfig
+from llama_core.model.rope import RopeConfig
 
 # (query heads, key heads, head_dim, tokens of a block)
 SHAPES = ((4, 4, 16, 16), (6, 2, 24, 16), (8, 1, 64, 32), (2, 1, 128, 16), (2, 1, 256, 16))

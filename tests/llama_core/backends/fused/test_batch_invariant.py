@@ -20,9 +20,9 @@ from llama_core.backends.parallel import Parallel, alone
 from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
+from llama_core.model.weight_formats import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
-from llama_core.weight_formats import QUANTIZED
 from tests.llama_core.backends.fused.attention_cases import SHAPES, WIDE_SHAPES, WINDOWS, Case, attended
 from tests.support.forking import interpret, prepare_interpreter
 

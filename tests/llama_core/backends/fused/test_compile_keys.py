@@ -5,7 +5,6 @@ A compilation takes a second on every rank, while requests wait.
 Triton's own function says which variant a launch takes. Models have real sizes, on torch's meta device.
 """
 
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,16 +18,29 @@ from llama_core.backends.fused.backend import FusedBackend
 from llama_core.backends.fused.buffers import DeviceSlots
 from llama_core.backends.fused.device import StepDevice, Work
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from tests.llama_core.backends.fused.counted_memory import META, meta_backend, recorded_keys
+from tests.support.plain_model import decoder
 
 pytest.importorskip("triton")
 STEPS = 60
-LLAMA_3_8B = ModelConfig(4096, 1, 32, 8, 128, 14336, 128256, norm_eps=1e-5)
-SMALL = ModelConfig(576, 1, 9, 3, 64, 1536, 49152, norm_eps=1e-5)
-BIASED = replace(LLAMA_3_8B, attention_bias=True, attention_out_bias=True, mlp_bias=True, qk_norm=True)
+LLAMA_3_8B = decoder(4096, 1, 32, 8, 128, 14336, 128256, norm_eps=1e-5)
+SMALL = decoder(576, 1, 9, 3, 64, 1536, 49152, norm_eps=1e-5)
+BIASED = decoder(
+    4096,
+    1,
+    32,
+    8,
+    128,
+    14336,
+    128256,
+    attention_bias=True,
+    attention_out_bias=True,
+    mlp_bias=True,
+    qk_norm=True,
+)
 CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "bfloat16": (LLAMA_3_8B, 1, {}),
     "an odd number of samples": (LLAMA_3_8B, 1, {"max_batch_size": 33, "speculation": False}),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from benchmarks.gpu.every_kernel import always
 from llama_core.backends.fused.product_kernels import never
 from llama_core.backends.weight_formats.matrices import find_weight_format
-from llama_core.weight_formats import QUANTIZED
+from llama_core.model.weight_formats import QUANTIZED
 from tests.support.forking import interpret
 from tests.support.full_runs import with_full_ones
 

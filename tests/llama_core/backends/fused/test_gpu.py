@@ -18,12 +18,12 @@ from llama_core.backends.parallel import alone
 from llama_core.backends.runner import ModelRunner
 from llama_core.batch_loop import run_batch
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from tests.llama_core.backends.fused.kernel_differences import check_adapters, check_beside_float64, check_copies
-from tests.support.plain_model import forward, load_runner, random_weights
+from tests.support.plain_model import decoder, forward, load_runner, random_weights
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "data" / "golden"
@@ -32,13 +32,13 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 CUDA = pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])
 on_both = pytest.mark.parametrize("device", ["cpu", CUDA])
 MODELS = {
-    "every head its own keys": ModelConfig(48, 2, 4, 4, 16, 96, 90),
-    "grouped queries": ModelConfig(64, 2, 6, 2, 24, 160, 90),
-    "a window of 20": ModelConfig(64, 3, 8, 1, 32, 96, 90, windows=(20, 0, 20)),
-    "biases": ModelConfig(48, 2, 4, 2, 16, 96, 90, attention_bias=True, attention_out_bias=True, mlp_bias=True),
-    "norms of heads": ModelConfig(64, 2, 4, 2, 64, 96, 90, qk_norm=True),
-    "heads of 128": ModelConfig(64, 2, 4, 1, 128, 96, 90),
-    "heads of 256": ModelConfig(64, 2, 2, 1, 256, 96, 90, windows=(20, 0)),
+    "every head its own keys": decoder(48, 2, 4, 4, 16, 96, 90),
+    "grouped queries": decoder(64, 2, 6, 2, 24, 160, 90),
+    "a window of 20": decoder(64, 3, 8, 1, 32, 96, 90, windows=(20, 0, 20)),
+    "biases": decoder(48, 2, 4, 2, 16, 96, 90, attention_bias=True, attention_out_bias=True, mlp_bias=True),
+    "norms of heads": decoder(64, 2, 4, 2, 64, 96, 90, qk_norm=True),
+    "heads of 128": decoder(64, 2, 4, 1, 128, 96, 90),
+    "heads of 256": decoder(64, 2, 2, 1, 256, 96, 90, windows=(20, 0)),
 }
 TOKENS = [1 + (7 * i) % 89 for i in range(80)]
 TOLERANCE = {"float32": 5e-4, "float16": 0.05, "bfloat16": 0.3}

@@ -18,7 +18,7 @@ from llama_core.backends.parallel import Parallel
 from llama_core.backends.sampling import logprobs_of
 from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from tests.llama_core.backends.fused.counted_memory import (
@@ -28,19 +28,21 @@ from tests.llama_core.backends.fused.counted_memory import (
     meta_backend,
     without_kernels,
 )
+from tests.support.plain_model import decoder
 
 pytest.importorskip("triton")
 TOLERANCE = 0.03
 NUM_BLOCKS = 50
 
 # Two layers of each: what a step takes at once does not depend on their number.
-LLAMA_2_7B = ModelConfig(4096, 2, 32, 32, 128, 11008, 32000, norm_eps=1e-5)
+LLAMA_2_7B = decoder(4096, 2, 32, 32, 128, 11008, 32000, norm_eps=1e-5)
 LLAMA_3_8B = replace(LLAMA_2_7B, n_kv_heads=8, hidden_dim=14336, vocab_size=128256)
-QWEN_3_8B = replace(LLAMA_3_8B, hidden_dim=12288, vocab_size=151936, qk_norm=True)
-QWEN_2_7B = ModelConfig(3584, 2, 28, 4, 128, 18944, 152064, norm_eps=1e-6, attention_bias=True)
-BIASED = replace(LLAMA_3_8B, attention_bias=True, attention_out_bias=True, mlp_bias=True)
-WINDOWED = replace(LLAMA_3_8B, vocab_size=32000, windows=(4096, 4096))
-SMALL = ModelConfig(2048, 2, 32, 4, 64, 5632, 32000, norm_eps=1e-5)
+EIGHT_B = (4096, 2, 32, 8, 128)
+QWEN_3_8B = decoder(*EIGHT_B, 12288, 151936, qk_norm=True)
+QWEN_2_7B = decoder(3584, 2, 28, 4, 128, 18944, 152064, norm_eps=1e-6, attention_bias=True)
+BIASED = decoder(*EIGHT_B, 14336, 128256, attention_bias=True, attention_out_bias=True, mlp_bias=True)
+WINDOWED = decoder(*EIGHT_B, 14336, 32000, windows=(4096, 4096))
+SMALL = decoder(2048, 2, 32, 4, 64, 5632, 32000, norm_eps=1e-5)
 CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "Llama 2 7B": (LLAMA_2_7B, 1, {}),
     "Llama 3 8B": (LLAMA_3_8B, 1, {"max_seq_len": 8192}),

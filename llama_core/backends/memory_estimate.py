@@ -20,8 +20,8 @@ from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import FORMATS, packed_bits
 from llama_core.files.json_fields import Fields, read_object
 from llama_core.files.source import DENSE, Slice, WeightReader
-from llama_core.model_config import ModelConfig
-from llama_core.model_weights import OUTPUT, Box, weight_specs
+from llama_core.model.config import ModelConfig
+from llama_core.model.weights import OUTPUT, Box, weight_specs
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.text.registry import find_tokenizer, load_tokenizer
 

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from llama_core import cgroups
+from llama_core.host import cgroups
 
 _CGROUP_FILES: Final = (  # files with the limit and the use; which entries of memory.stat are file cache
     ("memory.max", "memory.current", ("inactive_file", "active_file")),

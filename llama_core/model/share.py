@@ -4,17 +4,19 @@ Parts are as even as they come. Where the number of ranks divides every dimensio
 """
 
 from dataclasses import dataclass
+from typing import Final
 
-from llama_core.model_config import ModelConfig
+from llama_core.model.config import ModelConfig
 
 # Hidden units that do not divide evenly are given out in this unit: quantized weights have one scale for 32 inputs.
 HIDDEN_UNIT = 32
+SAMPLING_RANK: Final = 0  # samples for all ranks: they may differ in the last bit of a logit
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """The parts of one rank: query heads, the key/value heads that they use, hidden units of the feed-forward layer, rows of
-    the output layer, and columns of the embedding.
+    """The parts of one rank: layers, and of each layer query heads, the key/value heads that they use and hidden units of the
+    feed-forward layer; rows of the output layer, and columns of the embedding.
 
     With more ranks than key/value heads, several ranks have a copy of the same key/value head. On each rank,
     len(kv_heads) divides len(heads), and consecutive query heads share a key/value head.
@@ -22,6 +24,7 @@ class RankShare:
 
     rank: int
     world_size: int
+    layers: range
     heads: range
     kv_heads: range
     hidden: range
@@ -39,6 +42,7 @@ class RankShare:
         return cls(
             rank=rank,
             world_size=world_size,
+            layers=range(model.n_layers),
             heads=heads,
             kv_heads=kv_heads,
             hidden=range(units.start * unit, units.stop * unit),

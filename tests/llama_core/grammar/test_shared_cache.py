@@ -2,7 +2,7 @@
 
 import pytest
 
-from llama_core.shared_cache import SharedCache
+from llama_core.grammar.shared_cache import SharedCache
 
 
 def found(cache: SharedCache[str], owner: str, keys: str) -> str:

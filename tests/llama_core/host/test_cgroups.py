@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from llama_core import cgroups
-from llama_core.cgroups import cpu_quota, usable_cpus
-from llama_core.host_memory import available_host_bytes
+from llama_core.host import cgroups
+from llama_core.host.cgroups import cpu_quota, usable_cpus
+from llama_core.host.memory import available_host_bytes
 
 CPU_FILES = {"v2": ("cpu.max",), "v1": ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
 MEMORY_FILES = {

@@ -1,0 +1,1 @@
+"""What this machine has for the process: memory, and limits of its control groups."""

@@ -1,0 +1,111 @@
+"""The architecture of a model, independent of the files that describe it. Frozen, validated, no torch."""
+
+import math
+from dataclasses import dataclass, replace
+
+from llama_core.errors import ConfigError
+from llama_core.model.operations import FULL_ATTENTION, Attend, Layer, Rotate, check_layer
+from llama_core.model.rope import RopeConfig
+
+MAX_LAYERS = 10_000  # Llama's largest model has 126; the server lists the names of every layer's weights
+MAX_SIZE = 2**31 - 1
+MAX_CONTEXT = 2**24  # no model has more; a file that says more would let ranks make tables of terabytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder: an embedding, layers, a norm, and an output layer.
+
+    dim: width of the residual. hidden_dim: width of the feed-forward layer. vocab_size: rows of the embedding, at least the
+    number of the tokenizer's ids. layers: the operations of each. tied_embeddings: the output layer has the embedding's
+    weights. context_length: positions that the model can use; None if the files do not say. embedding_multiplier: of the
+    embedding. logits_divisor: of the logits.
+    """
+
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    vocab_size: int
+    layers: tuple[Layer, ...]
+    norm_eps: float = 1e-5
+    tied_embeddings: bool = False
+    context_length: int | None = None
+    embedding_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The rotary embedding of the layers that have one."""
+        return next(iter(self._ropes()), RopeConfig())
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """For each layer the latest positions that a query sees, FULL_ATTENTION for all."""
+        return tuple(each.window for layer in self.layers for each in layer if isinstance(each, Attend))
+
+    @property
+    def longest_window(self) -> int:
+        """Positions beyond which no layer attends, FULL_ATTENTION if some layer attends to all."""
+        windows = self.windows
+        return FULL_ATTENTION if FULL_ATTENTION in windows else max(windows)
+
+    def _ropes(self) -> set[RopeConfig]:
+        found = {each.rope for layer in dict.fromkeys(self.layers) for each in layer if isinstance(each, Rotate)}
+        return {each for each in found if each is not None}
+
+    def check(self, source: str) -> "ModelConfig":
+        """Raises ConfigError for fields that are out of range or do not make a model together.
+
+        Returns itself, with a context of at most MAX_CONTEXT positions.
+        """
+        sizes = {
+            name: getattr(self, name)
+            for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
+        }
+        for name, value in sizes.items():
+            if not 0 < value <= MAX_SIZE:
+                raise ConfigError(f"{source}: {name} is {value}, which is out of range")
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(f"{source}: n_heads {self.n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")
+        if self.head_dim % 2:
+            raise ConfigError(f"{source}: head_dim is {self.head_dim}, rotary embedding needs an even number")
+        if self.query_width > MAX_SIZE:
+            raise ConfigError(f"{source}: n_heads {self.n_heads} and head_dim {self.head_dim} are too large together")
+        if not (math.isfinite(self.norm_eps) and self.norm_eps > 0):
+            raise ConfigError(f"{source}: norm_eps must be a positive finite number, is {self.norm_eps}")
+        if not 0 < len(self.layers) <= MAX_LAYERS:
+            raise ConfigError(f"{source}: n_layers is {len(self.layers)}, which is out of range")
+        for layer in dict.fromkeys(self.layers):
+            check_layer(layer, f"{source}: layer {self.layers.index(layer)}")
+        if min(self.windows) < 0:
+            raise ConfigError(f"{source}: a sliding window is {min(self.windows)}, which is out of range")
+        if len(self._ropes()) > 1:
+            raise ConfigError(f"{source}: layers with different rotary embeddings are not supported")
+        self.rope.check(source, self.head_dim)
+        if self.context_length is not None and self.context_length > MAX_CONTEXT:
+            return replace(self, context_length=MAX_CONTEXT)
+        return self
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raises ConfigError unless every rank gets at least one query head."""
+        if not 1 <= world_size <= self.n_heads:
+            raise ConfigError(
+                f"model_parallel_size {world_size} is more than the {self.n_heads} query heads of this checkpoint",
+                param="model_parallel_size",
+            )

@@ -1,0 +1,21 @@
+"""The families whose checkpoints are read: each module of this folder has some in FAMILIES."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from llama_core.model.family import Family
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """By model_type, in the order of the modules' names."""
+    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
+    return {family.model_type: family for module in modules for family in module.FAMILIES}
+
+
+@cache
+def gguf_families() -> Mapping[str, Family]:
+    """By the architecture's name in GGUF files."""
+    return {family.gguf: family for family in families().values() if family.gguf}

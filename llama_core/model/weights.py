@@ -1,0 +1,146 @@
+"""The weights of the architecture: their names in each file format, their shapes, how ranks divide them, and in which tensors
+ranks hold them. Readers, plans, estimates and backends follow this table.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Extent, GatedLinear, Linear, Weight, weights_of
+from llama_core.model.share import RankShare
+
+EMBEDDING, OUTPUT = "tok_embeddings.weight", "output.weight"
+
+_DIVISIONS: Final = ("heads", "kv_heads", "hidden", "vocab", "columns")  # among ranks
+_EMBEDDING: Final = Weight("tok_embeddings", "model.embed_tokens", "token_embd", "tokens", "columns")
+FINAL_NORM: Final = Weight("norm", "model.norm", "output_norm", "dim")
+_OUTPUT: Final = Weight("output", "lm_head", "output", "vocab", "dim")
+
+
+class Box(NamedTuple):
+    """A region of a weight: for each dimension, indices in [start, start + shape)."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """Full shape of a weight, and the dimension along which ranks divide it (None: every rank has all of it).
+
+    tensor: what a rank holds it in, such as "layers.0.qkv" or "layers.0.qkv_bias"; several weights may share one. is_linear:
+    the matrix of a linear layer. hugging_face, gguf: the names there of a tensor that has stored_rows rows, of which this
+    weight's begin with first_row. is_rotated: see `Weight`. division: of what the divided dimension consists. unit: indices of
+    the dimension for each of them.
+    """
+
+    shape: tuple[int, ...]
+    tensor: str
+    is_linear: bool
+    hugging_face: str
+    gguf: str
+    is_rotated: bool
+    rank_dim: int | None
+    division: Extent
+    unit: int
+    first_row: int
+    stored_rows: int
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the tensor in Hugging Face's and GGUF files."""
+        return (self.stored_rows, *self.shape[1:])
+
+    def part(self, share: RankShare) -> Box:
+        """The region that a rank loads."""
+        start, shape = [0] * len(self.shape), list(self.shape)
+        if self.rank_dim is not None:
+            own: range = getattr(share, self.division)
+            start[self.rank_dim], shape[self.rank_dim] = own.start * self.unit, len(own) * self.unit
+        return Box(tuple(start), tuple(shape))
+
+
+def equal_part(shape: tuple[int, ...], dim: int | None, count: int) -> tuple[int, ...]:
+    """`shape` divided into `count` equal parts along `dim`."""
+    return tuple(size // count if d == dim else size for d, size in enumerate(shape))
+
+
+def weight_specs(config: ModelConfig) -> dict[str, WeightSpec]:
+    """Every weight of the architecture in the model's order, by the name that Meta's checkpoints give it.
+
+    Biases and the norms of q and k, which Meta's models do not have, are named after their projections. A tied model has
+    OUTPUT too: readers give it the embedding's values.
+    """
+    specs = _specs(config, (_EMBEDDING,))
+    for i, layer in enumerate(config.layers):
+        for operation in layer:
+            tensor = operation.tensor if isinstance(operation, Linear | GatedLinear) else ""
+            begins = f"layers.{i}.", f"model.layers.{i}.", f"blk.{i}."
+            specs |= _specs(config, weights_of(operation), begins, tensor)
+    return specs | _specs(config, (FINAL_NORM,)) | _specs(config, (_OUTPUT,))
+
+
+def _specs(
+    config: ModelConfig, weights: tuple[Weight, ...], begins: tuple[str, str, str] = ("", "", ""), tensor: str = ""
+) -> dict[str, WeightSpec]:
+    """The weights of an operation, with their biases. begins: of their names in the three formats. tensor: the last part of the
+    tensor's name, of the weight's own name if empty."""
+    found = {}
+    ours, hugging_face, gguf = begins
+    for weight in weights:
+        together = [each for each in weights if each.hugging_face == weight.hugging_face]
+        rows = [_size(config, each.outputs) for each in together]
+        extents = {"weight": (weight.outputs,) if weight.inputs is None else (weight.outputs, weight.inputs)}
+        if weight.has_bias:
+            extents["bias"] = (weight.outputs,)
+        for kind, each in extents.items():
+            rank_dim = next((dim for dim, extent in enumerate(each) if extent in _DIVISIONS), None)
+            divided = each[rank_dim or 0]
+            found[f"{ours}{weight.name}.{kind}"] = WeightSpec(
+                shape=tuple(_size(config, extent) for extent in each),
+                tensor=f"{ours}{tensor or weight.name.rpartition('.')[2]}{'_bias' if kind == 'bias' else ''}",
+                is_linear=len(each) == 2 and weight is not _EMBEDDING,
+                hugging_face=f"{hugging_face}{weight.hugging_face}.{kind}",
+                gguf=f"{gguf}{weight.gguf}.{kind}",
+                is_rotated=weight.is_rotated,
+                rank_dim=rank_dim,
+                division=divided,
+                unit=config.head_dim if divided in ("heads", "kv_heads") else 1,
+                first_row=sum(rows[: together.index(weight)]),
+                stored_rows=sum(rows),
+            )
+    return found
+
+
+def _size(config: ModelConfig, extent: Extent) -> int:
+    match extent:
+        case "dim" | "columns":
+            return config.dim
+        case "heads":
+            return config.query_width
+        case "kv_heads":
+            return config.kv_width
+        case "head":
+            return config.head_dim
+        case "hidden":
+            return config.hidden_dim
+        case "vocab" | "tokens":
+            return config.vocab_size
+
+
+def first_rows(specs: Mapping[str, WeightSpec], share: RankShare) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """The first row of each weight in the tensor that a rank holds it in, and the shapes of the tensors by their names."""
+    first: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, spec in specs.items():
+        rows, *columns = spec.part(share).shape
+        first[name] = shapes.get(spec.tensor, (0,))[0]
+        shapes[spec.tensor] = (first[name] + rows, *columns)
+    return first, shapes
+
+
+def num_values(config: ModelConfig, share: RankShare) -> int:
+    """Values in all weights that a rank loads."""
+    return sum(math.prod(spec.part(share).shape) for spec in weight_specs(config).values())
