@@ -32,16 +32,25 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
     "r1-distill-llama": CONFIGS["llama3.1"] | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2},
     "r1-distill-qwen": CONFIGS["qwen2"] | {"tie_word_embeddings": False, "use_sliding_window": False},
 }
-# Together they have every switch, the rope types, and parts that 2 and 3 ranks do not divide.
-DISTINCT = ("llama3.2", "llama-biases", "llama-dynamic", "smollm2", "ministral", "qwen2-window", "qwen2-yarn", "qwen3")
+# One of each model_type, and beside them every switch, the rope types, and parts that 2 and 3 ranks do not divide.
+DISTINCT = tuple(
+    {
+        **{config["model_type"]: name for name, config in reversed(FAMILIES.items())},
+        **{
+            name: name
+            for name in ("llama3.2", "llama-biases", "llama-dynamic", "smollm2", "qwen2-window", "qwen2-yarn")
+        },
+    }.values()
+)
 MAX_SEQ_LEN = 128
 NUM_TOKENS = 6  # generated after each prompt
+LONG = 200  # tokens
 # One prompt is longer than every window and every original context, one shorter.
 PROMPTS = ([1 + i * 37 % 600 for i in range(90)], [7, 300, 41, 8])
 
 
 class Expected(NamedTuple):
-    """For each prompt, transformers' greedy tokens and the logits [NUM_TOKENS, vocab] from which they are taken."""
+    """For each prompt, greedy tokens, and the logits [tokens, vocab] from which they are taken."""
 
     tokens: list[list[int]]
     logits: list[torch.Tensor]
@@ -49,11 +58,16 @@ class Expected(NamedTuple):
 
 def write(directory: Path, name: str, shard_size: str = "10GB") -> Expected:
     """Write a random model of the family, as transformers saves it."""
+    return continued(new_model(directory, name, shard_size))
+
+
+def new_model(directory: Path, name: str, shard_size: str = "10GB", seed: int = 0) -> "PreTrainedModel":
+    """A random model of the family, of which transformers writes the files."""
     from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, and ranks do without it
 
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(FAMILIES[name]))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(directory)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for parameter in model.parameters():
@@ -62,7 +76,7 @@ def write(directory: Path, name: str, shard_size: str = "10GB") -> Expected:
         parameter.data = 1 + 0.2 * values if parameter.ndim == 1 else 0.2 * values
     model.tie_weights()
     model.save_pretrained(directory, max_shard_size=shard_size)
-    return continued(model)
+    return model
 
 
 def continued(model: "PreTrainedModel") -> Expected:
@@ -83,13 +97,29 @@ def _continue(model: "PreTrainedModel", prompt: list[int]) -> tuple[list[int], t
     return text[len(prompt) :], torch.stack(logits)
 
 
-def run(parallel: Parallel, directory: str, backend: str) -> Expected:
+@torch.inference_mode()
+def logits_error(model: "PreTrainedModel", got: Expected) -> float:
+    """The largest difference of a logit from those of transformers before each token. Raises AssertionError for a token that
+    transformers would not have generated."""
+    worst = 0.0
+    for prompt, tokens, logits in zip(PROMPTS, *got, strict=True):
+        text = prompt + tokens
+        expected = model(torch.tensor([text]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        assert expected.argmax(-1).tolist() == tokens
+        assert expected.argmax(-1).tolist() == tokens
+        worst = max(worst, (logits - expected).abs().max().item())
+    return worst
+
+
+def run(
+    parallel: Parallel, directory: str, backend: str, num_tokens: int = NUM_TOKENS, max_seq_len: int = MAX_SEQ_LEN
+) -> Expected:
     """What this rank's backend generates: prompts in chunks, one of them beside the other's tokens, decodes together."""
     config = EngineConfig(
         directory,
         VOCAB_SIZE,
-        MAX_SEQ_LEN,
-        4,
+        max_seq_len,
+        16,  # with windows, the cache of fewer sequences would be shorter than a prompt
         64,
         device="cpu",
         dtype="float32",
@@ -104,7 +134,7 @@ def run(parallel: Parallel, directory: str, backend: str) -> Expected:
     ]
     long, short = (len(prompt) for prompt in PROMPTS)
     steps = [[Row(0, 0, 50, False)], [Row(0, 50, long - 50, True), Row(1, 0, short, True)]]
-    steps += [[Row(0, long + i, 1, True), Row(1, short + i, 1, True)] for i in range(NUM_TOKENS - 1)]
+    steps += [[Row(0, long + i, 1, True), Row(1, short + i, 1, True)] for i in range(num_tokens - 1)]
     tokens: list[list[int]] = [[], []]
     logits: list[list[torch.Tensor]] = [[], []]
     for rows in steps:

@@ -22,6 +22,7 @@ _SHAPE = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
+    "pad_token_id": None,
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 # By name: a config.json as transformers 4 or 5 writes it.
