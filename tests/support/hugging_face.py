@@ -54,6 +54,10 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "qwen3": _SHAPE
     | {"model_type": "qwen3", "head_dim": 16}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "exaone4": _SHAPE | {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 24},
+    "exaone4-1.2b": _SHAPE
+    | {"model_type": "exaone4", "sliding_window": None, "num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}
+    | {"rope_scaling": {"rope_type": "llama3"} | _LLAMA3},
 }
 
 

@@ -1,0 +1,36 @@
+"""EXAONE 4: norms after the attention and after the feed-forward layer, norms of q's and k's heads; in models with windows, the
+layers without one are not rotated."""
+
+from llama_core.model.family import Family, Given, Values
+from llama_core.model.llama import attention, feed_forward
+from llama_core.model.operations import Add, Layer, Norm, Weight
+
+_ATTENTION_NORM = Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim")
+_FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "dim")
+
+
+def _layer(given: Given, i: int) -> Layer:
+    has_windows = given.windows or "sliding_window" in given.values.given
+    attended = attention(None if has_windows and not given.window(i) else given.rope, given.window(i), qk_norm=True)
+    return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(), Norm(_FFN_NORM), Add()
+
+
+def _is_sliding(values: Values, i: int) -> bool:
+    return (i + 1) % values.integer("sliding_window_pattern", 4) != 0
+
+
+FAMILIES = (
+    Family(
+        "exaone4",
+        ("Exaone4ForCausalLM",),
+        _layer,
+        positions=2048,
+        kv_heads=32,
+        norm_eps=1e-5,
+        window=4096,
+        has_layer_types=True,
+        is_sliding=_is_sliding,
+        gguf="exaone4",
+        gguf_halves=True,
+    ),
+)
