@@ -58,6 +58,10 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "exaone4-1.2b": _SHAPE
     | {"model_type": "exaone4", "sliding_window": None, "num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}
     | {"rope_scaling": {"rope_type": "llama3"} | _LLAMA3},
+    "smollm3": _SHAPE | {"model_type": "smollm3", "num_hidden_layers": 5, "rope_theta": 5e6},
+    "smollm3-window": _SHAPE
+    | {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 24}
+    | {"attention_bias": True, "tie_word_embeddings": False},
 }
 
 
