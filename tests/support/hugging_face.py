@@ -62,6 +62,10 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "smollm3-window": _SHAPE
     | {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 24}
     | {"attention_bias": True, "tie_word_embeddings": False},
+    "granite": _SHAPE
+    | {"model_type": "granite", "embedding_multiplier": 12.0, "attention_multiplier": 0.0625}
+    | {"residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": True},
+    "granite-biases": _SHAPE | {"model_type": "granite", "attention_bias": True, "logits_scaling": 0.5},
 }
 
 

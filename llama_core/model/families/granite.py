@@ -1,0 +1,29 @@
+"""Granite 3: multipliers of the embedding, of what layers add, and of scores; logits are divided."""
+
+from llama_core.model.family import Family, Given
+from llama_core.model.llama import layer_of
+from llama_core.model.operations import Layer
+
+
+def _layer(given: Given, i: int) -> Layer:
+    scale, multiplier = (given.values.number(f"{each}_multiplier") or 1.0 for each in ("attention", "residual"))
+    return layer_of(given, i, scale=scale, multiplier=multiplier)
+
+
+FAMILIES = (
+    Family(
+        "granite",
+        ("GraniteForCausalLM",),
+        _layer,
+        positions=2048,
+        optional_bias=("attention_bias", "mlp_bias"),
+        reads={
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention.scale",
+            "logits_scaling": "logit_scale",
+        },
+        model={"embedding_multiplier": "embedding_multiplier", "logits_divisor": "logits_scaling"},
+        gguf="granite",
+    ),
+)
