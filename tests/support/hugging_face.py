@@ -66,6 +66,14 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     | {"model_type": "granite", "embedding_multiplier": 12.0, "attention_multiplier": 0.0625}
     | {"residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": True},
     "granite-biases": _SHAPE | {"model_type": "granite", "attention_bias": True, "logits_scaling": 0.5},
+    "phi4-mini": _SHAPE
+    | {"model_type": "phi3", "hidden_size": 128, "partial_rotary_factor": 0.75, "tie_word_embeddings": True}
+    | {"original_max_position_embeddings": 64, "sliding_window": 262_144}
+    | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1, 1.1, 1.5, 3, 6.5, 11]}},
+    "phi3-short": _SHAPE
+    | {"model_type": "phi3", "original_max_position_embeddings": 4096, "max_position_embeddings": 16_384}
+    | {"rope_scaling": {"type": "longrope", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}},
+    "phi4": _SHAPE | {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": None},
 }
 
 
