@@ -19,7 +19,7 @@ from tests.support.full_runs import with_full_ones
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
 # Biases on every matrix; and norms of heads, with widths that neither tiles nor 2 or 3 ranks divide.
-FAMILIES = ("llama-biases", "smollm2")
+FAMILIES = ("llama-biases", "smollm2", "exaone4", "phi4-mini")
 
 
 class Case:

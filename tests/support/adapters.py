@@ -24,6 +24,8 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support import families
 from tests.support.hugging_face import VOCAB_SIZE
 
+# Of families that store several matrices as one: what stands for a target.
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 # By name: fields of adapter_config.json. Ranks and factors differ, also from layer to layer.
 SHAPES: Mapping[str, dict[str, Any]] = {
@@ -60,7 +62,7 @@ def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0, sc
     generator, merged = torch.Generator().manual_seed(seed), []
     tensors: dict[str, torch.Tensor] = {}
     specs = weight_specs(open_checkpoint(base).model_config(VOCAB_SIZE))
-    shapes = {spec.hugging_face: spec.shape for spec in specs.values() if spec.is_linear}
+    shapes = {spec.hugging_face: spec.stored_shape for spec in specs.values() if spec.is_linear}
 
     def of(pattern: str, module: str, default: float) -> float:
         given = fields.get(pattern, {})
@@ -68,7 +70,8 @@ def write(folder: Path, base: Path, fields: Mapping[str, Any], seed: int = 0, sc
 
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
-        if module.split(".")[-1] not in fields["target_modules"]:
+        last = module.split(".")[-1]
+        if not {last, *_FUSED.get(last, ())} & set(fields["target_modules"]):
             continue
         layers = fields.get("layers_to_transform")
         if layers is not None and int(name.split(".")[2]) not in layers:

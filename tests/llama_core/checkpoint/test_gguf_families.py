@@ -1,0 +1,122 @@
+"""A family's model in GGUF, named by the gguf package and ordered as llama.cpp's converter does it, is that of transformers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.errors import ConfigError
+from llama_core.model.config import ModelConfig
+from llama_core.model.share import RankShare
+from tests.support import families
+from tests.support.hugging_face import CONFIGS, VOCAB_SIZE
+from tests.support.rank_weights import rank_weights
+
+# By name in CONFIGS: the architecture, and whether the converter reorders the rows of q and k, as for Llama.
+ARCHITECTURES = {
+    "exaone4": (gguf.MODEL_ARCH.EXAONE4, False),
+    "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
+    "granite": (gguf.MODEL_ARCH.GRANITE, True),
+    "phi4-mini": (gguf.MODEL_ARCH.PHI3, False),
+    "phi4": (gguf.MODEL_ARCH.PHI3, False),
+}
+
+
+def _permuted(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """As llama.cpp's converter permutes the rows of Llama's q and k."""
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
+    given, (architecture, permutes) = CONFIGS[name], ARCHITECTURES[name]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    layers, heads = given["num_hidden_layers"], given["num_attention_heads"]
+    head_dim = given["hidden_size"] // heads
+    writer.add_block_count(layers)
+    writer.add_context_length(given["max_position_embeddings"])
+    writer.add_embedding_length(given["hidden_size"])
+    writer.add_feed_forward_length(given["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(given["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(given["rms_norm_eps"])
+    writer.add_rope_freq_base(given.get("rope_theta", 10000.0))
+    writer.add_rope_dimension_count(int(head_dim * given.get("partial_rotary_factor", 1.0)))
+    if (window := given.get("sliding_window")) is not None:
+        writer.add_sliding_window(window)
+        if name == "exaone4":
+            writer.add_sliding_window_pattern([(i + 1) % 4 != 0 for i in range(layers)])
+    if name == "granite":
+        writer.add_attention_scale(given["attention_multiplier"])
+        writer.add_embedding_scale(given["embedding_multiplier"])
+        writer.add_residual_scale(given["residual_multiplier"])
+        writer.add_logit_scale(given["logits_scaling"])
+    factors: dict[gguf.MODEL_TENSOR, list[float]] = {}
+    scaling = given.get("rope_scaling", {})
+    if scaling.get("type") == "longrope":
+        original = given["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        stretch = given["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(stretch) / np.log(original))))
+        factors[gguf.MODEL_TENSOR.ROPE_FACTORS_LONG] = scaling["long_factor"]
+        factors[gguf.MODEL_TENSOR.ROPE_FACTORS_SHORT] = scaling["short_factor"]
+    for kind, values in factors.items():
+        writer.add_tensor(f"{gguf.TENSOR_NAMES[kind]}.weight", np.array(values, np.float32))
+    names = gguf.get_tensor_name_map(architecture, layers)
+    for stored, weight in weights.items():
+        if permutes and (".q_proj." in stored or ".k_proj." in stored):
+            weight = _permuted(weight, heads if ".q_proj." in stored else given["num_key_value_heads"])
+        own = names.get_name(stored, try_suffixes=(".weight", ".bias"))
+        assert own is not None
+        writer.add_tensor(own, weight.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _load(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    source = open_checkpoint(path)
+    config = source.model_config(VOCAB_SIZE)
+    return config, dict(rank_weights(source.open_weights(config), config, RankShare.of(config, 0, 1), torch.float32))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_familys_gguf_is_the_model_of_transformers(tmp_path: Path, name: str) -> None:
+    model = families.new_model(tmp_path / "hf", name)
+    weights = dict(model.state_dict().items())
+    if CONFIGS[name].get("tie_word_embeddings", model.config.tie_word_embeddings):
+        weights.pop("lm_head.weight", None)
+    config, expected = _load(tmp_path / "hf")
+    got_config, got = _load(_write(tmp_path / "m.gguf", name, weights))
+    assert _rounded(got_config) == _rounded(config)
+    assert got.keys() == expected.keys() and all(torch.equal(got[key], expected[key]) for key in got)
+
+
+def _rounded(value: Any) -> Any:
+    """GGUF holds float32."""
+    if isinstance(value, float):
+        return float(np.float32(value))
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is not None:
+        return type(value).__name__, [_rounded(getattr(value, field)) for field in fields]
+    return [_rounded(each) for each in value] if isinstance(value, tuple) else value
+
+
+def test_a_part_of_a_head_is_rotated_in_no_other_family(tmp_path: Path) -> None:
+    model = families.new_model(tmp_path / "hf", "granite")
+    weights = {key: value for key, value in model.state_dict().items() if key != "lm_head.weight"}
+    path = _write(tmp_path / "m.gguf", "granite", weights)
+    key, few, whole = b"granite.rope.dimension_count", (4).to_bytes(4, "little"), (8).to_bytes(4, "little")
+    data = path.read_bytes()
+    at = data.index(key) + len(key) + 4
+    assert data[at : at + 4] == whole
+    path.write_bytes(data[:at] + few + data[at + 4 :])
+    with pytest.raises(ConfigError, match="must be the width 8 of a head"):
+        _load(path)
