@@ -86,72 +86,17 @@ def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) ->
     return free
 
 
-def release_unused_memory(parallel: Parallel) -> None:
-    """Give back the memory of loading's temporary tensors, which torch keeps on a GPU."""
-    if parallel.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def free_cache_bytes(
-    parallel: Parallel,
-    planned_bytes: int = 0,
-    *,
-    taken_bytes: int = 0,
-    former_bytes: int = 0,
-    deadline: float = -math.inf,
-) -> int:
+def free_cache_bytes(parallel: Parallel, planned_bytes: int = 0) -> int:
     """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set.
 
-    planned_bytes: what this rank, and each other rank, will allocate before. taken_bytes: what this rank has allocated.
-    former_bytes: what the rank that this one replaces could use on the GPU. If a GPU of this size can hold all of it, waits for
-    former_bytes until the deadline (of `time.monotonic`).
+    planned_bytes: what this rank, and each other rank, will allocate before.
     """
     if parallel.device.type == "cuda":
-        release_unused_memory(parallel)
-        total = torch.cuda.mem_get_info(parallel.device)[1]
-        reserved = int(total * GPU_HEADROOM) + planned_bytes
-        # Fewer ranks than before have larger shares of the weights and of each block.
-        needed = former_bytes + reserved if former_bytes + reserved + taken_bytes <= total else 0
-        return max(0, wait_for_device_bytes(parallel.device, needed, deadline) - reserved)
+        torch.cuda.empty_cache()  # loading's temporary tensors
+        free, total = torch.cuda.mem_get_info(parallel.device)
+        return max(0, free - int(total * GPU_HEADROOM) - planned_bytes)
     free_bytes = max(0, available_host_bytes() - planned_bytes * parallel.world_size)
     return int(free_bytes * CACHE_SHARE_OF_FREE) // parallel.world_size
-
-
-def has_room_for_former(
-    parallel: Parallel,
-    former_bytes: int,
-    loading_bytes: int,
-    *,
-    taken_bytes: int,
-    keeps_headroom: bool,
-    deadline: float,
-) -> bool:
-    """Whether this rank's GPU can hold the cache of the rank that this one replaces while weights are loaded; true on a CPU.
-
-    former_bytes: of that cache and of what steps will allocate. loading_bytes: of temporary tensors while weights are loaded.
-    taken_bytes: what this rank has allocated. keeps_headroom: GPU_HEADROOM stays free, less the error of plans.
-
-    If a GPU of this size can hold former_bytes, waits until they and the headroom are free, or until the deadline (of
-    `time.monotonic`). Does not wait for what loading needs beyond the headroom.
-    """
-    if parallel.device.type != "cuda":
-        return True
-    total = torch.cuda.mem_get_info(parallel.device)[1]
-    headroom = int(total * GPU_HEADROOM * _PLANNED_SHARE) if keeps_headroom else 0
-    wanted = former_bytes + headroom
-    if wanted + taken_bytes > total:
-        return False
-    return wait_for_device_bytes(parallel.device, wanted, deadline) >= former_bytes + max(headroom, loading_bytes)
-
-
-def loading_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Upper bound in bytes of the temporary tensors on this rank's GPU while weights are loaded. They hold the largest weight:
-    as it is read and as it is converted, or, where it is quantized, in float32 with the tensors that its codes come from."""
-    share = RankShare.of(config, parallel.rank, parallel.world_size)
-    return max(
-        math.prod(spec.part(share).shape) * (5 * torch.float32.itemsize if plan.quantizes(name) else 2 * dtype.itemsize)
-        for name, spec in weight_specs(config).items()
-    )
 
 
 def fit_context(

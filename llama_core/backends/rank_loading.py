@@ -23,16 +23,12 @@ from llama_core.backends.fused.device import choose_ops
 from llama_core.backends.fused.model import FusedTransformer
 from llama_core.backends.kv_cache import CacheShape, cache_dtype
 from llama_core.backends.memory_budget import (
-    DEVICE_WAIT_S,
     check_weights_fit,
     fit_context,
-    has_room_for_former,
-    loading_bytes,
     planned_weight_bytes,
-    release_unused_memory,
 )
 from llama_core.backends.native import backend as native
-from llama_core.backends.parallel import Parallel, device_name, smallest
+from llama_core.backends.parallel import Parallel, device_name
 from llama_core.backends.slots import SlotTable
 from llama_core.backends.verify_files import FileChecks
 from llama_core.backends.weight_plan import WeightPlan
@@ -43,27 +39,15 @@ from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare, is_even
 from llama_core.rank_report import RankReport
-from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.weights.loader import GroupedWeight, Progress, planned_weights
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FormerCache:
-    """The cache of the ranks that this group replaces, whose memory may not be free yet.
-
-    deadline: when to stop waiting for that memory, by `time.monotonic`. is_allocated: this rank has as many blocks already.
-    """
-
-    num_blocks: int = 0
-    deadline: float = 0.0
-    is_allocated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """What `load_rank` has made. config: with max_seq_len as memory allows it. slots: those that the backend reads."""
+    """What `load_rank` has made. config: with max_seq_len as memory allows it. slots: those that the backend reads.
+    former_blocks: as given."""
 
     config: EngineConfig
     model_config: ModelConfig
@@ -71,7 +55,7 @@ class LoadedRank:
     slots: SlotTable
     backend: Backend
     report: RankReport
-    former: FormerCache = FormerCache()
+    former_blocks: int
 
 
 def load_rank(
@@ -89,7 +73,6 @@ def load_rank(
     Raises ConfigError or CheckpointError before it allocates.
     """
     begin = time.perf_counter()
-    former = FormerCache(former_blocks, time.monotonic() + DEVICE_WAIT_S)
     source = source or open_checkpoint(config.ckpt_dir)
     checks = FileChecks(config, source, parallel)
     checks.verify_manifest()
@@ -107,7 +90,7 @@ def load_rank(
         backend = native.NativeBackend(loading.config, model, parallel, slots, dtype, plan, loading.planned_weights())
     else:
         slots = DeviceSlots(loading.config, parallel.device)
-        backend, former = loading.fused_backend(kind, slots, former)
+        backend = loading.fused_backend(kind, slots)
     checks.verify_unchanged()
     report = RankReport(
         rank=parallel.rank,
@@ -133,7 +116,7 @@ def load_rank(
         config.max_batch_size,
         config.vocab_size,
     )
-    return LoadedRank(loading.config, model, parallel, slots, backend, report, former)
+    return LoadedRank(loading.config, model, parallel, slots, backend, report, former_blocks)
 
 
 def _numerics(kind: BackendKind, device: torch.device) -> str:
@@ -178,9 +161,7 @@ class _Loading:
             self.config, self.model, self.dtype, plan_on, self.parallel, step_bytes_of(kind, self.parallel.device)
         )
 
-    def fused_backend(self, kind: BackendKind, slots: DeviceSlots, former: FormerCache) -> tuple[Backend, FormerCache]:
-        """Where every rank has room for the former cache while the weights load: allocates as many blocks and captures the CUDA
-        graphs meanwhile. Otherwise only loads."""
+    def fused_backend(self, kind: BackendKind, slots: DeviceSlots) -> Backend:
         config, parallel, invariant = self.config, self.parallel, self.config.batch_invariant
         ops, device = choose_ops(kind, parallel.device, batch_invariant=invariant)
         with torch.inference_mode():
@@ -198,35 +179,9 @@ class _Loading:
             else:
                 transformer = FusedTransformer(*common, batch_invariant=invariant)
         backend = FusedBackend(config, transformer, parallel, slots, ops, device, kind)
-        if former.num_blocks and device.captures:
-            # Every rank says whether it can before any does: their warm-ups communicate.
-            former = replace(former, is_allocated=bool(smallest(parallel, self._can_have(former, backend))))
-        if former.is_allocated:
-            backend.load_while_capturing(self.planned_weights(), former.num_blocks)
-            release_unused_memory(parallel)
-        else:
-            with torch.inference_mode():
-                backend.load(self.planned_weights())
-        return backend, former
-
-    def _can_have(self, former: FormerCache, backend: FusedBackend) -> bool:
-        """Whether the configuration allows as many blocks as before, one sequence of `max_seq_len` fits into them, and there is
-        memory for them."""
-        config = self.config
-        window = SlidingWindow.of(self.model.longest_window, config.block_size, config.max_step_tokens)
-        least = window.num_held(config.max_seq_len)
-        num_bytes = former.num_blocks * backend.cache_block_bytes
-        allowed = config.kv_cache_bytes is None or num_bytes <= config.kv_cache_bytes
-        if not (allowed and least <= former.num_blocks <= (least + 1) * config.max_batch_size):
-            return False
-        return has_room_for_former(
-            self.parallel,
-            num_bytes + backend.unallocated_bytes(config.max_seq_len),
-            loading_bytes(self.model, self.plan, self.parallel, self.dtype),
-            taken_bytes=backend.weight_bytes,
-            keeps_headroom=config.kv_cache_bytes is None,
-            deadline=former.deadline,
-        )
+        with torch.inference_mode():
+            backend.load(self.planned_weights())
+        return backend
 
     def planned_weights(self) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
         return planned_weights(

@@ -57,7 +57,7 @@ class ModelRunner:
         self.parallel = loaded.parallel
         self.backend = loaded.backend
         self.report = loaded.report
-        self._former = loaded.former
+        self._replaces_ranks = loaded.former_blocks > 0
         self._slots = loaded.slots
         self._grammars = (
             SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules)) if self.parallel.samples else None
@@ -100,22 +100,8 @@ class ModelRunner:
         Where the ranks chose max_seq_len, lowers it once more if memory became less than was planned; then every rank must
         call this. Raises ConfigError if not even one sequence of max_seq_len fits.
         """
-        if self._former.is_allocated:
-            return self._former.num_blocks
-        block_bytes, former = self.backend.cache_block_bytes, self._former
-        former_bytes = former.num_blocks and (
-            former.num_blocks * block_bytes + self.backend.unallocated_bytes(self.config.max_seq_len)
-        )
-        free = (
-            0
-            if self.config.kv_cache_bytes
-            else free_cache_bytes(
-                self.parallel,
-                taken_bytes=self.backend.weight_bytes,
-                former_bytes=former_bytes,
-                deadline=former.deadline,
-            )
-        )
+        block_bytes = self.backend.cache_block_bytes
+        free = 0 if self.config.kv_cache_bytes else free_cache_bytes(self.parallel)
 
         def cache_bytes(max_seq_len: int) -> int:
             return self.config.kv_cache_bytes or max(0, free - self.backend.unallocated_bytes(max_seq_len))
@@ -151,7 +137,7 @@ class ModelRunner:
         try:
             self.backend.allocate_cache(num_blocks)
         except torch.OutOfMemoryError as error:
-            if self._former.num_blocks:
+            if self._replaces_ranks:
                 raise  # the configuration was right for the ranks before: this rank's device is at fault
             raise ConfigError(
                 f"the device's memory does not hold {num_blocks} blocks of cache "

@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
 # One of each model_type, and beside them every switch, the rope types, and parts that 2 and 3 ranks do not divide.
 DISTINCT = tuple(
     {
-        **{config["model_type"]: name for name, config in reversed(FAMILIES.items())},
+        **{config["model_type"]: name for name, config in reversed(list(FAMILIES.items()))},
         **{
             name: name
             for name in ("llama3.2", "llama-biases", "llama-dynamic", "smollm2", "qwen2-window", "qwen2-yarn")

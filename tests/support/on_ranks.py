@@ -20,15 +20,13 @@ from llama_core.text.registry import find_chat_format, load_tokenizer
 _built: dict[tuple[Any, ...], Llama] = {}
 
 
-def new_runner(
-    parallel: Parallel, ckpt_dir: str, dtype: str = "float32", *, former_blocks: int = 0, **overrides: Any
-) -> ModelRunner:
-    """A runner over `parallel` that has its cache and is warm. former_blocks: of the cache of ranks that it replaces."""
+def new_runner(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides: Any) -> ModelRunner:
+    """A runner over `parallel` that has its cache and is warm."""
     tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
     fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
     config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
     vocabulary = partial(grammar_vocabulary, tokenizer, tokenizer.stop_ids)
-    runner = ModelRunner.load(config, parallel, vocabulary=vocabulary, former_blocks=former_blocks)
+    runner = ModelRunner.load(config, parallel, vocabulary=vocabulary)
     runner.allocate_cache(runner.max_num_blocks())
     runner.warm_up()
     return runner

@@ -189,11 +189,6 @@ class SimulatedDevice:
             work()
         return _Graph(self, recorder.operations).replay
 
-    def start_in_thread(self, work: Work) -> Work:
-        """The work begins when it is waited for."""
-        self.synchronize()
-        return torch.inference_mode()(work)
-
     def synchronize(self) -> None:
         self.count_wait()
         self.run_to(self.num_done + len(self._queue))

@@ -5,10 +5,9 @@ next step runs.
 import logging
 import os
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,8 +89,7 @@ class FusedBackend:
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
         self._cache: KVCache | None = None
         self._num_blocks = 0
-        # load: of loading all weights. left: the part of it that remained when the graphs were captured beside it.
-        self.start_seconds = dict.fromkeys(("load", "left", "cache", "warm_up", "capture"), 0.0)
+        self.start_seconds = dict.fromkeys(("load", "cache", "warm_up", "capture"), 0.0)
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
@@ -148,17 +146,8 @@ class FusedBackend:
     def seconds_sampled(self) -> float:
         return self._sampled_s
 
-    def allocate_cache(self, num_blocks: int, *, is_loading: bool = False) -> None:
-        """Does nothing where `load_while_capturing` has allocated as many blocks.
-
-        is_loading: weights are loaded meanwhile, after which graphs may be captured again.
-        """
-        if self._cache is not None and num_blocks == self._num_blocks:
-            return
+    def allocate_cache(self, num_blocks: int) -> None:
         begin = time.perf_counter()
-        if self._cache is not None:
-            self.release_graphs()
-            self._cache = None
         # Padding tokens of a bucket write to one more block, which only the spare slot has.
         self._cache = self._cache_shape.allocate(num_blocks + 1, self._device.torch_device)
         self._num_blocks = num_blocks
@@ -168,7 +157,7 @@ class FusedBackend:
             _have_graphs.add(self)
             before_leaving(_release_all_graphs)
             with torch.inference_mode():
-                self._capture(is_final=not is_loading)
+                self._capture()
 
     def load(self, weights: Weights) -> None:
         """Load the model's weights. Raises what reading them raises."""
@@ -179,30 +168,6 @@ class FusedBackend:
     def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
         assert self.model.adapters is not None, "max_loras is 0"
         self._device.queue(partial(self.model.adapters.load, place, pairs))
-
-    def load_while_capturing(self, weights: Weights, num_blocks: int) -> None:
-        """Load the model's weights in another thread, and meanwhile allocate the cache and capture all graphs. Every rank calls
-        this. Raises what reading `weights` raises.
-
-        A graph has the addresses of weights, not their values, and no kernel's path depends on these. What warm-ups write to
-        the cache without them, perhaps NaN, is overwritten before attention reads it. No step may start before this returns.
-        """
-        is_over = threading.Event()
-        wait_for_load = self._device.start_in_thread(lambda: self.load(_until(is_over, weights)))
-        try:
-            self.allocate_cache(num_blocks, is_loading=True)
-        except BaseException:
-            is_over.set()
-            wait_for_load()  # an error of the weights explains more
-            raise
-        begin = time.perf_counter()
-        wait_for_load()
-        self.start_seconds["left"] = time.perf_counter() - begin
-        took = self.start_seconds
-        log.info("the weights were loaded in %.2f s beside that, of which %.2f s were left", took["load"], took["left"])
-        if not self._bodies:
-            with torch.inference_mode():
-                self._capture()  # what failed beside other work may succeed by itself
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: GrammarMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later.
@@ -304,11 +269,11 @@ class FusedBackend:
             slots.adapter_places[step.slots] if adapted else None,
         )
 
-    def _capture(self, *, is_final: bool = True) -> None:
+    def _capture(self) -> None:
         """Capture a graph for each bucket.
 
         Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
-        rank, all ranks run without graphs, which is slower. is_final: a failed capture is not repeated.
+        rank, all ranks run without graphs, which is slower.
         """
         kinds = [False] if self.model.adapters is None else [True, False]
         shapes = [(shape, adapted) for shape in self._buckets.all for adapted in kinds]
@@ -327,10 +292,7 @@ class FusedBackend:
         if not smallest(self._parallel, not failed):
             self.release_graphs()
             reason = failed or "another rank failed"
-            if is_final:
-                log.warning("steps run without CUDA graphs, which is slower: %s", reason)
-            else:
-                log.info("graphs were not captured beside the load, and will be after it: %s", reason)
+            log.warning("steps run without CUDA graphs, which is slower: %s", reason)
             return
         took = self.start_seconds
         took["warm_up"], took["capture"] = warm - begin, time.perf_counter() - warm
@@ -355,13 +317,6 @@ class FusedBackend:
         self._device.synchronize()
         self._bodies.clear()
         self._head.release_graphs()
-
-
-def _until(is_over: threading.Event, weights: Weights) -> Iterator[Weight]:
-    for each in weights:
-        if is_over.is_set():
-            return
-        yield each
 
 
 _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()

@@ -11,7 +11,6 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 import torch
@@ -92,13 +91,6 @@ class StepDevice:
         RuntimeError where the work cannot be captured."""
         raise RuntimeError("this device captures nothing")
 
-    def start_in_thread(self, work: Work) -> Work:
-        """Begin work in another thread, after all that was queued before. Returns what blocks until the work is done, and what
-        it queued, and raises its error. What it queues has a queue of its own; the first thread may queue and capture other
-        work meanwhile."""
-        work()
-        return lambda: None
-
     def synchronize(self) -> None:
         """Block the host until all work is done. Not beside other threads' captures."""
 
@@ -156,22 +148,6 @@ class CudaDevice(StepDevice):
         with restored, captured:
             work()
         return graph.replay
-
-    def start_in_thread(self, work: Work) -> Work:
-        self.synchronize()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-        def run() -> None:
-            torch.cuda.set_device(self._index)
-            # Captures forbid a wait for the whole device.
-            with torch.inference_mode(), torch.cuda.stream(stream):
-                work()
-                stream.synchronize()
-
-        pool = ThreadPoolExecutor(1, "beside")
-        begun = pool.submit(run)
-        pool.shutdown(wait=False)
-        return begun.result
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
