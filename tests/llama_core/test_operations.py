@@ -1,0 +1,57 @@
+"""A list of operations that makes no layer is refused when it is built, with its place."""
+
+from dataclasses import replace
+
+import pytest
+
+from llama_core.errors import ConfigError
+from llama_core.model.llama import ATTENTION_NORM, DOWN, GATE, OUT, Q_NORM, UP, K, Q, V, attention, feed_forward
+from llama_core.model.operations import Add, Attend, GatedLinear, Layer, Linear, Norm, Rotate
+from llama_core.model.rope import RopeConfig
+from tests.support.plain_model import decoder
+
+SIZES = (64, 2, 4, 2, 16, 96, 90)
+ATTENDED, FED = attention(RopeConfig()), feed_forward()
+QKV = Linear("qkv", (Q, K, V))
+REFUSED: dict[str, tuple[Layer, str]] = {
+    "nothing": ((), "does not end with Add"),
+    "an output that nobody adds": ((*ATTENDED, Add(), *FED), "does not end with Add"),
+    "no attention": ((*FED, Add()), "must have one Attend"),
+    "two attentions": ((*ATTENDED, Add(), *ATTENDED, Add()), "used before"),
+    "a second cache": (
+        (QKV, Rotate(None), Attend(), Rotate(None)),
+        "operation 3 .Rotate.: takes heads, kv_heads, kv_heads",
+    ),
+    "an Add of the residual": ((*ATTENDED, Add(), Add()), "operation 5 .Add.: adds the residual to itself"),
+    "an Add at the begin": ((Add(),), "operation 0 .Add.: adds the residual to itself"),
+    "a weight used twice": (
+        (Norm(ATTENTION_NORM), *ATTENDED, Norm(ATTENTION_NORM), Add()),
+        "attention_norm has been used",
+    ),
+    "q without k and v": (
+        (Linear("q", (Q,)), Rotate(None)),
+        "takes heads, kv_heads, kv_heads, but the value before it is heads",
+    ),
+    "a product of another width": ((Linear("down", (DOWN,)), Add()), "takes hidden, but the value before it is dim"),
+    "gates without their product": ((*ATTENDED, Add(), GatedLinear("gate_up", (GATE, UP)), Add()), "takes dim"),
+    "attention without rotation": ((QKV, Attend(), Linear("out", (OUT,)), Add()), "takes queries"),
+    "a norm of a head over the residual": (
+        (Norm(Q_NORM), *ATTENDED, Add()),
+        "takes head, but the value before it is dim",
+    ),
+    "parts of different inputs": ((Linear("qkv", (Q, K, replace(V, inputs="hidden"))),), "takes dim, hidden"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_list_that_makes_no_layer_is_refused_with_its_place(what: str) -> None:
+    layer, message = REFUSED[what]
+    good = decoder(*SIZES)
+    with pytest.raises(ConfigError, match=rf"model: layer 1.*{message}"):
+        replace(good, layers=(good.layers[0], layer)).check("model")
+
+
+def test_layers_with_other_rotations_are_refused() -> None:
+    layers = tuple(decoder(*SIZES, rope=RopeConfig(theta=theta)).layers[0] for theta in (1e4, 1e6))
+    with pytest.raises(ConfigError, match="different rotary embeddings"):
+        replace(decoder(*SIZES), layers=layers).check("model")
