@@ -18,9 +18,10 @@ from llama_core.checkpoint.registry import checkpoint_path, format_name, open_ch
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import FORMATS, packed_bits
-from llama_core.files.json_fields import Fields, read_object
+from llama_core.files.json_fields import read_object
 from llama_core.files.source import DENSE, Slice, WeightReader
 from llama_core.model.config import ModelConfig
+from llama_core.model.fields import Fields
 from llama_core.model.weights import OUTPUT, Box, weight_specs
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.text.registry import find_tokenizer, load_tokenizer

@@ -7,9 +7,10 @@ from llama_core.files.generation_config import read_stop_ids
 from llama_core.files.hf.config import model_from_config
 from llama_core.files.hf.files import INDEX, find_weights, is_weights_file
 from llama_core.files.hf.quantization import packed_bits
-from llama_core.files.json_fields import Fields, read_object
+from llama_core.files.json_fields import read_object
 from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.model.config import ModelConfig
+from llama_core.model.fields import Fields
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 

@@ -15,8 +15,9 @@ from typing import Any, Final
 from llama_core.errors import ConfigError
 from llama_core.files.digest import CheckpointDigest, sha256_of
 from llama_core.files.hf.files import Located, read_header
-from llama_core.files.json_fields import Fields, read_object, shown
+from llama_core.files.json_fields import read_object
 from llama_core.model.config import ModelConfig
+from llama_core.model.fields import Fields, shown
 from llama_core.model.weights import WeightSpec, weight_specs
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from llama_core.errors import ConfigError
-from llama_core.files.json_fields import Fields, read_object, shown
+from llama_core.files.json_fields import read_object
 from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig
+from llama_core.model.fields import Fields, shown
 from llama_core.model.llama import attention, feed_forward, llama_layer
 from llama_core.model.rope import RopeConfig
 

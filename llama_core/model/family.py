@@ -2,47 +2,30 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from llama_core.errors import ConfigError
+from llama_core.model.fields import Fields
 from llama_core.model.operations import FULL_ATTENTION, Layer
 from llama_core.model.rope import RopeConfig
-
-
-class Values(Protocol):
-    """The fields of a config.json, or those that GGUF metadata has of them. Errors name the file."""
-
-    @property
-    def given(self) -> Mapping[str, Any]: ...
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-
-    def number(self, name: str) -> float | None:
-        """A positive finite number, or None."""
-
-    def flag(self, name: str, default: bool = False) -> bool: ...
-
-    def wrong(self, name: str, expected: str) -> ConfigError: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a file says of its layers. windows: one a layer, () for none. qkv_bias, out_bias, mlp_bias: of the attention's first
-    product, of its last one, and of the feed-forward layer's."""
+    product, of its last one, and of the feed-forward layer's. fields: of config.json, or what GGUF metadata has of those that
+    the family reads."""
 
     rope: RopeConfig
     windows: tuple[int, ...]
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    values: Values
+    fields: Fields
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else FULL_ATTENTION
 
 
-def _each(values: Values, layer: int) -> bool:
+def _each(fields: Fields, layer: int) -> bool:
     return True
 
 
@@ -75,7 +58,7 @@ class Family:
     window: int | None = None
     has_window_flag: bool = False
     has_layer_types: bool = False
-    is_sliding: Callable[[Values, int], bool] = _each
+    is_sliding: Callable[[Fields, int], bool] = _each
     qkv_bias: bool = False
     optional_bias: tuple[str, ...] = ()
     is_partial: bool = False

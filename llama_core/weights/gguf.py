@@ -15,10 +15,11 @@ from llama_core.files.gguf.config import ROPE_TENSORS
 from llama_core.files.gguf.file import GgufTensor
 from llama_core.files.gguf.model import GgufModel
 from llama_core.files.gguf.types import Encoding
-from llama_core.files.json_fields import refuse_faults, shown
+from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.families import gguf_families
+from llama_core.model.fields import shown
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import release

@@ -20,9 +20,10 @@ import torch
 from llama_core.errors import CheckpointError
 from llama_core.files.hf.files import Located, open_file
 from llama_core.files.hf.quantization import FORMATS
-from llama_core.files.json_fields import refuse_faults, shown
+from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model.config import ModelConfig
+from llama_core.model.fields import shown
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import file_begin, release, row_chunks

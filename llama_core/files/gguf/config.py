@@ -10,10 +10,10 @@ from typing import Final
 from llama_core.errors import ConfigError
 from llama_core.files.gguf.file import GgufTensor, Value
 from llama_core.files.gguf.model import GgufModel
-from llama_core.files.json_fields import Fields, shown
 from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig
 from llama_core.model.families import gguf_families
 from llama_core.model.family import Family, Given
+from llama_core.model.fields import Fields, shown
 from llama_core.model.rope import RopeConfig
 
 # Keys that change the model, with the values that mean no change.
@@ -108,10 +108,10 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     tensors = model.tensors
     rope, context = read_rope(keys, model, rotated)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
-    fields = {stored: keys.value(name) for stored, name in family.reads.items() if name}
-    values = Fields(fields, str(model.path))
+    read = {stored: keys.value(name) for stored, name in family.reads.items() if name}
+    fields = Fields(read, str(model.path))
     qkv_bias, out_bias, mlp_bias = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_output", "ffn_gate"))
-    said = Given(rope, _windows(keys, layers), qkv_bias, out_bias, mlp_bias, values)
+    said = Given(rope, _windows(keys, layers), qkv_bias, out_bias, mlp_bias, fields)
     return ModelConfig(
         dim=dim,
         n_heads=heads,
@@ -123,7 +123,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         tied_embeddings=_OUTPUT not in tensors,
         context_length=context,
-        **{name: values.number(stored) or 1.0 for name, stored in family.model.items()},
+        **{name: fields.number(stored) or 1.0 for name, stored in family.model.items()},
     ).check(str(model.path))
 
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from llama_core.errors import CheckpointError
 from llama_core.files.gguf.types import ENCODINGS, Encoding, encoding_name
-from llama_core.files.json_fields import shown
 from llama_core.files.text_files import fault_of
+from llama_core.model.fields import shown
 
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 

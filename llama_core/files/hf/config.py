@@ -9,10 +9,10 @@ from typing import Any, Final
 from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import packed_bits
 from llama_core.files.hf.rope import read_rope
-from llama_core.files.json_fields import Fields, shown
 from llama_core.model.config import MAX_LAYERS, ModelConfig
 from llama_core.model.families import families
 from llama_core.model.family import Family, Given
+from llama_core.model.fields import Fields, shown
 from llama_core.model.operations import FULL_ATTENTION
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from llama_core.errors import CheckpointError
-from llama_core.files.json_fields import read_object, refuse_faults, shown
+from llama_core.files.json_fields import read_object, refuse_faults
 from llama_core.files.text_files import fault_of
+from llama_core.model.fields import shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TIED = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from llama_core.errors import ConfigError
-from llama_core.files.json_fields import Fields, shown
 from llama_core.files.source import GROUP
+from llama_core.model.fields import Fields, shown
 
 METHOD, PACKED = "compressed-tensors", "pack-quantized"
 # Bits -> weight format of the same values.

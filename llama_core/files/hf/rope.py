@@ -5,9 +5,9 @@ import math
 from dataclasses import replace
 
 from llama_core.errors import ConfigError
-from llama_core.files.json_fields import Fields, shown
 from llama_core.model.config import MAX_SIZE
 from llama_core.model.family import Family
+from llama_core.model.fields import Fields, shown
 from llama_core.model.rope import MAX_ROPE_FACTOR, MAX_THETA, RopeConfig
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")

@@ -1,7 +1,8 @@
 """EXAONE 4: norms after the attention and after the feed-forward layer, norms of q's and k's heads; in models with windows, the
 layers without one are not rotated."""
 
-from llama_core.model.family import Family, Given, Values
+from llama_core.model.family import Family, Given
+from llama_core.model.fields import Fields
 from llama_core.model.llama import attention, feed_forward
 from llama_core.model.operations import Add, Layer, Norm, Weight
 
@@ -10,13 +11,13 @@ _FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm
 
 
 def _layer(given: Given, i: int) -> Layer:
-    has_windows = given.windows or "sliding_window" in given.values.given
+    has_windows = given.windows or "sliding_window" in given.fields.given
     attended = attention(None if has_windows and not given.window(i) else given.rope, given.window(i), qk_norm=True)
     return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(), Norm(_FFN_NORM), Add()
 
 
-def _is_sliding(values: Values, i: int) -> bool:
-    return (i + 1) % values.integer("sliding_window_pattern", 4) != 0
+def _is_sliding(fields: Fields, i: int) -> bool:
+    return (i + 1) % fields.integer("sliding_window_pattern", 4) != 0
 
 
 FAMILIES = (

@@ -6,7 +6,7 @@ from llama_core.model.operations import Layer
 
 
 def _layer(given: Given, i: int) -> Layer:
-    scale, multiplier = (given.values.number(f"{each}_multiplier") or 1.0 for each in ("attention", "residual"))
+    scale, multiplier = (given.fields.number(f"{each}_multiplier") or 1.0 for each in ("attention", "residual"))
     return layer_of(given, i, scale=scale, multiplier=multiplier)
 
 

@@ -2,14 +2,15 @@
 
 from functools import partial
 
-from llama_core.model.family import Family, Values
+from llama_core.model.family import Family
+from llama_core.model.fields import Fields
 from llama_core.model.llama import layer_of
 
 
-def _is_sliding(values: Values, i: int) -> bool:
-    first = values.given.get("max_window_layers", 28)
+def _is_sliding(fields: Fields, i: int) -> bool:
+    first = fields.given.get("max_window_layers", 28)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-        raise values.wrong("max_window_layers", "an integer of at least 0")
+        raise fields.wrong("max_window_layers", "an integer of at least 0")
     return i >= first
 
 

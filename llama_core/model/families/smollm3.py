@@ -1,22 +1,23 @@
 """SmolLM3: every fourth layer is not rotated."""
 
-from llama_core.model.family import Family, Given, Values
+from llama_core.model.family import Family, Given
+from llama_core.model.fields import Fields
 from llama_core.model.llama import layer_of
 from llama_core.model.operations import Layer
 
 
-def _has_rope(values: Values, i: int) -> bool:
+def _has_rope(fields: Fields, i: int) -> bool:
     """no_rope_layers has 1 for a layer that is rotated."""
-    layers = values.given.get("no_rope_layers")
+    layers = fields.given.get("no_rope_layers")
     if layers is None:
-        return (i + 1) % values.integer("no_rope_layer_interval", 4) != 0
+        return (i + 1) % fields.integer("no_rope_layer_interval", 4) != 0
     if not isinstance(layers, list) or len(layers) <= i or layers[i] not in (0, 1):
-        raise values.wrong("no_rope_layers", "a list of 0 or 1 for each layer")
+        raise fields.wrong("no_rope_layers", "a list of 0 or 1 for each layer")
     return bool(layers[i])
 
 
 def _layer(given: Given, i: int) -> Layer:
-    return layer_of(given, i, rotates=_has_rope(given.values, i))
+    return layer_of(given, i, rotates=_has_rope(given.fields, i))
 
 
 FAMILIES = (
@@ -31,7 +32,7 @@ FAMILIES = (
         window=0,
         has_window_flag=True,
         has_layer_types=True,
-        is_sliding=lambda values, i: not _has_rope(values, i),
+        is_sliding=lambda fields, i: not _has_rope(fields, i),
         optional_bias=("attention_bias", "mlp_bias"),
         reads={"no_rope_layers": "", "no_rope_layer_interval": ""},
         gguf="smollm3",

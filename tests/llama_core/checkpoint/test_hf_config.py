@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from llama_core.checkpoint.hugging_face import HuggingFaceCheckpoint
 from llama_core.errors import ConfigError
+from llama_core.model.families import families
 from llama_core.model.operations import FULL_ATTENTION
 from tests.support.hugging_face import CONFIGS, read
 
@@ -16,7 +17,7 @@ BASE = CONFIGS["llama2"]
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "ministral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", families())
 def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_type: str) -> None:
     sizes = dict(zip(REQUIRED, (4096, 32, 32, 1000, 11008), strict=True))
     given = {"model_type": model_type} | sizes
@@ -29,8 +30,9 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_t
     assert config.rope.theta == reference.rope_parameters["rope_theta"]
     assert config.context_length == reference.max_position_embeddings
     assert config.tied_embeddings is reference.tie_word_embeddings
-    sliding = model_type in ("mistral", "ministral")
-    assert config.windows == (reference.sliding_window if sliding else FULL_ATTENTION,) * 32
+    window = getattr(reference, "sliding_window", None) or FULL_ATTENTION
+    kinds = getattr(reference, "layer_types", None) or ["sliding_attention"] * 32
+    assert config.windows == tuple(window if kind == "sliding_attention" else FULL_ATTENTION for kind in kinds)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_a_padded_embedding_is_larger_than_the_tokenizer_and_never_smaller() -> 
 
 QUANTIZED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported, only llama, mistral"),
+    ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported, only exaone4, granite, llama"),
     ({"model_type": None}, "model_type '' is not supported"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architecture 'LlamaForSequenceClassification'"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
