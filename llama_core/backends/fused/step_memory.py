@@ -23,6 +23,7 @@ from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
 from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Rotate
 from llama_core.model.share import RankShare
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
@@ -131,14 +132,27 @@ def _body_bytes(
     # With batch_invariant, a token's sum over the ranks needs all ranks' parts and two sums in float32.
     in_order = config.batch_invariant and parallel.world_size > 1
     summed = tokens * dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32) if in_order else wide * dim
-    moments = (
-        wide * (dim + projected),
-        wide * (projected + queries) + _partial_bytes(config, model, share, min(tokens, decodes)),
-        wide * (dim + 3 * hidden),  # gate and up, and their gated product
-        wide * (max(queries, hidden) + dim) + summed,
-    )
+    partial = _partial_bytes(config, model, share, min(tokens, decodes))
+    most = value = 0  # bytes beside the residual; of the value, which is the residual at a layer's begin
+    for operation in (each for layer in dict.fromkeys(model.layers) for each in layer):
+        match operation:
+            case Norm():
+                made = after = wide * dim
+            case Linear(is_summed=True):
+                made, after = wide * dim + summed, wide * dim
+            case Linear():
+                made = after = wide * projected
+            case Attend():
+                made, after = wide * queries + partial, wide * queries
+            case GatedLinear():
+                made, after = 3 * wide * hidden, wide * hidden  # gate and up, and their gated product
+            case Rotate():  # in place
+                made, after = 0, value
+            case Add(multiplier):
+                made, after = 0 if multiplier == 1.0 else wide * dim, 0
+        most, value = max(most, value + made), after
     shrunk = tokens * 3 * config.max_lora_rank * _FLOAT32 if config.max_loras else 0  # of q, k and v
-    return wide * dim + tokens * _INT + max(moments) + shrunk
+    return wide * dim + tokens * _INT + most + shrunk
 
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:

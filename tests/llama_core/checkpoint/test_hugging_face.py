@@ -22,7 +22,6 @@ from tests.support.checkpoints import load, peak_ratio
 from tests.support.hugging_face import CONFIGS, in_hugging_faces_layout, random_weights, read, write
 from tests.support.vocabularies import make_family
 
-
 # `in_hugging_faces_layout` knows the names of their weights.
 LLAMAS = [name for name, each in CONFIGS.items() if each["model_type"] in ("llama", "mistral", "qwen2", "qwen3")]
 

@@ -28,6 +28,7 @@ from tests.llama_core.backends.fused.counted_memory import (
     meta_backend,
     without_kernels,
 )
+from tests.support.hugging_face import read
 from tests.support.plain_model import decoder
 
 pytest.importorskip("triton")
@@ -42,10 +43,29 @@ QWEN_3_8B = decoder(*EIGHT_B, 12288, 151936, qk_norm=True)
 QWEN_2_7B = decoder(3584, 2, 28, 4, 128, 18944, 152064, norm_eps=1e-6, attention_bias=True)
 BIASED = decoder(*EIGHT_B, 14336, 128256, attention_bias=True, attention_out_bias=True, mlp_bias=True)
 WINDOWED = decoder(*EIGHT_B, 14336, 32000, windows=(4096, 4096))
+EXAONE_4, GRANITE_3 = (
+    read(
+        {
+            **{"model_type": family, "hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32},
+            **{
+                "num_key_value_heads": 8,
+                "intermediate_size": 12800,
+                "vocab_size": 49155,
+                "max_position_embeddings": 8192,
+            },
+            **({"residual_multiplier": 0.22, "embedding_multiplier": 12.0} if family == "granite" else {}),
+        }
+    )
+    for family in ("exaone4", "granite")
+)
 SMALL = decoder(2048, 2, 32, 4, 64, 5632, 32000, norm_eps=1e-5)
 CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "Llama 2 7B": (LLAMA_2_7B, 1, {}),
     "Llama 3 8B": (LLAMA_3_8B, 1, {"max_seq_len": 8192}),
+    "EXAONE 4": (EXAONE_4, 1, {}),
+    "EXAONE 4 on 2 ranks": (EXAONE_4, 2, {}),
+    "Granite 3": (GRANITE_3, 1, {}),
+    "Granite 3 on 2 ranks": (GRANITE_3, 2, {}),
     "Llama 3 8B with adapters": (LLAMA_3_8B, 1, {"max_loras": 8, "max_lora_rank": 64}),
     "Llama 3 8B on 2 ranks": (LLAMA_3_8B, 2, {"max_seq_len": 8192}),
     "Llama 2 7B in a fixed order on 4 ranks": (LLAMA_2_7B, 4, {"batch_invariant": True}),
