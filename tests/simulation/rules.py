@@ -163,7 +163,9 @@ class Rules:
         if is_silent and not is_known and (silent_s := time.monotonic() - link.heard_s) > SILENCE_S:
             raise Wrong(f"a silent engine is not suspected after {silent_s:.2f} s")
         is_deaf = network()._is_silent(front.process, engine.process)
-        if self.lasts(("deaf", link), is_deaf and not is_silent and not is_known) > DEAF_S:
+        late = network().delay_s
+        late_s = late.get((front.process, engine.process), 0.0) + late.get((engine.process, front.process), 0.0)
+        if self.lasts(("deaf", link), is_deaf and not is_silent and not is_known) > DEAF_S + late_s:
             raise Wrong("an engine that does not hear is not suspected")
         has_other = self.is_settled(front, engine) and link.defaults != engine.service.sampling_defaults
         if self.lasts(("defaults", link), has_other) > 3 * BEAT_S:
