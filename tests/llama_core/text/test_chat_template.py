@@ -171,6 +171,7 @@ def test_tokens_that_a_template_ends_turns_with_end_an_answer(models: dict[str, 
     texts = models["hermes"].tokenizer.control_texts
     assert texts["<|im_end|>"] in models["hermes"].format.stop_ids
     assert texts["<|eot_id|>"] not in models["hermes"].format.stop_ids
+    assert models["phi4_mini"].format.stop_ids == {models["phi4_mini"].tokenizer.control_texts["<|end|>"]}
     assert models["llama3"].format.stop_ids == {models["llama3"].tokenizer.control_texts["<|eot_id|>"]}
 
 
