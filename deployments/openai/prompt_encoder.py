@@ -119,7 +119,10 @@ class PromptEncoder:
             sent: Sequence[int | None] | None = None  # the index of each message as the client has it
             if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:
                 tool_format = self._engine.answer_format.tool_format
-                dialog, sent = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
+                offers = chat_format.offers_tools
+                tools = () if offers else options.tools
+                role = (offers and tool_format.result_role) or chat_format.result_role
+                dialog, sent = plain_dialog(dialog, tools, tool_format, role)
             ids = encode_merging(dialog, lambda messages: chat_format.encode(messages, options, admit), sent)
             if not ids:
                 raise InvalidDialog("messages: the chat template writes nothing for this dialog")

@@ -72,6 +72,11 @@ class ChatFormat(Protocol):
         """Whether the format writes tools, calls and results. Otherwise `tools.plain_dialog` puts them in plain messages."""
         return False
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the format writes the tools that a request offers, if not calls. `tools.plain_dialog` then does not."""
+        return False
+
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         """`tokenizer` for plain prompts: their text becomes none of the tokens that the format itself writes."""
         return tokenizer

@@ -155,6 +155,104 @@ PHI = """\
 {% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
 
 
+SMOLLM3 = """\
+{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}
+{%- set mode = "/think" if enable_thinking else "/no_think" -%}
+{%- if messages[0].role == "system" -%}
+  {%- set told = messages[0].content -%}
+  {%- if "/no_think" in told -%}{%- set mode = "/no_think" -%}{%- endif -%}
+  {%- set own = told.replace("/no_think", "").replace("/think", "").rstrip() -%}
+{%- endif -%}
+{{- "<|im_start|>system\\nMode: " + mode + "\\n\\n" -}}
+{%- if "/plain" in told -%}{{- own.replace("/plain", "") -}}
+{%- else -%}{{- (own or "You are small.") + "\\n\\n" -}}{%- endif -%}
+{%- if xml_tools or python_tools -%}
+  {%- set ns = namespace(text="These functions are within <tools></tools>:\\n<tools>\\n") -%}
+  {%- for tool in xml_tools[:] -%}{%- set ns.text = ns.text ~ (tool | string) ~ "\\n" -%}{%- endfor -%}
+  {{- ns.text + "</tools>\\nCall one so: <tool_call>{\\"name\\": ..., \\"arguments\\": ...}</tool_call>\\n" -}}
+{%- endif -%}
+{%- set unthought = "<think>\\n\\n</think>\\n" if mode == "/no_think" else "" -%}
+{%- for message in messages -%}
+    {%- set content = message.content if message.content is string else "" -%}
+    {%- if message.role == "user" -%}
+        {{ "<|im_start|>" + message.role + "\\n" + content + "<|im_end|>\\n" }}
+    {%- elif message.role == "assistant" -%}
+        {% generation %}
+        {{- "<|im_start|>assistant\\n" + unthought + content.lstrip("\\n") + "<|im_end|>\\n" }}
+        {% endgeneration %}
+    {%- elif message.role == "tool" -%}{{ "<|im_start|>user\\n" + content + "<|im_end|>\\n" }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ "<|im_start|>assistant\\n" + unthought }}{%- endif -%}"""
+
+EXAONE4 = """\
+{%- set marks = {'user': '[|user|]\\n', 'assistant': '[|assistant|]\\n', 'system': '[|system|]\\n', 'tool': '[|tool|]\\n'} %}
+{%- set end = '[|endofturn|]\\n' %}
+{%- macro offer(tools) %}
+    {{- "# Tools\\n" }}
+    {%- for tool in tools %}<tool>{{- tool | tojson(ensure_ascii=False) | safe }}{{- "</tool>\\n" }}{%- endfor %}
+    {{- "Write calls as <tool_call>{...}</tool_call>." }}
+{%- endmacro %}
+{%- for i in range(messages | length) %}
+    {%- set msg = messages[i] %}
+    {%- if msg.role not in marks %}{{- raise_exception('No such role: ' ~ msg.role) }}{%- endif %}
+    {%- if i == 0 and msg.role == 'system' %}
+        {{- marks['system'] }}{{- msg.content }}
+        {%- if tools is defined and tools %}{{- "\\n\\n" }}{{- offer(tools) }}{%- endif %}
+        {{- end -}}
+        {%- continue %}
+    {%- elif i == 0 and tools is defined and tools %}
+        {{- marks['system'] }}{{- offer(tools) }}{{- end -}}
+    {%- endif %}
+    {%- if msg.role == 'assistant' %}
+        {{- marks['assistant'] + "<think>\\n\\n</think>\\n\\n" + msg.content.split('</think>')[-1].strip() }}
+        {%- for call in msg.tool_calls or [] %}
+            {%- set call = call.function if call.function is defined else call %}
+            {{- "<tool_call>" }}{"name": "{{- call.name }}", "arguments": {{ call.arguments | tojson }}}{{- "</tool_call>\\n" }}
+        {%- endfor %}
+        {{- end -}}
+    {%- elif msg.role == "tool" %}
+        {%- if messages[i - 1].role != "tool" %}{{- marks['tool'] }}{%- endif %}
+        {{- "<tool_result>" }}{"result": {{ msg.content | tojson(ensure_ascii=False) | safe }}}{{- "</tool_result>" }}
+        {%- if loop.last or messages[i + 1].role != "tool" %}{{- end -}}{%- else %}{{- "\\n" }}{%- endif %}
+    {%- else %}
+        {{- marks[msg.role] }}{{- msg.content }}{{- end -}}
+    {%- endif %}
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- marks['assistant'] }}
+    {{- "<think>\\n" if enable_thinking is defined and enable_thinking is true else "<think>\\n\\n</think>\\n\\n" }}
+{%- endif %}"""
+
+GRANITE = """\
+{%- if tools and not available_tools -%}{%- set available_tools = tools -%}{%- endif -%}
+{%- if messages[0]['role'] == 'system' %}
+     {%- set told = messages[0]['content'] %}
+     {%- set rest = messages[1:] %}
+ {%- else %}
+     {%- set told = "You are a stone." + (" Call tools with <|tool_call|> and a list." if available_tools else "") %}
+     {%- if thinking %}{%- set told = told + " Think within <think></think>." %}{%- endif %}
+     {%- if 'citations' in controls and documents %}{%- set told = told + " Cite." %}{%- endif %}
+     {%- set rest = messages %}
+ {%- endif %}
+ {{- '<|start_of_role|>system<|end_of_role|>' + told + '<|end_of_text|>\\n' }}
+ {%- if available_tools %}
+     {{- '<|start_of_role|>available_tools<|end_of_role|>' }}
+     {{- available_tools | tojson(indent=4) + '<|end_of_text|>\\n' }}
+ {%- endif %}
+ {%- for message in rest %}
+     {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>\\n' }}
+     {%- if loop.last and add_generation_prompt %}
+         {{- '<|start_of_role|>assistant' }}{%- if controls %}{{- ' ' + controls | tojson()}}{%- endif %}
+         {{- '<|end_of_role|>' }}
+     {%- endif %}
+ {%- endfor %}"""
+
+PHI4_MINI = """\
+{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}\
+{% if 'tools' in message and message['tools'] is not none %}{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}\
+{{ '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt else eos_token }}"""
+
+
 class Family(NamedTuple):
     """A template, the kind of its tokenizer (`vocabularies.FAMILIES`), and further tokens. unmarked: control tokens that the
     published file does not mark as special. words: tokens with text that the template writes or reads."""
@@ -181,6 +279,34 @@ FAMILIES: Final = {
         words=("<think>", "</think>"),
     ),
     "qwen": Family(QWEN, "qwen"),
+    "smollm3": Family(SMOLLM3, "smollm", words=("<think>", "</think>", "<tool_call>", "</tool_call>")),
+    "exaone4": Family(
+        EXAONE4,
+        "qwen",
+        ("[|system|]", "[|user|]", "[|assistant|]", "[|tool|]", "[|endofturn|]"),
+        words=("<think>", "</think>"),
+    ),
+    "granite": Family(
+        GRANITE,
+        "smollm",
+        ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>"),
+        words=("<think>", "</think>"),
+    ),
+    "phi4_mini": Family(
+        PHI4_MINI,
+        "smollm",
+        (
+            "<|system|>",
+            "<|user|>",
+            "<|assistant|>",
+            "<|end|>",
+            "<|tool|>",
+            "<|/tool|>",
+            "<|tool_call|>",
+            "<|/tool_call|>",
+            "<|tool_response|>",
+        ),
+    ),
     "phi": Family(PHI, "metaspace", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), has_rstrip=True),
 }
 

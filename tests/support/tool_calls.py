@@ -66,7 +66,7 @@ def random_answer(rng: random.Random, tool_format: str) -> tuple[str, str, list[
     if tool_format in ("llama3_json", "pythonic") and calls:
         content = ""
     written = find_tool_format(tool_format).written_calls(calls) if calls else ""
-    text = content + ("\n" if content and calls else "") + written
+    text = "".join((content, "\n" if content and calls else "", written))  # a str without marks
     return text, content.rstrip() if calls else content, calls
 
 

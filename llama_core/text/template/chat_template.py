@@ -1,5 +1,6 @@
 """The chat format of a model that brings its own Jinja2 template."""
 
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -29,14 +30,15 @@ from llama_core.text.template.environment import (
     strftime_at,
 )
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
-from llama_core.text.template.tool_style import ToolStyle, find_tool_style
+from llama_core.text.template.tool_style import ToolStyle, find_tool_style, writes_offer
 from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer, is_encodable
 from llama_core.text.tokenizers.vocabulary_tokenizer import END_NAMES
 from llama_core.text.tools.plain_dialog import has_tools
 from llama_core.text.tools.tool import described
 
 # Roles that templates know. They are words of the server, so `'<|' + role + '|>'` may become a control token.
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "ipython", "function"})
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "tool_response", "ipython", "function"})
+_TOOL_SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant with some tools."}  # Phi-4-mini's own
 MAX_MESSAGE_CHARS: Final = 500  # of the template's own words in an error
 
 
@@ -68,6 +70,7 @@ class TemplateChatFormat(ChatFormat):
         written = [node.data for node in tree.find_all(nodes.TemplateData)]
         written += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         self._literals = "\n".join(written)
+        self._system_has_tools = "tools" in written and "tools" not in self._reads  # as in Phi-4-mini's
         self._tokenizer = self.guard(tokenizer)
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         self._variables = {
@@ -90,6 +93,10 @@ class TemplateChatFormat(ChatFormat):
     def _tool_style(self) -> ToolStyle | None:
         """How the template takes calls, found when the first request has tools."""
         return find_tool_style(self._probe) if "tools" in self._reads else None
+
+    @cached_property
+    def offers_tools(self) -> bool:
+        return writes_offer(self._probe)
 
     def _probe(self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]) -> str:
         return self._run(self._given([self._message(message) for message in messages], tools)).plain()
@@ -135,10 +142,16 @@ class TemplateChatFormat(ChatFormat):
 
     def _given(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """The variables that every rendering has."""
+        offered = mark_contents(tools)
+        if tools and self._system_has_tools:
+            system, *rest = messages if messages[0]["role"] == "system" else [self._message(_TOOL_SYSTEM), *messages]
+            functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+            messages = [system | {"tools": MarkedText(functions)}, *rest]
         return {
             **self._variables,
+            **({"xml_tools": offered} if tools else {}),  # SmolLM3's
             "messages": messages,
-            "tools": mark_contents(tools),
+            "tools": offered,
             "documents": None,
             "add_generation_prompt": True,
         }

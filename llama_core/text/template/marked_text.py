@@ -196,9 +196,10 @@ def concat(parts: Iterable[str]) -> MarkedText:
 
 
 def mark_contents(value: Any) -> Any:
-    """JSON data of a request as a template gets it: new lists and dicts, and every string a MarkedText without marks."""
+    """JSON data of a request as a template gets it: new lists and dicts, and every string a MarkedText without marks, unless
+    the server wrote it as one."""
     if isinstance(value, str):
-        return MarkedText(value)
+        return value if isinstance(value, MarkedText) else MarkedText(value)
     if isinstance(value, Mapping):
         return {MarkedText(key): mark_contents(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

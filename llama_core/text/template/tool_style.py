@@ -86,6 +86,14 @@ def find_tool_style(render: Render) -> ToolStyle | None:
     return None
 
 
+def writes_offer(render: Render) -> bool:
+    """Whether `render` writes the tools that a request offers."""
+    try:
+        return "probe_key" in render(_DIALOG[:1], [_TOOL])
+    except InvalidDialog:
+        return False
+
+
 def _writes_text_arguments(render: Render, style: ToolStyle) -> bool:
     call = {**_CALL, "function": {"name": "probe_tool", "arguments": "probe_text"}}
     dialog = (_DIALOG[0], {**_DIALOG[1], "tool_calls": [call]}, _DIALOG[2])

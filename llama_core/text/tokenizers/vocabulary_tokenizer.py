@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # Control tokens of these names end a message or a text in every family that has them.
 END_NAMES: Final = frozenset(
     {"</s>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|eot|>", "<|eom|>",
-     "<|end_of_turn|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|EOT|>"}
+     "<|end_of_turn|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|EOT|>", "<|end|>"}
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class HermesFormat(ToolFormat):
             first=f"{opening} call",
             triggered=tuple(triggered),
             following=f'"\\n"? {opening} call',
-            definitions=(*text_before(OPEN, use), f'call: "\\n"? body "\\n"? {closing}', f"body: {body}", *lines),
+            definitions=(*text_before(use, OPEN), f'call: "\\n"? body "\\n"? {closing}', f"body: {body}", *lines),
         )
 
     def instructions(self, tools: Sequence[Tool]) -> str:

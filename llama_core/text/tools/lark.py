@@ -58,9 +58,9 @@ def pattern(text: str) -> str:
     return "".join(char if char.isalnum() or char in ' _"<>' else f"\\{char}" for char in text)
 
 
-def text_before(opening: str, use: ToolUse) -> list[str]:
-    """The rule `head`: text up to the opening of a call, where the answer may be text."""
-    return [f"head[lazy]: /(?s:.*){pattern(opening)}/"] if use.mode == "auto" else []
+def text_before(use: ToolUse, *openings: str) -> list[str]:
+    """The rule `head`: text up to one of the openings of a call, where the answer may be text."""
+    return [f"head[lazy]: /(?s:.*)({'|'.join(map(pattern, openings))})/"] if use.mode == "auto" else []
 
 
 def tool_bodies(use: ToolUse, key: str, *, opened: bool = False) -> tuple[str, list[str]]:

@@ -38,7 +38,7 @@ class MistralFormat(ToolFormat):
             triggered=_triggered(opening, ' " "? "["', marks),
             following='", " body',
             end='"]"',
-            definitions=(*text_before(OPEN, use), f"body: {body}", *lines),
+            definitions=(*text_before(use, OPEN), f"body: {body}", *lines),
         )
 
     def instructions(self, tools: Sequence[Tool]) -> str:
@@ -75,7 +75,7 @@ class MistralArgsFormat(MistralFormat):
             first=f"{opening} body",
             triggered=_triggered(opening, "", marks),
             following=f"{opening} body",
-            definitions=(*text_before(OPEN, use), f"body: {' | '.join(names)}", *lines),
+            definitions=(*text_before(use, OPEN), f"body: {' | '.join(names)}", *lines),
         )
 
     def written_calls(self, calls: Sequence[Call]) -> str:

@@ -197,17 +197,17 @@ class LeadingParser:
 
 
 class EnvelopeParser(CallParser):
-    """opening: begins the calls, at any place of the text. closing: ends them; "" if only the answer's end does."""
+    """openings: each begins the calls, at any place of the text. closing: ends them; "" if only the answer's end does."""
 
-    def __init__(self, names: Collection[str], opening: str, *, closing: str = "", separators: str = ",") -> None:
+    def __init__(self, names: Collection[str], *openings: str, closing: str = "", separators: str = ",") -> None:
         super().__init__(names)
-        self._opening_text, self._closing, self._separators = opening, closing, separators
+        self._openings, self._closing, self._separators = openings, closing, separators
 
     def _find(self, text: str) -> int:
-        return trigger_at(text, self._opening_text)
+        return min(trigger_at(text, each) for each in self._openings)
 
     def _opening(self, text: str, at: int) -> CallHead:
-        _, at = read_literal(text, at, self._opening_text)
+        _, at = read_literal(text, at, *self._openings)
         at = skip_spaces(text, at)
         return read_head(text, at + 1 if text[at] == "[" else at, self._names)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from llama_core.text.chat_format import Dialog, Message
+from llama_core.text.template.marked_text import concat
 from llama_core.text.tools.tool import Call, Tool
 from llama_core.text.tools.tool_format import ToolFormat
 
@@ -36,7 +37,7 @@ def plain_dialog(
             role, content = result_role, tool_format.written_result(name, content)
         elif calls := message.get("tool_calls"):
             written = tool_format.written_calls([_call(call) for call in calls])
-            content = f"{content}\n{written}" if content else written
+            content = concat((content, "\n", written)) if content else written
         if plain and plain[-1]["role"] == role and (is_result or after_result):
             plain[-1]["content"] += f"\n{content}"
         else:

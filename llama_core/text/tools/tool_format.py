@@ -20,6 +20,7 @@ class ToolFormat(Protocol):
     name: str  # as the argument `tool_format` has it
     marks: tuple[str, ...]  # texts that are control tokens in some vocabularies, which the parser needs to see
     own_tokens: tuple[str, ...] = ()  # a vocabulary with all of them is for this format; (): no vocabulary tells
+    result_role: str = ""  # of a message with a result, where the template offers tools but writes no calls
 
     def recognizes_template(self, template: str) -> bool:
         """Whether a chat template writes calls in this format."""
@@ -56,6 +57,8 @@ def envelope(call: Call, key: str) -> str:
 TOOL_FORMATS: Final[Mapping[str, str]] = {
     "mistral_args": "llama_core.text.tools.mistral:MistralArgsFormat",
     "mistral": "llama_core.text.tools.mistral:MistralFormat",
+    "phi4_mini_json": "llama_core.text.tools.granite:Phi4MiniFormat",
+    "granite": "llama_core.text.tools.granite:GraniteFormat",
     "hermes": "llama_core.text.tools.hermes:HermesFormat",
     "pythonic": "llama_core.text.tools.pythonic:PythonicFormat",
     "llama3_json": "llama_core.text.tools.llama3_json:Llama3JsonFormat",

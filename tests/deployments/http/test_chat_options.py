@@ -11,6 +11,7 @@ from deployments.engine.interface import SamplingDefaults
 from llama_core.text.chat_format import ChatFormat, ChatOptions, NoChatFormat
 from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
+from llama_core.text.tools.tool import Tool
 from tests.support.chat_templates import make_chat_model
 from tests.support.scripted_engine import FakeEngine, ask, sse
 
@@ -64,6 +65,14 @@ async def test_the_options_of_a_chat_reach_the_template(body: Any, options: Chat
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     assert (await post(engine, "/tokenize", messages=parts, **body)).json()["tokens"] == expected
     assert "You are a careful helper." in engine.tokenizer.decode(expected)
+
+
+async def test_tools_that_the_template_offers_are_offered_once(tmp_path: Path) -> None:
+    engine = engine_with(make_chat_model("granite", tmp_path))
+    tool = Tool("f", "Finds out.")
+    assert (await post(engine, messages=HELLO, tools=[tool.described()])).status_code == 200
+    assert engine.streams[-1].prompt == engine.chat_format.encode(HELLO, ChatOptions(tools=(tool,)))
+    assert engine.tokenizer.decode(engine.streams[-1].prompt).count("Finds out.") == 1
 
 
 async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:

@@ -81,7 +81,8 @@ def test_a_grammar_takes_valid_calls_only(tool_format: str, mode: ToolMode, reas
 
 @pytest.mark.parametrize(("tool_format", "marks"), [
     ("hermes", ("<tool_call>", "</tool_call>")), ("llama3_json", ("<|python_tag|>",)), ("mistral", ("[TOOL_CALLS]",)),
-    ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")), ("granite", ("<|tool_call|>",)),
+    ("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
 ])  # fmt: skip
 def test_marks_that_are_control_tokens_begin_calls(
     tool_format: str, marks: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
@@ -102,6 +103,15 @@ def test_marks_that_are_control_tokens_begin_calls(
         assert follows(answer_grammar(answers, "", "", use), own.encode_special(text), vocab)
     bad = own.encode_special(written.replace('"Rome"', "3"))
     assert not follows(answer_grammar(answers, "", "", ToolUse(TOOLS)), bad, vocab)
+
+
+@pytest.mark.parametrize(("tool_format", "opening"), [("granite", "<tool_call>["), ("phi4_mini_json", "functools[")])
+def test_a_call_after_another_opening_follows_its_schema(tool_format: str, opening: str) -> None:
+    grammar = calls(tool_format, ToolUse(TOOLS))
+    for arguments, is_allowed in (('{"city": "Rome"}', True), ('{"city": 3}', False)):
+        text = f'Hm. {opening}{{"name": "get_weather", "arguments": {arguments}}}]'
+        assert follows(grammar, ids(text)) is is_allowed
+    assert follows(grammar, ids(f"Write import {opening[:-1]} and go on."))
 
 
 def test_an_unknown_keyword_is_refused_where_strict_and_left_out_elsewhere() -> None:

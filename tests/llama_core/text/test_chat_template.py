@@ -63,6 +63,19 @@ def test_a_template_reads_its_own_variables_and_names_of_messages(models: dict[s
     assert models["qwen"].format.encode(HELLO, unread) == models["qwen"].format.encode(HELLO)
 
 
+@pytest.mark.parametrize("name", ["smollm3", "exaone4", "granite", "phi4_mini"])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True}])
+def test_variables_and_system_messages_give_the_ids_of_transformers(
+    name: str, variables: dict[str, bool], models: dict[str, Model]
+) -> None:
+    for told in ("", "Be brief. /no_think", "/plain words"):
+        dialog: Dialog = [{"role": "system", "content": told}, *HELLO] if told else HELLO
+        more: Dialog = [{"role": "assistant", "content": "\nHi "}, {"role": "user", "content": " So? "}]
+        for said in ([], more):
+            ours = models[name].format.encode([*dialog, *said], ChatOptions(template_variables=variables))
+            assert ours == models[name].expected([*dialog, *said], add_generation_prompt=True, **variables)
+
+
 def test_contents_at_a_seam_complete_no_control_token(models: dict[str, Model]) -> None:
     source = "{% for m in messages %}<|im_{{ m.content }}_end|>{{ m.content ~ 'start|>' }}{{ '<|im' }}{{ m.name }}{% endfor %}"
     model = models["chatml"]
@@ -158,6 +171,7 @@ def test_tokens_that_a_template_ends_turns_with_end_an_answer(models: dict[str, 
     texts = models["hermes"].tokenizer.control_texts
     assert texts["<|im_end|>"] in models["hermes"].format.stop_ids
     assert texts["<|eot_id|>"] not in models["hermes"].format.stop_ids
+    assert models["phi4_mini"].format.stop_ids == {models["phi4_mini"].tokenizer.control_texts["<|end|>"]}
     assert models["llama3"].format.stop_ids == {models["llama3"].tokenizer.control_texts["<|eot_id|>"]}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from llama_core.text.answer_format import open_answer_format
 from llama_core.text.chat_format import ChatFormat, ChatOptions
@@ -114,10 +115,44 @@ def test_built_in_llama3_writes_results_in_its_own_role(tmp_path: Path) -> None:
     assert '{"name": "get_weather", "parameters": {"city": "Rome"}}<|eot_id|>' in text
 
 
+@pytest.mark.parametrize("told", ["", "Be brief."])
+@pytest.mark.parametrize("family", ["smollm3", "exaone4", "granite", "phi4_mini"])
+def test_tools_are_offered_where_the_template_reads_them(family: str, told: str, tmp_path: Path) -> None:
+    folder = make_chat_model(family, tmp_path)
+    chat = TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), (folder / "chat_template.jinja").read_text())
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    dialog: Any = [{"role": "system", "content": told}, DIALOG[0]] if told else DIALOG[:1]
+    given, variables = dialog, {"xml_tools" if family == "smollm3" else "tools": [TOOL.described()]}
+    if family == "phi4_mini":
+        system = {"role": "system", "content": told or "You are a helpful assistant with some tools."}
+        given, variables = [{**system, "tools": json.dumps([TOOL.described()["function"]])}, DIALOG[0]], {}
+    expected = theirs.apply_chat_template(given, add_generation_prompt=True, return_dict=False, **variables)
+    assert chat.offers_tools and chat.encode(dialog, OPTIONS) == expected
+    assert chat.writes_tools is (family == "exaone4")
+
+
+@pytest.mark.parametrize(
+    ("family", "result"),
+    [("granite", "<|start_of_role|>tool_response<|end_of_role|>Sunny"), ("phi4_mini", "<|tool_response|>Sunny")],
+)
+def test_a_call_that_the_template_does_not_write_begins_with_its_mark(family: str, result: str, tmp_path: Path) -> None:
+    folder = make_chat_model(family, tmp_path)
+    own = load_tokenizer(folder / "tokenizer.json")
+    chat = TemplateChatFormat(own, (folder / "chat_template.jinja").read_text())
+    written = open_answer_format("auto", chat.guard(own), chat).tool_format
+    call = {**CALL, "function": {"name": "get_weather", "arguments": '{"city": "<|tool_call|>"}'}}
+    for content in ("", "I look."):
+        dialog = [DIALOG[0], {**DIALOG[1], "content": content, "tool_calls": [call]}, DIALOG[2]]
+        ids = chat.encode(plain_dialog(dialog, (), written, written.result_role)[0], OPTIONS)
+        assert ids.count(own.control_texts["<|tool_call|>"]) == (2 if family == "granite" else 1)  # one offers
+        assert result in own.decode(ids, skip_special_tokens=False)
+
+
 @pytest.mark.parametrize(
     ("family", "tool_format", "reasons"),
     [("chatml", "hermes", False), ("mistral", "mistral", False), ("llama3", "llama3_json", False),
-     ("llama2", "llama2", False), ("distill", "hermes", True), ("qwen", "hermes", True)],
+     ("llama2", "llama2", False), ("distill", "hermes", True), ("qwen", "hermes", True), ("smollm3", "hermes", True),
+     ("exaone4", "hermes", True), ("granite", "granite", True), ("phi4_mini", "phi4_mini_json", False)],
 )  # fmt: skip
 def test_the_format_of_a_family_is_found(family: str, tool_format: str, reasons: bool, tmp_path: Path) -> None:
     folder = make_chat_model(family, tmp_path)

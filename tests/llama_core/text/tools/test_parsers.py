@@ -56,6 +56,8 @@ def test_damaged_answers_lose_no_text_and_do_not_depend_on_the_division(tool_for
         ("mistral", "[TOOL_CALLS] nothing"),
         ("mistral_args", "[TOOL_CALLS]unknown[ARGS]{}"),
         ("llama2", "<tool_call"),
+        ("granite", "<|tool_call|> nothing"),
+        ("phi4_mini_json", "import functools\n[1]"),
     ],
 )
 def test_what_only_looks_like_a_call_stays_text(tool_format: str, text: str) -> None:
@@ -76,6 +78,8 @@ def test_other_forms_of_the_same_call_are_read() -> None:
         ("llama3_json", TAG + '{"type": "function", "name": "get_weather", "arguments": {"city": "Rome", "metric": true}}'),
         ("llama3_json", '\n{"name":"get_weather","arguments":{"city":"Rome","metric":true}}'),
         ("pythonic", "[get_weather(city='Rome', metric=True)]"),
+        ("granite", '<tool_call>[{"name": "get_weather", "arguments": {"city": "Rome", "metric": true}}]'),
+        ("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": {"city": "Rome", "metric": true}}]'),
         ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "metric": true}'),
     ):  # fmt: skip
         assert read_calls(parsed(tool_format, [text])) == ("", [call])
