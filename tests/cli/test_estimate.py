@@ -82,7 +82,7 @@ def test_an_unsupported_family_is_named_before_anything_else_fails(tmp_path: Pat
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "model.safetensors").write_text("")
     done = llama_ray("estimate", str(tmp_path), "--ranks", "999")
-    assert done.returncode == 1 and "model_type 'mixtral' is not supported, only llama" in done.stderr
+    assert done.returncode == 1 and "model_type 'mixtral' is not supported, only exaone4" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_weights_other_than_the_safetensors_librarys_are_a_finding(
 ) -> None:
     hf_damage.put_folder(tmp_path)
     assert file_worker.use_folder(tmp_path / file_worker.FOLDER, is_config=False) is None
-    monkeypatch.setattr(hf_weights, "interleaved", lambda rows, head_dim: rows)
+    monkeypatch.setattr(hf_weights, "interleaved", lambda rows, head_dim, rotated: rows)
     assert "was loaded with other values" in (
         file_worker.use_folder(tmp_path / file_worker.FOLDER, is_config=False) or ""
     )
