@@ -7,8 +7,10 @@ from typing import Any
 from llama_core.errors import ConfigError
 from llama_core.files.json_fields import read_object
 from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig
+from llama_core.model.family import Given
 from llama_core.model.fields import Fields, shown
-from llama_core.model.llama import attention, feed_forward, llama_layer
+from llama_core.model.llama import llama_layer
+from llama_core.model.operations import FULL_ATTENTION
 from llama_core.model.rope import RopeConfig
 
 _FIELDS = frozenset(
@@ -41,7 +43,6 @@ def config_from_params(params: dict[str, Any], *, vocab_size: int, source: str =
     if dim % n_heads:
         raise ConfigError(f"{source}: dim {dim} is not divisible by n_heads {n_heads}")
     rope, context = _rope(given, dim)
-    layer = llama_layer(attention(rope), feed_forward())
     return ModelConfig(
         dim=dim,
         n_heads=n_heads,
@@ -49,7 +50,7 @@ def config_from_params(params: dict[str, Any], *, vocab_size: int, source: str =
         head_dim=dim // n_heads,
         hidden_dim=_hidden_dim(given, dim, source),
         vocab_size=vocab_size,
-        layers=(layer,) * given.integer("n_layers", most=MAX_LAYERS),
+        layers=(llama_layer(Given(rope, (FULL_ATTENTION,)), 0),) * given.integer("n_layers", most=MAX_LAYERS),
         norm_eps=given.number("norm_eps") or 1e-5,
         context_length=context,
     ).check(source)

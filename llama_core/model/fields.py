@@ -23,13 +23,13 @@ class Fields:
         self.source = source
         self.given = {key: value for key, value in values.items() if value is not None}
 
-    def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """A positive integer. Without a default the field must exist."""
+    def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE, *, least: int = 1) -> int:
+        """A whole number, positive unless `least` is lower. Without a default the field must exist."""
         value = self.given.get(name, default)
         if value is None:
             raise ConfigError(f"{self.source}: field {name!r} is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-            raise self.wrong(name, f"a positive integer, at most {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"a positive integer, at most {most}" if least else "an integer of at least 0")
         return value
 
     def number(self, name: str) -> float | None:

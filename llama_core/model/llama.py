@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from llama_core.model.family import Given
 from llama_core.model.operations import (
-    FULL_ATTENTION,
     Add,
     Attend,
     GatedLinear,
@@ -15,7 +14,6 @@ from llama_core.model.operations import (
     Rotate,
     Weight,
 )
-from llama_core.model.rope import RopeConfig
 
 ATTENTION_NORM = Weight("attention_norm", "input_layernorm", "attn_norm", "dim")
 Q = Weight("attention.wq", "self_attn.q_proj", "attn_q", "heads", "dim", is_rotated=True)
@@ -31,31 +29,30 @@ UP = Weight("feed_forward.w3", "mlp.up_proj", "ffn_up", "hidden", "dim")
 
 
 def attention(
-    rope: RopeConfig | None,
-    window: int = FULL_ATTENTION,
+    given: Given,
+    i: int,
     *,
     qkv: tuple[Weight, ...] = (Q, K, V),
-    qkv_bias: bool = False,
-    out_bias: bool = False,
+    rotates: bool = True,
     qk_norm: bool = False,
     scale: float | None = None,
 ) -> tuple[Operation, ...]:
-    """From the attention's input to its output."""
+    """From the attention's input to its output, in layer `i`."""
     return (
-        Linear("qkv", tuple(replace(each, has_bias=qkv_bias) for each in qkv)),
-        Rotate(rope, (Q_NORM, K_NORM) if qk_norm else None),
-        Attend(window, scale),
-        Linear("out", (replace(OUT, has_bias=out_bias),)),
+        Linear("qkv", tuple(replace(each, has_bias=given.qkv_bias) for each in qkv)),
+        Rotate(given.rope if rotates else None, (Q_NORM, K_NORM) if qk_norm else None),
+        Attend(given.windows[i], scale),
+        Linear("out", (replace(OUT, has_bias=given.out_bias),)),
     )
 
 
-def feed_forward(*, gate: Weight = GATE, up: Weight = UP, bias: bool = False) -> tuple[Operation, ...]:
+def feed_forward(given: Given, *, gate: Weight = GATE, up: Weight = UP) -> tuple[Operation, ...]:
     """From the feed-forward layer's input to its output."""
-    gate, up, down = (replace(each, has_bias=bias) for each in (gate, up, DOWN))
+    gate, up, down = (replace(each, has_bias=given.mlp_bias) for each in (gate, up, DOWN))
     return GatedLinear("gate_up", (gate, up)), Linear("down", (down,))
 
 
-def layer_of(
+def llama_layer(
     given: Given,
     i: int,
     *,
@@ -64,18 +61,6 @@ def layer_of(
     scale: float | None = None,
     multiplier: float = 1.0,
 ) -> Layer:
-    """Layer `i` with what a file says of it: `llama_layer`."""
-    attended = attention(
-        given.rope if rotates else None,
-        given.window(i),
-        qkv_bias=given.qkv_bias,
-        out_bias=given.out_bias,
-        qk_norm=qk_norm,
-        scale=scale,
-    )
-    return llama_layer(attended, feed_forward(bias=given.mlp_bias), multiplier)
-
-
-def llama_layer(attended: tuple[Operation, ...], fed: tuple[Operation, ...], multiplier: float = 1.0) -> Layer:
-    """A layer with a norm before the attention, and before the feed-forward layer. multiplier: of what each adds."""
-    return Norm(ATTENTION_NORM), *attended, Add(multiplier), Norm(FFN_NORM), *fed, Add(multiplier)
+    """Layer `i`, with a norm before the attention and one before the feed-forward layer. multiplier: of what each adds."""
+    attended = attention(given, i, rotates=rotates, qk_norm=qk_norm, scale=scale)
+    return Norm(ATTENTION_NORM), *attended, Add(multiplier), Norm(FFN_NORM), *feed_forward(given), Add(multiplier)

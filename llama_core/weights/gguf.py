@@ -82,7 +82,7 @@ class GgufWeights(WeightReader):
         self._head_dim = config.head_dim
         family = gguf_families().get(str(model.metadata.get("general.architecture")))
         self._rotated = config.rope.rotated(config.head_dim)
-        self._halves = family is not None and family.gguf_halves
+        self._halves = family is not None and family.gguf_is_neox
         self._specs = weight_specs(config)
         self._tensors = _checked_tensors(model, self._specs, config.tied_embeddings)
         self._mapped: Mapping[Path, torch.Tensor] = {

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from llama_core.errors import ConfigError
+from llama_core.model.family import Given
 from llama_core.model.llama import ATTENTION_NORM, DOWN, GATE, OUT, Q_NORM, UP, K, Q, V, attention, feed_forward
 from llama_core.model.operations import Add, Attend, GatedLinear, Layer, Linear, Norm, Rotate
 from llama_core.model.rope import RopeConfig
 from tests.support.plain_model import decoder
 
 SIZES = (64, 2, 4, 2, 16, 96, 90)
-ATTENDED, FED = attention(RopeConfig()), feed_forward()
+GIVEN = Given(RopeConfig(), (0,))
+ATTENDED, FED = attention(GIVEN, 0), feed_forward(GIVEN)
 QKV = Linear("qkv", (Q, K, V))
 REFUSED: dict[str, tuple[Layer, str]] = {
     "nothing": ((), "does not end with Add"),

@@ -17,7 +17,8 @@ from llama_core.backends.runner import ModelRunner
 from llama_core.config import EngineConfig
 from llama_core.files.source import DENSE, GroupedSlice, Slice
 from llama_core.model.config import ModelConfig
-from llama_core.model.llama import attention, feed_forward, llama_layer
+from llama_core.model.family import Given
+from llama_core.model.llama import llama_layer
 from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Rotate
 from llama_core.model.rope import RopeConfig
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, weight_specs
@@ -64,11 +65,8 @@ def decoder(
     **others: Any,
 ) -> ModelConfig:
     """Llama's layers with such switches. windows: one a layer, () for none. others: of ModelConfig."""
-    fed = feed_forward(bias=mlp_bias)
-    layers = tuple(
-        llama_layer(attention(rope, window, qkv_bias=attention_bias, out_bias=attention_out_bias, qk_norm=qk_norm), fed)
-        for window in windows or [0] * n_layers
-    )
+    given = Given(rope, tuple(windows) or (0,) * n_layers, attention_bias, attention_out_bias, mlp_bias)
+    layers = tuple(llama_layer(given, i, qk_norm=qk_norm) for i in range(n_layers))
     return ModelConfig(dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size, layers, **others)
 
 

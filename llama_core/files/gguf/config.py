@@ -102,13 +102,13 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.fault("attention.value_length", f"must be the key length {head_dim}")
     rotated = keys.integer("rope.dimension_count", head_dim)
-    if rotated != head_dim and not family.is_partial:
+    if rotated != head_dim and "partial_rotary_factor" not in family.reads:
         raise keys.fault("rope.dimension_count", f"must be the width {head_dim} of a head: others are not supported")
     layers = keys.integer("block_count", most=MAX_LAYERS)
     tensors = model.tensors
     rope, context = read_rope(keys, model, rotated)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
-    read = {stored: keys.value(name) for stored, name in family.reads.items() if name}
+    read = {stored: keys.value(name) if name else family.defaults.get(stored) for stored, name in family.reads.items()}
     fields = Fields(read, str(model.path))
     qkv_bias, out_bias, mlp_bias = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_output", "ffn_gate"))
     said = Given(rope, _windows(keys, layers), qkv_bias, out_bias, mlp_bias, fields)
@@ -154,12 +154,10 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
 
 
 def _windows(keys: GgufKeys, layers: int) -> tuple[int, ...]:
-    """The window of each layer; () if none has one."""
+    """The window of each layer."""
     window = keys.integer("attention.sliding_window", 0, least=0)
     pattern = keys.value("attention.sliding_window_pattern")
-    if not window:
-        return ()
-    if pattern is None:
+    if not window or pattern is None:
         return (window,) * layers
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
         raise keys.fault("attention.sliding_window_pattern", f"must be {layers} truth values, one a layer")

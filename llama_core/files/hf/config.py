@@ -45,29 +45,26 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
 
     Raises ConfigError that names the field.
     """
-    given = Fields(config, source)
-    family = _family(given)
+    family = _family(Fields(config, source))
+    given = Fields({**family.defaults, **config}, source)
     _refuse_unsupported(given, family)
     n_layers = given.integer("num_hidden_layers", most=MAX_LAYERS)
     n_heads = given.integer("num_attention_heads")
-    # Only an absent field has the family's default: transformers reads null as one head for each query head.
-    kv_heads = n_heads if "num_key_value_heads" in config or family.kv_heads is None else family.kv_heads
-    head_dim = _head_dim(given, family, n_heads)
-    rope, context = read_rope(given, given.integer("max_position_embeddings", family.positions), head_dim, family)
-    if rope.kind == "dynamic" and head_dim < 4:
-        raise ConfigError(f"{source}: head_dim is {head_dim}, rope type dynamic needs at least 4")
-    attention_bias, windows = given.flag("attention_bias"), _windows(given, config, family, n_layers)
-    said = Given(rope, windows, attention_bias or family.qkv_bias, attention_bias, given.flag("mlp_bias"), given)
+    head_dim = _head_dim(given, n_heads)
+    rope, context = read_rope(given, given.integer("max_position_embeddings"), head_dim, family)
+    attention_bias = given.flag("attention_bias")
+    biases = attention_bias or family.qkv_bias, attention_bias, given.flag("mlp_bias")
+    said = Given(rope, _windows(given, family, n_layers), *biases, given)
     return ModelConfig(
         dim=given.integer("hidden_size"),
         n_heads=n_heads,
-        n_kv_heads=given.integer("num_key_value_heads", kv_heads),
+        n_kv_heads=given.integer("num_key_value_heads", n_heads),
         head_dim=head_dim,
         hidden_dim=given.integer("intermediate_size"),
         vocab_size=_vocab_size(given, vocab_size),
         layers=tuple(family.layer(said, i) for i in range(n_layers)),
-        norm_eps=given.number("rms_norm_eps") or family.norm_eps,
-        tied_embeddings=given.flag("tie_word_embeddings", family.tied),
+        norm_eps=given.number("rms_norm_eps") or 1e-6,
+        tied_embeddings=given.flag("tie_word_embeddings"),
         context_length=context,
         **{name: given.number(stored) or 1.0 for name, stored in family.model.items()},
     ).check(source)
@@ -99,11 +96,11 @@ def _refuse_unsupported(given: Fields, family: Family) -> None:
     packed_bits(given)
 
 
-def _head_dim(given: Fields, family: Family, n_heads: int) -> int:
+def _head_dim(given: Fields, n_heads: int) -> int:
     dim = given.integer("hidden_size")
-    if family.head_dim is None and "head_dim" not in given.given and dim % n_heads:
+    if "head_dim" not in given.given and dim % n_heads:
         raise ConfigError(f"{given.source}: hidden_size {dim} is not divisible by num_attention_heads {n_heads}")
-    return given.integer("head_dim", family.head_dim or max(1, dim // n_heads))
+    return given.integer("head_dim", max(1, dim // n_heads))
 
 
 def _vocab_size(given: Fields, tokenizer_size: int) -> int:
@@ -117,7 +114,7 @@ def _vocab_size(given: Fields, tokenizer_size: int) -> int:
     return vocab_size
 
 
-def _windows(given: Fields, config: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int, ...]:
+def _windows(given: Fields, family: Family, n_layers: int) -> tuple[int, ...]:
     """The window of each layer. sliding_window null turns the family's default off."""
     layer_types = given.texts("layer_types")
     if layer_types is not None and len(layer_types) != n_layers:
@@ -125,26 +122,19 @@ def _windows(given: Fields, config: Mapping[str, Any], family: Family, n_layers:
     for kind in layer_types or ():
         if kind not in (_SLIDING, _FULL):
             raise ConfigError(f"{given.source}: layer type {shown(kind)} is not supported")
-    window = _window(given, config, family)
+    has_windows = "sliding_window" in family.defaults and "sliding_window" in given.given
+    if "use_sliding_window" in family.defaults and not given.flag("use_sliding_window"):
+        has_windows = False
     if layer_types is None:
-        layer_types = [
-            _SLIDING if window is not None and family.is_sliding(given, i) else _FULL for i in range(n_layers)
-        ]
-    elif not family.has_layer_types and set(layer_types) != {_FULL if window is None else _SLIDING}:
+        layer_types = [_SLIDING if has_windows and family.is_sliding(given, i) else _FULL for i in range(n_layers)]
+    elif "layer_types" not in family.defaults and set(layer_types) != {_SLIDING if has_windows else _FULL}:
         raise ConfigError(
             f"{given.source}: layer_types contradicts model_type {given.given['model_type']}, which has one window for all "
             "layers; if the layers alternate, the model_type is ministral"
         )
     if _SLIDING not in layer_types:
-        return ()
-    if window is None:
+        return (FULL_ATTENTION,) * n_layers
+    if not has_windows:
         raise ConfigError(f"{given.source}: layer_types has sliding layers, but there is no sliding_window")
+    window = given.integer("sliding_window")
     return tuple(window if kind == _SLIDING else FULL_ATTENTION for kind in layer_types)
-
-
-def _window(given: Fields, config: Mapping[str, Any], family: Family) -> int | None:
-    if family.window is None or (family.has_window_flag and not given.flag("use_sliding_window")):
-        return None
-    if config.get("sliding_window") is None and ("sliding_window" in config or not family.window):
-        return None
-    return given.integer("sliding_window", family.window)

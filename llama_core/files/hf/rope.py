@@ -26,21 +26,21 @@ def read_rope(config: Fields, positions: int, head_dim: int, family: Family) -> 
     `positions`: max_position_embeddings, which includes the stretch for llama3 and longrope, and excludes it for linear and
     dynamic. Raises ConfigError that names the field.
     """
-    rope, context = _whole_rope(config, positions, family.theta)
+    rope, context = _whole_rope(config, positions)
     share = 1.0
     for fields in (config, config.inner("rope_scaling"), config.inner("rope_parameters")):
         if fields is not None and (found := fields.number("partial_rotary_factor")) not in (None, 1.0):
-            if not family.is_partial:
+            if "partial_rotary_factor" not in family.reads:
                 raise ConfigError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
             share = found
     return replace(rope, dim=None if share == 1.0 else int(head_dim * share)), context
 
 
-def _whole_rope(config: Fields, positions: int, default_theta: float) -> tuple[RopeConfig, int]:
+def _whole_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
     given = config.inner("rope_scaling") or config.inner("rope_parameters") or Fields({}, config.source)
     if unknown := sorted(set(given.given) - _KNOWN):
         raise ConfigError(f"{given.source}: field {shown(unknown[0])} is not supported")
-    theta = given.number("rope_theta") or config.number("rope_theta") or default_theta
+    theta = given.number("rope_theta") or config.number("rope_theta") or 10000.0
     if not 1 < theta <= MAX_THETA:
         raise ConfigError(f"{config.source}: rope_theta must be more than 1, at most {MAX_THETA:g}, is {theta}")
     kind = given.text("rope_type", given.text("type", "default"))

@@ -11,13 +11,13 @@ _FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm
 
 
 def _layer(given: Given, i: int) -> Layer:
-    has_windows = given.windows or "sliding_window" in given.fields.given
-    attended = attention(None if has_windows and not given.window(i) else given.rope, given.window(i), qk_norm=True)
-    return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(), Norm(_FFN_NORM), Add()
+    rotates = "sliding_window" not in given.fields.given or given.windows[i] > 0
+    attended = attention(given, i, rotates=rotates, qk_norm=True)
+    return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(given), Norm(_FFN_NORM), Add()
 
 
 def _is_sliding(fields: Fields, i: int) -> bool:
-    return (i + 1) % fields.integer("sliding_window_pattern", 4) != 0
+    return (i + 1) % fields.integer("sliding_window_pattern") != 0
 
 
 FAMILIES = (
@@ -25,13 +25,13 @@ FAMILIES = (
         "exaone4",
         ("Exaone4ForCausalLM",),
         _layer,
-        positions=2048,
-        kv_heads=32,
-        norm_eps=1e-5,
-        window=4096,
-        has_layer_types=True,
+        {
+            **{"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5},
+            **{"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+        },
         is_sliding=_is_sliding,
+        reads={"sliding_window": "attention.sliding_window"},
         gguf="exaone4",
-        gguf_halves=True,
+        gguf_is_neox=True,
     ),
 )

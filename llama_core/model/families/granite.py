@@ -1,13 +1,13 @@
 """Granite 3: multipliers of the embedding, of what layers add, and of scores; logits are divided."""
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import layer_of
+from llama_core.model.llama import llama_layer
 from llama_core.model.operations import Layer
 
 
 def _layer(given: Given, i: int) -> Layer:
     scale, multiplier = (given.fields.number(f"{each}_multiplier") or 1.0 for each in ("attention", "residual"))
-    return layer_of(given, i, scale=scale, multiplier=multiplier)
+    return llama_layer(given, i, scale=scale, multiplier=multiplier)
 
 
 FAMILIES = (
@@ -15,7 +15,7 @@ FAMILIES = (
         "granite",
         ("GraniteForCausalLM",),
         _layer,
-        positions=2048,
+        {"max_position_embeddings": 2048},
         optional_bias=("attention_bias", "mlp_bias"),
         reads={
             "embedding_multiplier": "embedding_scale",

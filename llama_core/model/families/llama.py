@@ -1,25 +1,18 @@
 """Llama 1 to 3.3, Code Llama, TinyLlama, Vicuna, Yi, SmolLM2, R1-Distill-Llama; Mistral and Ministral, which have windows."""
 
 from llama_core.model.family import Family
-from llama_core.model.llama import layer_of
+from llama_core.model.llama import llama_layer
 
+_MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}
 FAMILIES = (
     Family(
         "llama",
         ("LlamaForCausalLM", "LLaMAForCausalLM"),
-        layer_of,
-        positions=2048,
+        llama_layer,
+        {"max_position_embeddings": 2048},
         optional_bias=("attention_bias", "mlp_bias"),
         gguf="llama",
     ),
-    Family("mistral", ("MistralForCausalLM",), layer_of, positions=131_072, kv_heads=8, window=4096),
-    Family(
-        "ministral",
-        ("MinistralForCausalLM",),
-        layer_of,
-        positions=131_072,
-        kv_heads=8,
-        window=4096,
-        has_layer_types=True,
-    ),
+    Family("mistral", ("MistralForCausalLM",), llama_layer, _MISTRAL),
+    Family("ministral", ("MinistralForCausalLM",), llama_layer, _MISTRAL | {"layer_types": None}),
 )

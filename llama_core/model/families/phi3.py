@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import GATE, UP, K, Q, V, attention, feed_forward, llama_layer
-from llama_core.model.operations import Layer
+from llama_core.model.llama import ATTENTION_NORM, FFN_NORM, GATE, UP, K, Q, V, attention, feed_forward
+from llama_core.model.operations import Add, Layer, Norm
 
 _QKV = tuple(replace(each, hugging_face="self_attn.qkv_proj", gguf="attn_qkv") for each in (Q, K, V))
 _GATE, _UP = (replace(each, hugging_face="mlp.gate_up_proj", gguf="ffn_up") for each in (GATE, UP))
 
 
 def _layer(given: Given, i: int) -> Layer:
-    return llama_layer(attention(given.rope, given.window(i), qkv=_QKV), feed_forward(gate=_GATE, up=_UP))
+    fed = feed_forward(given, gate=_GATE, up=_UP)
+    return Norm(ATTENTION_NORM), *attention(given, i, qkv=_QKV), Add(), Norm(FFN_NORM), *fed, Add()
 
 
 FAMILIES = (
@@ -19,11 +20,9 @@ FAMILIES = (
         "phi3",
         ("Phi3ForCausalLM",),
         _layer,
-        positions=4096,
-        norm_eps=1e-5,
-        window=0,
-        is_partial=True,
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None},
+        reads={"partial_rotary_factor": "rope.dimension_count"},
         gguf="phi3",
-        gguf_halves=True,
+        gguf_is_neox=True,
     ),
 )

@@ -4,44 +4,37 @@ from functools import partial
 
 from llama_core.model.family import Family
 from llama_core.model.fields import Fields
-from llama_core.model.llama import layer_of
+from llama_core.model.llama import llama_layer
+
+_DEFAULTS = {
+    **{"max_position_embeddings": 32_768, "num_key_value_heads": 32, "layer_types": None},
+    **{"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28},
+}
 
 
 def _is_sliding(fields: Fields, i: int) -> bool:
-    first = fields.given.get("max_window_layers", 28)
-    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-        raise fields.wrong("max_window_layers", "an integer of at least 0")
-    return i >= first
+    return i >= fields.integer("max_window_layers", 28, least=0)
 
 
 FAMILIES = (
     Family(
         "qwen2",
         ("Qwen2ForCausalLM",),
-        layer_of,
-        positions=32_768,
-        kv_heads=32,
-        window=4096,
-        has_window_flag=True,
-        has_layer_types=True,
+        llama_layer,
+        _DEFAULTS,
         is_sliding=_is_sliding,
         qkv_bias=True,
         gguf="qwen2",
-        gguf_halves=True,
+        gguf_is_neox=True,
     ),
     Family(
         "qwen3",
         ("Qwen3ForCausalLM",),
-        partial(layer_of, qk_norm=True),
-        positions=32_768,
-        kv_heads=32,
-        head_dim=128,
-        window=4096,
-        has_window_flag=True,
-        has_layer_types=True,
+        partial(llama_layer, qk_norm=True),
+        _DEFAULTS | {"head_dim": 128},
         is_sliding=_is_sliding,
         optional_bias=("attention_bias",),
         gguf="qwen3",
-        gguf_halves=True,
+        gguf_is_neox=True,
     ),
 )
