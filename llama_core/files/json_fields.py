@@ -8,7 +8,6 @@ from typing import Any
 from llama_core.errors import CheckpointError, ConfigError, LlamaError
 from llama_core.files.text_files import fault_of
 
-_SHOWN_CHARS = 80  # of an invalid value, in error messages
 _MAX_BYTES = 100_000_000  # a file of weights that was renamed has gigabytes
 
 

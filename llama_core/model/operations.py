@@ -4,7 +4,7 @@ The operations of a layer pass a value on, which is the residual at the layer's 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from llama_core.errors import ConfigError
 from llama_core.model.rope import RopeConfig
@@ -103,43 +103,51 @@ def weights_of(operation: Operation) -> tuple[Weight, ...]:
             return ()
 
 
+_QKV: Final = ("heads", "kv_heads", "kv_heads")
+# What a product may take and make.
+_LINEAR: Final = ((("dim",), _QKV), (("heads",), ("dim",)), (("hidden",), ("dim",)))
+_GATED: Final = ((("dim",), ("hidden", "hidden")),)
+
+
 def check_layer(layer: Layer, place: str) -> None:
-    """Raises ConfigError, with the operation's place, for a list whose widths do not fit, or in which an operation or a weight
-    would have no effect."""
+    """Raises ConfigError, with the operation's place, for a list whose widths do not fit, in which an operation would have no
+    effect, or that no backend computes."""
     value: tuple[str, ...] = ("dim",)
     names: set[str] = set()
+    before: Operation = Add()
     for number, operation in enumerate(layer):
         at = f"{place}, operation {number} ({type(operation).__name__})"
         weights = weights_of(operation)
-        taken: tuple[str, ...]
-        given: tuple[str, ...]
+        own = [each.name for each in weights]
+        made: tuple[str, ...] = tuple(each.outputs for each in weights)
+        taken: tuple[str, ...] = ("dim",)
+        given: tuple[str, ...] = ("dim",)
         match operation:
-            case Norm():
-                taken = given = tuple(each.outputs for each in weights)
-            case Linear():
-                taken, given = _inputs(weights), tuple(each.outputs for each in weights)
-            case GatedLinear():
-                taken, given = _inputs(weights), tuple({each.outputs: None for each in weights})
+            case Norm() if made != value or isinstance(before, Norm):
+                raise ConfigError(f"{at}: norms {', '.join(made)}, but the value before it is {', '.join(value)}")
+            case Linear(tensor) | GatedLinear(tensor):
+                taken, given = tuple({each.inputs or "nothing": None for each in weights}), made
+                if (taken, made) not in (_LINEAR if isinstance(operation, Linear) else _GATED):
+                    raise ConfigError(f"{at}: no backend multiplies {', '.join(taken)} to {', '.join(made)}")
+                if len({each.has_bias for each in weights}) > 1:
+                    raise ConfigError(f"{at}: all its weights have a bias, or none has")
+                given = ("hidden",) if isinstance(operation, GatedLinear) else made
+                own.append(tensor)
             case Rotate():
-                taken, given = ("heads", "kv_heads", "kv_heads"), ("queries",)
+                taken, given = _QKV, ("queries",)
+                if made not in ((), ("head", "head")):
+                    raise ConfigError(f"{at}: norms {', '.join(made)}, which must be of heads")
             case Attend():
                 taken, given = ("queries",), ("heads",)
-            case Add():
-                taken, given = ("dim",), ("dim",)
+            case Add() if isinstance(before, Add):
+                raise ConfigError(f"{at}: adds the residual to itself")
         if value != taken:
             raise ConfigError(f"{at}: takes {', '.join(taken)}, but the value before it is {', '.join(value)}")
-        if twice := [each.name for each in weights if each.name in names]:
+        if twice := [each for each in own if each in names]:
             raise ConfigError(f"{at}: {twice[0]} has been used before")
-        if isinstance(operation, Add) and (number == 0 or isinstance(layer[number - 1], Add)):
-            raise ConfigError(f"{at}: adds the residual to itself")
-        names.update(each.name for each in weights)
-        value = given
-    if not layer or not isinstance(layer[-1], Add):
+        names.update(own)
+        value, before = given, operation
+    if not isinstance(before, Add) or not layer:
         raise ConfigError(f"{place}: does not end with Add, so that its last operations have no effect")
     if sum(isinstance(each, Attend) for each in layer) != 1:
         raise ConfigError(f"{place}: must have one Attend, because it has one cache")
-
-
-def _inputs(weights: tuple[Weight, ...]) -> tuple[str, ...]:
-    """What the parts of one product take: each the same."""
-    return tuple({each.inputs or "nothing": None for each in weights})

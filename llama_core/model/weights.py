@@ -2,9 +2,9 @@
 ranks hold them. Readers, plans, estimates and backends follow this table.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from llama_core.model.config import ModelConfig
@@ -62,12 +62,8 @@ class WeightSpec:
         return Box(tuple(start), tuple(shape))
 
 
-def equal_part(shape: tuple[int, ...], dim: int | None, count: int) -> tuple[int, ...]:
-    """`shape` divided into `count` equal parts along `dim`."""
-    return tuple(size // count if d == dim else size for d, size in enumerate(shape))
-
-
-def weight_specs(config: ModelConfig) -> dict[str, WeightSpec]:
+@lru_cache(maxsize=8)
+def weight_specs(config: ModelConfig) -> Mapping[str, WeightSpec]:
     """Every weight of the architecture in the model's order, by the name that Meta's checkpoints give it.
 
     Biases and the norms of q and k, which Meta's models do not have, are named after their projections. A tied model has
@@ -139,8 +135,3 @@ def first_rows(specs: Mapping[str, WeightSpec], share: RankShare) -> tuple[dict[
         first[name] = shapes.get(spec.tensor, (0,))[0]
         shapes[spec.tensor] = (first[name] + rows, *columns)
     return first, shapes
-
-
-def num_values(config: ModelConfig, share: RankShare) -> int:
-    """Values in all weights that a rank loads."""
-    return sum(math.prod(spec.part(share).shape) for spec in weight_specs(config).values())

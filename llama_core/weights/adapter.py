@@ -10,7 +10,7 @@ from llama_core.files.adapter import WEIGHTS, Pair, open_adapter
 from llama_core.files.hf.files import open_file
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
-from llama_core.model.weights import WeightSpec, weight_specs
+from llama_core.model.weights import OUTPUT, WeightSpec, weight_specs
 from llama_core.weights.hf import interleaved
 
 
@@ -42,7 +42,8 @@ def unreadable(model: ModelConfig, share: RankShare) -> list[LowRank]:
     do: in the first layer for the cache's sake, in the last because softmax may lose a NaN on the way."""
     specs = weight_specs(model)
     broken = []
-    for name in ("layers.0.attention.wq.weight", f"layers.{model.n_layers - 1}.feed_forward.w2.weight"):
+    linear = [name for name, spec in specs.items() if spec.is_linear and name != OUTPUT]
+    for name in (linear[0], linear[-1]):
         outputs, inputs = specs[name].part(share).shape
         broken.append(LowRank(name, torch.zeros(1, inputs), torch.full((outputs, 1), torch.nan), 1.0))
     return broken

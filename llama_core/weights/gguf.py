@@ -21,6 +21,7 @@ from llama_core.model.config import ModelConfig
 from llama_core.model.families import gguf_families
 from llama_core.model.fields import shown
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
+from llama_core.weights.hf import interleaved
 from llama_core.weights.loader import GroupedWeight, dense
 from llama_core.weights.mapped import release
 
@@ -125,9 +126,10 @@ class GgufWeights(WeightReader):
         Releases the pages of the rows when the next ones are requested.
         """
         tensor = self._tensors[name]
-        rows = tensor.shape[0]
         values, num_bytes = tensor.encoding.values, tensor.encoding.num_bytes
-        everything = self._mapped[tensor.file][tensor.offset : tensor.offset + tensor.num_bytes].view(rows, -1)
+        everything = self._mapped[tensor.file][tensor.offset : tensor.offset + tensor.num_bytes].view(
+            tensor.shape[0], -1
+        )
         columns = slice(box.start[1] // values * num_bytes, (box.start[1] + box.shape[1]) // values * num_bytes)
         needs_order = self._halves and self._specs[name].is_rotated
         step = max(1, _CHUNK_VALUES // max(1, box.shape[1]))
@@ -137,18 +139,10 @@ class GgufWeights(WeightReader):
         begin, end = first, first + box.shape[0]
         while begin < end:
             stop = min(end, begin - begin % step + step)
-            yield begin - first, self._rows(everything, begin, stop, needs_order)[:, columns]
+            rows = everything[begin:stop]
+            yield begin - first, (interleaved(rows, self._head_dim, self._rotated) if needs_order else rows)[:, columns]
             release(everything[begin:stop])
             begin = stop
-
-    def _rows(self, everything: torch.Tensor, begin: int, stop: int, needs_order: bool) -> torch.Tensor:
-        """Rows [begin, stop) in Meta's order: pairs that are rotated together lie side by side."""
-        if not needs_order:
-            return everything[begin:stop]
-        wanted = torch.arange(begin, stop)
-        head, within = wanted // self._head_dim, wanted % self._head_dim
-        paired = within // 2 + within % 2 * (self._rotated // 2)
-        return everything[head * self._head_dim + torch.where(within < self._rotated, paired, within)]
 
 
 def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied: bool) -> dict[str, GgufTensor]:

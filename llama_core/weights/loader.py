@@ -11,7 +11,7 @@ from llama_core.errors import CheckpointError
 from llama_core.files.source import GROUP, Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
-from llama_core.model.weights import Box, num_values, weight_specs
+from llama_core.model.weights import Box, weight_specs
 from llama_core.weights.uploads import Uploads
 
 Part = TypeVar("Part")
@@ -61,7 +61,7 @@ def planned_weights(
     Peak memory: the weights that the caller keeps, one weight and one slice. Raises CheckpointError for a value that is not
     finite: on a CPU before it yields the weight, on a GPU after the last weight, because each check makes the host wait.
     """
-    total = num_values(config, share) * dtype.itemsize
+    total = sum(math.prod(spec.part(share).shape) for spec in weight_specs(config).values()) * dtype.itemsize
     done = 0
     checks: list[_PendingCheck] = []
     with uploads or Uploads(device) as uploads:

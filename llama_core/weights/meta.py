@@ -15,7 +15,7 @@ from llama_core.errors import CheckpointError
 from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import Slice, WeightReader
 from llama_core.model.config import ModelConfig
-from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, equal_part, weight_specs
+from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.mapped import file_begin, release, row_chunks
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -105,7 +105,9 @@ class MetaWeights(WeightReader):
             candidates: list[tuple[int | None, tuple[int, ...]]] = [(None, spec.shape)]
         else:
             candidates = [
-                (dim, equal_part(spec.shape, dim, count)) for dim in shard_dims if spec.shape[dim] % count == 0
+                (dim, tuple(size // count if d == dim else size for d, size in enumerate(spec.shape)))
+                for dim in shard_dims
+                if spec.shape[dim] % count == 0
             ]
         for dim, expected in candidates:
             if all(shape == expected for shape in shapes):

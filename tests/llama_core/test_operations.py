@@ -6,7 +6,21 @@ import pytest
 
 from llama_core.errors import ConfigError
 from llama_core.model.family import Given
-from llama_core.model.llama import ATTENTION_NORM, DOWN, GATE, OUT, Q_NORM, UP, K, Q, V, attention, feed_forward
+from llama_core.model.llama import (
+    ATTENTION_NORM,
+    DOWN,
+    FFN_NORM,
+    GATE,
+    K_NORM,
+    OUT,
+    Q_NORM,
+    UP,
+    K,
+    Q,
+    V,
+    attention,
+    feed_forward,
+)
 from llama_core.model.operations import Add, Attend, GatedLinear, Layer, Linear, Norm, Rotate
 from llama_core.model.rope import RopeConfig
 from tests.support.plain_model import decoder
@@ -27,21 +41,36 @@ REFUSED: dict[str, tuple[Layer, str]] = {
     "an Add of the residual": ((*ATTENDED, Add(), Add()), "operation 5 .Add.: adds the residual to itself"),
     "an Add at the begin": ((Add(),), "operation 0 .Add.: adds the residual to itself"),
     "a weight used twice": (
-        (Norm(ATTENTION_NORM), *ATTENDED, Norm(ATTENTION_NORM), Add()),
-        "attention_norm has been used",
+        (*ATTENDED, Norm(FFN_NORM), Add(), Norm(FFN_NORM), *FED, Add()),
+        "ffn_norm has been used",
     ),
     "q without k and v": (
         (Linear("q", (Q,)), Rotate(None)),
-        "takes heads, kv_heads, kv_heads, but the value before it is heads",
+        "no backend multiplies dim to heads",
     ),
     "a product of another width": ((Linear("down", (DOWN,)), Add()), "takes hidden, but the value before it is dim"),
     "gates without their product": ((*ATTENDED, Add(), GatedLinear("gate_up", (GATE, UP)), Add()), "takes dim"),
     "attention without rotation": ((QKV, Attend(), Linear("out", (OUT,)), Add()), "takes queries"),
     "a norm of a head over the residual": (
         (Norm(Q_NORM), *ATTENDED, Add()),
-        "takes head, but the value before it is dim",
+        "norms head, but the value before it is dim",
     ),
-    "parts of different inputs": ((Linear("qkv", (Q, K, replace(V, inputs="hidden"))),), "takes dim, hidden"),
+    "parts of different inputs": ((Linear("qkv", (Q, K, replace(V, inputs="hidden"))),), "multiplies dim, hidden"),
+    "two norms": ((Norm(ATTENTION_NORM), Norm(FFN_NORM), *ATTENDED, Add()), "operation 1 .Norm.: norms dim"),
+    "a norm of attention's output": ((*ATTENDED[:3], Norm(replace(FFN_NORM, outputs="heads"))), "norms heads"),
+    "a product without gates": (
+        (Linear("up", (UP,)), Linear("down", (DOWN,)), Add()),
+        "no backend multiplies dim to hidden",
+    ),
+    "a norm of all heads": (
+        (QKV, Rotate(None, (replace(Q_NORM, outputs="heads"), K_NORM))),
+        "norms heads, head, which must",
+    ),
+    "a bias of q alone": ((Linear("qkv", (replace(Q, has_bias=True), K, V)),), "all its weights have a bias, or none"),
+    "one tensor for two products": (
+        (*ATTENDED, Add(), FED[0], Linear("out", (DOWN,)), Add()),
+        "out has been used",
+    ),
 }
 
 

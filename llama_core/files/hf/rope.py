@@ -3,14 +3,14 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 from llama_core.errors import ConfigError
 from llama_core.model.config import MAX_SIZE
 from llama_core.model.family import Family
 from llama_core.model.fields import Fields, shown
-from llama_core.model.rope import MAX_ROPE_FACTOR, MAX_THETA, RopeConfig
+from llama_core.model.rope import RopeConfig, RopeKind
 
-_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _KNOWN = frozenset(
     {
         *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
@@ -41,8 +41,7 @@ def _whole_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
     if unknown := sorted(set(given.given) - _KNOWN):
         raise ConfigError(f"{given.source}: field {shown(unknown[0])} is not supported")
     theta = given.number("rope_theta") or config.number("rope_theta") or 10000.0
-    if not 1 < theta <= MAX_THETA:
-        raise ConfigError(f"{config.source}: rope_theta must be more than 1, at most {MAX_THETA:g}, is {theta}")
+    RopeConfig(theta=theta).check(config.source)
     kind = given.text("rope_type", given.text("type", "default"))
     match kind:
         case "default":
@@ -62,22 +61,16 @@ def _whole_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
         case "longrope" | "su":
             return _longrope(config, given, theta, positions), positions
         case _:
-            raise ConfigError(f"{given.source}: rope type {shown(kind)} is not supported, only {', '.join(_TYPES)}")
+            raise ConfigError(
+                f"{given.source}: rope type {shown(kind)} is not supported, only {', '.join(get_args(RopeKind))}"
+            )
 
 
 def _factor(given: Fields) -> float:
-    factor = _bounded(given, "factor")
+    factor = given.number("factor")
     if factor is None or factor < 1:
         raise given.wrong("factor", "a number of at least 1")
     return factor
-
-
-def _bounded(given: Fields, name: str) -> float | None:
-    """A number that leaves the frequencies finite in float32."""
-    value = given.number(name)
-    if value is not None and not 1 / MAX_ROPE_FACTOR <= value <= MAX_ROPE_FACTOR:
-        raise given.wrong(name, f"from {1 / MAX_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}")
-    return value
 
 
 def _stretched(positions: int, factor: float) -> int:
@@ -91,7 +84,7 @@ def _original_context(config: Fields, given: Fields, positions: int) -> int:
 
 
 def _llama3(config: Fields, given: Fields, theta: float, positions: int) -> RopeConfig:
-    low, high = _bounded(given, "low_freq_factor"), _bounded(given, "high_freq_factor")
+    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
     if low is None or high is None:
         raise ConfigError(f"{given.source}: rope type llama3 needs low_freq_factor and high_freq_factor")
     return RopeConfig(
@@ -112,8 +105,8 @@ def _yarn(config: Fields, given: Fields, theta: float, positions: int) -> RopeCo
         theta,
         factor,
         original,
-        beta_fast=_rotations(given, "beta_fast", 32.0),
-        beta_slow=_rotations(given, "beta_slow", 1.0),
+        beta_fast=given.number("beta_fast") or 32.0,
+        beta_slow=given.number("beta_slow") or 1.0,
         truncate=given.flag("truncate", True),
         attention_factor=_attention_factor(given, factor),
     )
@@ -121,8 +114,8 @@ def _yarn(config: Fields, given: Fields, theta: float, positions: int) -> RopeCo
 
 def _longrope(config: Fields, given: Fields, theta: float, positions: int) -> RopeConfig:
     original = _original_context(config, given, positions)
-    factor = _bounded(given, "factor") or positions / original
-    multiple = _bounded(given, "attention_factor")
+    factor = given.number("factor") or positions / original
+    multiple = given.number("attention_factor")
     if multiple is None:
         multiple = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     return RopeConfig(
@@ -135,17 +128,13 @@ def _longrope(config: Fields, given: Fields, theta: float, positions: int) -> Ro
     )
 
 
-def _rotations(given: Fields, name: str, default: float) -> float:
-    return _bounded(given, name) or default
-
-
 def _attention_factor(given: Fields, factor: float) -> float:
     """YaRN's multiple of cos and sin: 0.1 ln(factor) + 1, or a ratio of two such terms with factors of their own (mscale)."""
-    if (attention_factor := _bounded(given, "attention_factor")) is not None:
+    if (attention_factor := given.number("attention_factor")) is not None:
         return attention_factor
 
     def term(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
-    above, below = _bounded(given, "mscale"), _bounded(given, "mscale_all_dim")
+    above, below = given.number("mscale"), given.number("mscale_all_dim")
     return term(1.0) if above is None or below is None else term(above) / term(below)

@@ -76,7 +76,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "field 'full_attention' is not supported"),
     ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: field 'factor' must be a number of at least 1"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
-    ({"rope_theta": 1}, "rope_theta must be more than 1"),
+    ({"rope_theta": 1}, "rope theta must be more than 1"),
     ({"model_type": "mistral", "attention_bias": True}, "model_type mistral has no attention_bias"),
     ({"model_type": "mistral", "layer_types": ["full_attention"] * 3}, "the model_type is ministral"),
     ({"layer_types": ["linear_attention"] * 3}, "layer type 'linear_attention'"),
