@@ -314,9 +314,9 @@ class EngineArgs(Args):
     def open_adapters(self, model: ModelConfig) -> dict[str, Adapter]:
         """By name. Raises ConfigError or CheckpointError that names the file at fault."""
         if self.lora_root is not None and not resolve(self.lora_root).is_dir():
-            raise ConfigError(f"lora_root: {self.lora_root} is not a directory", param="lora_root")
+            raise ConfigError.of("lora_root", f"{self.lora_root} is not a directory")
         if self.model_id in self.lora_adapters:
-            raise ConfigError(f"lora_adapters: {self.model_id!r} is the base's model_id", param="lora_adapters")
+            raise ConfigError.of("lora_adapters", f"{self.model_id!r} is the base's model_id")
         return {name: self._open_adapter(resolve(at), model) for name, at in self.lora_adapters.items()}
 
     def open_loaded_adapter(self, folder: str, model: ModelConfig) -> Adapter:

@@ -106,7 +106,7 @@ class EngineLoop:
     def check_adapter(self, adapter: str) -> None:
         """adapter: a digest; "" for none. Raises InvalidParameter for one that is not here."""
         if adapter and adapter not in self.scheduler.adapter_places.folders:
-            raise InvalidParameter("model: its adapter is not here any more", param="model")
+            raise InvalidParameter.of("model", "its adapter is not here any more")
 
     def continue_(self, sink: TokenSink, num_failures: int, *, first: bool) -> None:
         """Queue a sequence that another engine has begun. num_failures: engines that ended with it. first: before all others.
