@@ -231,7 +231,7 @@ class Call:
                 delta.tokens,
                 list(delta.logprobs),
                 answer.num_prompt,
-                answer.num_cached,
+                answer.stream.num_cached_tokens,
                 answer.num_reasoning,
                 list(stream.prompt_logprobs) if of_prompt else [],
             )
