@@ -34,9 +34,9 @@ class ApiKeys:
             try:
                 self._read(file)
             except OSError as error:
-                raise ConfigError(f"api_key_file: {file}: {error.strerror}", param="api_key_file") from None
+                raise ConfigError.of("api_key_file", f"{file}: {error.strerror}") from None
             if not self._from_file:
-                raise ConfigError(f"api_key_file: {file} has no key in it", param="api_key_file")
+                raise ConfigError.of("api_key_file", f"{file} has no key in it")
 
     @property
     def are_required(self) -> bool:

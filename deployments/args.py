@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -66,16 +66,13 @@ def _not_blank(value: str) -> str:
     return value
 
 
-def _known_tool_format(value: str) -> str:
-    if value not in TOOL_FORMAT_NAMES:
-        raise ValueError(f"must be one of {', '.join(TOOL_FORMAT_NAMES)}")
-    return value
+def _one_of(names: Collection[str]) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return value
 
-
-def _known_chat_format(value: str) -> str:
-    if value not in CHAT_FORMAT_NAMES:
-        raise ValueError(f"must be one of {', '.join(CHAT_FORMAT_NAMES)}")
-    return value
+    return AfterValidator(check)
 
 
 def _folders(value: object) -> object:
@@ -192,14 +189,14 @@ class EngineArgs(Args):
     tokenizer_path: Annotated[str | None, SAME] = Field(
         None, description="Tokenizer file or folder; what lies in ckpt_dir if absent."
     )
-    chat_format: Annotated[str, AfterValidator(_known_chat_format), SAME] = Field(
+    chat_format: Annotated[str, _one_of(CHAT_FORMAT_NAMES), SAME] = Field(
         DEFAULT_CHAT_FORMAT,
         description="Prompt format of the chat model; auto: its own template, else Llama 2's or 3's.",
     )
     chat_template: Annotated[str | None, SAME] = Field(
         None, min_length=1, description="Jinja2 chat template instead of the model's: a path, or the text itself."
     )
-    tool_format: Annotated[str, AfterValidator(_known_tool_format)] = Field(
+    tool_format: Annotated[str, _one_of(TOOL_FORMAT_NAMES)] = Field(
         TOOL_FORMAT_AUTO, description="How the model writes tool calls; auto: found from its template and vocabulary."
     )
     sampling_defaults: Literal["builtin", "model", "greedy"] = Field(
@@ -314,9 +311,9 @@ class EngineArgs(Args):
     def open_adapters(self, model: ModelConfig) -> dict[str, Adapter]:
         """By name. Raises ConfigError or CheckpointError that names the file at fault."""
         if self.lora_root is not None and not resolve(self.lora_root).is_dir():
-            raise ConfigError(f"lora_root: {self.lora_root} is not a directory", param="lora_root")
+            raise ConfigError.of("lora_root", f"{self.lora_root} is not a directory")
         if self.model_id in self.lora_adapters:
-            raise ConfigError(f"lora_adapters: {self.model_id!r} is the base's model_id", param="lora_adapters")
+            raise ConfigError.of("lora_adapters", f"{self.model_id!r} is the base's model_id")
         return {name: self._open_adapter(resolve(at), model) for name, at in self.lora_adapters.items()}
 
     def open_loaded_adapter(self, folder: str, model: ModelConfig) -> Adapter:

@@ -26,6 +26,8 @@ Messages name the field and the limit, and never repeat the caller's input. Ever
 from a replica to the caller of its handle.
 """
 
+from typing import Self
+
 
 class LlamaError(Exception):
     """Base of the tree. `param`: the field at fault. `code`: the `code` field of OpenAI's error body."""
@@ -35,6 +37,11 @@ class LlamaError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+    @classmethod
+    def of(cls, param: str, problem: str) -> Self:
+        """About one field, with whose name the message begins."""
+        return cls(f"{param}: {problem}", param=param)
 
     @property
     def message(self) -> str:

@@ -153,7 +153,7 @@ class Llama:
             max_lora_rank=max_lora_rank,
         )
         if lora_adapters and max_loras < 1:
-            raise ConfigError("max_loras: must be at least 1 where there are adapters", param="max_loras")
+            raise ConfigError.of("max_loras", "must be at least 1 where there are adapters")
         adapters = {name: open_adapter(at, model, max_lora_rank) for name, at in (lora_adapters or {}).items()}
         of_files = frozenset(token_id for token_id in source.stop_ids if token_id < model.vocab_size)
         stop_ids = tokenizer.stop_ids | chat.stop_ids | of_files
@@ -249,7 +249,7 @@ class Llama:
 
     def _sequence(self, prompt: list[int], params: SamplingParams, seed: int | None, adapter: str = "") -> Sequence:
         if adapter and adapter not in self._adapters:
-            raise InvalidParameter(f"adapter: {adapter!r} is not one of lora_adapters", param="adapter")
+            raise InvalidParameter.of("adapter", f"{adapter!r} is not one of lora_adapters")
         digest = self._adapters[adapter].digest if adapter else ""
         prompt = check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         self._num_requests += 1

@@ -55,14 +55,9 @@ class EngineLoop:
         self._streams = LiveStreams(scheduler, self._retry, on_end)
         self._reports = StepReports(scheduler)
         self._wake = asyncio.Event()
-        self._failure: EngineError | None = None
+        self.failure: EngineError | None = None  # why no request can be served any more
         self.is_draining = False
         self._pacing = StepPacing(scheduler)
-
-    @property
-    def failure(self) -> EngineError | None:
-        """Why no request can be served any more; None while requests can be served."""
-        return self._failure
 
     @property
     def num_live(self) -> int:
@@ -106,7 +101,7 @@ class EngineLoop:
     def check_adapter(self, adapter: str) -> None:
         """adapter: a digest; "" for none. Raises InvalidParameter for one that is not here."""
         if adapter and adapter not in self.scheduler.adapter_places.folders:
-            raise InvalidParameter("model: its adapter is not here any more", param="model")
+            raise InvalidParameter.of("model", "its adapter is not here any more")
 
     def continue_(self, sink: TokenSink, num_failures: int, *, first: bool) -> None:
         """Queue a sequence that another engine has begun. num_failures: engines that ended with it. first: before all others.
@@ -129,8 +124,8 @@ class EngineLoop:
             self._retry.request_ended(time.monotonic())
 
     def _check_takes_requests(self) -> None:
-        if self._failure is not None:
-            raise copy(self._failure)  # a raised error holds frames, here of every request that is refused
+        if self.failure is not None:
+            raise copy(self.failure)  # a raised error holds frames, here of every request that is refused
         if self.is_draining:
             raise NotReady("the server is shutting down and takes no new requests")
 
@@ -214,7 +209,7 @@ class EngineLoop:
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self._streams.fail(error)
 
     async def drain(self, timeout_s: float) -> bool:

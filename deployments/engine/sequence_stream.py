@@ -91,10 +91,6 @@ class SequenceStream:
         return self.sequence.prompt_logprobs
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.sequence.finish_reason
-
-    @property
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that were found in the prefix cache, when the sequence ran first."""
         return (self.sequence.num_cached if self._num_cached is None else self._num_cached) or 0

@@ -28,6 +28,7 @@ from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.registry import format_name, open_checkpoint
+from llama_core.config import EngineConfig
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
@@ -45,12 +46,12 @@ RECONFIGURABLE: Final = frozenset({"max_queue", "max_queue_tokens", "sampling_de
 
 
 class LlamaService:
-    """The constructor checks the files that need no ranks. Call `start`, later `stop`. `start` calls `open_pool`."""
+    """The constructor checks the files that need no ranks. Call `start`, later `stop`."""
 
     def __init__(
         self,
         args: EngineArgs,
-        open_pool: Callable[[], GroupPool],
+        pool: GroupPool,
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_failure: Callable[[LlamaError], None] = lambda error: None,
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
@@ -77,18 +78,14 @@ class LlamaService:
         stop_ids = self.tokenizer.stop_ids | self.text.chat_format.stop_ids | source.stop_ids
         self._stop_ids = frozenset(token_id for token_id in stop_ids if token_id < self._model.vocab_size)
         context_length = self._model.context_length
-        self.config = args.engine_config(
+        config = args.engine_config(
             self._model.vocab_size, manifest, context_length=context_length, stop_ids=self._stop_ids
         )
         self._own_adapters = args.open_adapters(self._model)
         self._adapters: Mapping[str, Adapter] = {}
         self.adapter_folders: dict[str, str] = {}  # by digest; also of unloaded adapters, whose streams go on
-        self._open_pool = open_pool
-        self._on_step = on_step
-        self._on_failure = on_failure
-        self._on_compute_ms = on_compute_ms
-        self._on_end = on_end
-        self._supervisor: Supervisor | None = None
+        self._on_step, self._on_failure, self._on_end = on_step, on_failure, on_end
+        self._supervisor = Supervisor(args, config, pool, on_failure, on_compute_ms)
         self._loop: EngineLoop | None = None
         self.load_adapters({})
         self._failure: LlamaError | None = None
@@ -102,18 +99,14 @@ class LlamaService:
     async def start(self) -> None:
         """Start the ranks and begin to serve. Raises the error that prevented it."""
         try:
-            self._supervisor = Supervisor(
-                self.args, self.config, self._open_pool(), self._on_failure, self._on_compute_ms
-            )
-            self._begin(self._supervisor, await self._supervisor.start())
+            self._begin(await self._supervisor.start())
         except Exception as error:
             log.exception("the start failed")
             self._failure = error if isinstance(error, LlamaError) else EngineError(f"{type(error).__name__}: {error}")
             self._on_failure(self._failure)
             raise
 
-    def _begin(self, supervisor: Supervisor, info: GroupInfo) -> None:
-        self.config = supervisor.config
+    def _begin(self, info: GroupInfo) -> None:
         scheduler = Scheduler(
             SchedulerConfig.of(
                 self.config,
@@ -132,7 +125,7 @@ class LlamaService:
             on_step=self._on_step,
             on_end=self._on_end,
         )
-        self._serving = asyncio.create_task(self._serve(self._loop, supervisor))
+        self._serving = asyncio.create_task(self._serve(self._loop))
         log.info(
             "ready after %.1f s: world size %d, max_seq_len %d (%s), max_batch_size %d, vocabulary %d, %d cache blocks of %d",
             time.monotonic() - self._started_s,
@@ -178,13 +171,17 @@ class LlamaService:
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._loop is not None:
             self._loop.fail(NotReady("the server has shut down"))
-        if self._supervisor is not None:
-            await self._supervisor.stop()
+        await self._supervisor.stop()
 
     @property
     def _context_reason(self) -> str:
-        limit = self._supervisor.context_limit if self._supervisor is not None else None
+        limit = self._supervisor.context_limit
         return context_reason(self.config.max_seq_len, self.args.max_seq_len, self._model.context_length, limit)
+
+    @property
+    def config(self) -> EngineConfig:
+        """With what the first ranks have chosen, once they run."""
+        return self._supervisor.config
 
     @property
     def model_id(self) -> str:
@@ -223,22 +220,22 @@ class LlamaService:
     @property
     def info(self) -> GroupInfo | None:
         """The ranks that serve, or the latest that served; None until the first ranks have started."""
-        return self._supervisor.info if self._supervisor is not None else None
+        return self._supervisor.info
 
     @property
     def step_window(self) -> StepWindow:
         """The ranks' own times in the latest steps that were measured."""
-        return self._supervisor.step_window if self._supervisor is not None else StepWindow()
+        return self._supervisor.step_window
 
     @property
     def replacements(self) -> Sequence[Replacement]:
         """The latest recoveries, oldest first."""
-        return self._supervisor.replacements if self._supervisor is not None else ()
+        return self._supervisor.replacements
 
     @property
     def num_ranks_now(self) -> int:
         """Fewer than `num_ranks` while there is no room for all."""
-        return self._supervisor.num_ranks_now if self._supervisor is not None else self.num_ranks
+        return self._supervisor.num_ranks_now
 
     def readiness(self) -> Readiness:
         if self._failure is not None:
@@ -246,9 +243,7 @@ class LlamaService:
         if self._draining or (self._loop is not None and self._loop.is_draining):
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
         if self._loop is None:
-            loading = self._supervisor.loading if self._supervisor is not None else ""
-            return Readiness(False, "loading", loading, retry_after_s=2.0)
-        assert self._supervisor is not None
+            return Readiness(False, "loading", self._supervisor.loading, retry_after_s=2.0)
         if self._supervisor.recovering is not None:
             detail = f"{self._supervisor.recovering}; new ranks: {self._supervisor.loading}"
             return Readiness(False, "recovering", detail, retry_after_s=2.0)
@@ -263,7 +258,7 @@ class LlamaService:
         # A second deadline after the group's own shorter step deadline. Recovery has its own limits.
         return (
             self._loop is None
-            or (self._supervisor is not None and self._supervisor.recovering is not None)
+            or self._supervisor.recovering is not None
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
 
@@ -284,9 +279,9 @@ class LlamaService:
             model=self.model_id,
             phase=phase,
             world_size=self.num_ranks_now,
-            epoch=supervisor.epoch if supervisor is not None else 0,
+            epoch=supervisor.epoch,
             ranks=tuple(map(RankState.of, reports)),
-            spare_ranks_ready=supervisor.num_standby if supervisor is not None else 0,
+            spare_ranks_ready=supervisor.num_standby,
             max_seq_len=self.config.max_seq_len,
             max_seq_len_reason=self._context_reason,
             max_batch_size=self.config.max_batch_size,
@@ -321,9 +316,9 @@ class LlamaService:
         names = (name for name, known in self.tokenizer.control_texts.items() if known == token)
         return next(names, f"token {token}")
 
-    async def _serve(self, loop: EngineLoop, supervisor: Supervisor) -> None:
+    async def _serve(self, loop: EngineLoop) -> None:
         try:
-            await supervisor.serve(loop)
+            await self._supervisor.serve(loop)
         except LlamaError as error:
             self._give_up(error)
         except Exception as error:

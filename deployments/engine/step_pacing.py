@@ -75,7 +75,7 @@ class StepPacing:
         self._completed_s = 0.0  # the newest completed step
         self._lead_factor = 1.0
         self._waited_for_masks = False  # the newest completed step
-        scheduler.use_costs(self.costs)
+        scheduler.speculation.costs = self.costs  # by which it weighs drafts
         scheduler.prompt_budget.limit(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
     def due_s(self, in_flight: Sequence[SentStep], now_s: float) -> float | None:

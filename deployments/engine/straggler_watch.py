@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from cluster.driver.stragglers import StepTimes, StepWindow, StragglerDetector
 from cluster.wire.rank_status import RankStatus
@@ -13,16 +13,14 @@ log = logging.getLogger(__name__)
 WINDOW_S: Final = 5.0
 
 
-class HasStatuses(Protocol):
-    async def statuses(self) -> Sequence[RankStatus | None]: ...
-
-
-async def watch_stragglers(group: HasStatuses, on_window: Callable[[StepWindow], None]) -> None:
+async def watch_stragglers(
+    read_statuses: Callable[[], Awaitable[Sequence[RankStatus | None]]], on_window: Callable[[StepWindow], None]
+) -> None:
     """Runs until cancelled. `on_window` gets each window."""
     times, detector = StepTimes(), StragglerDetector()
     while True:
         try:
-            window = times.next_window(await group.statuses())
+            window = times.next_window(await read_statuses())
         except Exception as error:  # the metrics miss one reading; the group reports its own failures
             log.warning("the ranks' step times are unknown: %s", type(error).__name__)
             window = StepWindow()

@@ -129,7 +129,7 @@ class Supervisor:
         """Replace failed ranks. Raises LlamaError when no ranks can be started."""
         while True:
             assert self._group is not None
-            watching = asyncio.create_task(watch_stragglers(self._group, self._on_window))
+            watching = asyncio.create_task(watch_stragglers(self._group.statuses, self._on_window))
             try:
                 failure = await _run_until_failure(loop, self._group, self._room_for_all())
             finally:

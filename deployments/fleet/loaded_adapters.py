@@ -40,7 +40,7 @@ class LoadedAdapters:
             return None
         try:
             if name in self._service.args.lora_adapters:
-                raise InvalidParameter(f"lora_name: {name!r} is in lora_adapters and stays", param="lora_name")
+                raise InvalidParameter.of("lora_name", f"{name!r} is in lora_adapters and stays")
             adapter = await in_passing_thread(self._service.open_adapter, folder)
             self._refused.clear()  # the cause may be gone
             return adapter.digest
@@ -119,7 +119,7 @@ class AdapterLoader:
         InvalidParameter, or NotReady if no engine answers or this process does not serve it within `KNOWN_WITHIN_S`."""
         known, model = self._engine.models.get(name), self._base(base)
         if known is not None and not (replaces and known.parent == model):
-            raise InvalidParameter("lora_name: a model of this name is served", param="lora_name")
+            raise InvalidParameter.of("lora_name", "a model of this name is served")
         digests = set()
         for answer in await self._cluster.call_all(self._deployment, "check_adapter", model, name, folder):
             if isinstance(answer, Fault):
@@ -128,10 +128,10 @@ class AdapterLoader:
         if not digests:
             raise NotReady("no engine has checked the adapter in time: try again")
         if len(digests) > 1:
-            raise InvalidParameter("lora_path: the nodes of the engines have different files there", param="lora_path")
+            raise InvalidParameter.of("lora_path", "the nodes of the engines have different files there")
         entry = Entry(folder, digests.pop())
         if not await self._cluster.put_adapter(model, name, entry, replaces=replaces):
-            raise InvalidParameter("lora_name: an adapter of this name is loaded", param="lora_name")
+            raise InvalidParameter.of("lora_name", "an adapter of this name is loaded")
         if not await self._is_shown(lambda: self._digest(name) == entry.digest):
             raise NotReady(
                 "the adapter is stored, but not served here yet: GET /v1/models will list it; do not load it again"
@@ -176,5 +176,5 @@ class AdapterLoader:
             return bases[0]
         if base not in bases:
             names = ", ".join(map(repr, bases))
-            raise InvalidParameter(f"base_model_name: must be one of {names}", param="base_model_name")
+            raise InvalidParameter.of("base_model_name", f"must be one of {names}")
         return base

@@ -40,7 +40,8 @@ class ServedModel(Placement):
     ) -> None:
         """on_step, on_end: for metrics. placement: the other arguments of `Placement`."""
         super().__init__(model_id, *placement)
-        self._callers, self._on_step, self._on_end = callers, on_step, on_end
+        self.cache_scope, self.next_seed = callers.cache_scope, callers.next_seed
+        self._on_step, self._on_end = on_step, on_end
         self.has_application = False  # whether the latest engine has told its application; the caller sets it
         self._welcomes: Sequence[messages.Welcome] = ()  # that `_adapters` is made of
         self._adapters: dict[str, str] = {}  # digests by name; kept without engines: requests for them wait
@@ -215,12 +216,6 @@ class ServedModel(Placement):
                 raise QueueFull("too many requests wait for an engine", retry_after_s=2.0)
         if num_waiting > state.max_queue:
             raise QueueFull(f"{num_waiting} sequences wait already, the limit is {state.max_queue}", retry_after_s=2.0)
-
-    def cache_scope(self, owner: str) -> str:
-        return self._callers.cache_scope(owner)
-
-    def next_seed(self) -> int:
-        return self._callers.next_seed()
 
     async def submit(
         self, request: Request, *, is_timed: bool = False, numerics: str = "", text: EngineText | None = None

@@ -63,7 +63,7 @@ class Call:
         try:
             words = bad_words_of(list(bad_words) if isinstance(bad_words, tuple) else bad_words)
         except InvalidParameter as error:
-            raise InvalidParameter(f"bad_words: {error.message}", param="bad_words") from None
+            raise InvalidParameter.of("bad_words", error.message) from None
         spelled = spellings(words, self.engine.tokenizer)
         encoder = self._encoder.of(options.terms.owner, self.engine)
         made: dict[int, SamplingParams] = {}  # prompts may share one object
@@ -79,7 +79,7 @@ class Call:
         prompts = list(prompt) if are_prompts(prompt) else [prompt]
         wanted = continuations if are_prompts(prompt) or continuations is None else [continuations]
         if wanted is not None and (len(wanted) != len(prompts) or any(isinstance(own, str) for own in wanted)):
-            raise InvalidParameter("continuations: several prompts need a list for each of them", param="continuations")
+            raise InvalidParameter.of("continuations", "several prompts need a list for each of them")
         pairs = [
             await self._pairs(each, None if wanted is None else wanted[index]) for index, each in enumerate(prompts)
         ]
@@ -92,7 +92,7 @@ class Call:
         if continuations is not None:
             return [self._continued(prompt, before, continuation) for continuation in continuations]
         if len(before) < 2:
-            raise InvalidParameter("prompt: each must have two tokens, of which the second is scored", param="prompt")
+            raise InvalidParameter.of("prompt", "each must have two tokens, of which the second is scored")
         return [(before, 1)]
 
     def _continued(self, prompt: Prompt, before: list[int], continuation: Continuation) -> tuple[list[int], int]:
@@ -110,7 +110,7 @@ class Call:
         prompt = await encode_chat(body, encoder)
         grammar, param = grammar_of(body)
         if grammar and params.grammar:
-            raise InvalidParameter(f"{param}: {param} and params.grammar exclude each other", param=param)
+            raise InvalidParameter.of(param, f"{param} and params.grammar exclude each other")
         if params.grammar:
             grammar, param = callers_grammar(params.grammar), "grammar"
         parsing, grammar = await parsed_answer(body, self.engine, encoder, prompt, grammar, param)
@@ -231,7 +231,7 @@ class Call:
                 delta.tokens,
                 list(delta.logprobs),
                 answer.num_prompt,
-                answer.num_cached,
+                answer.stream.num_cached_tokens,
                 answer.num_reasoning,
                 list(stream.prompt_logprobs) if of_prompt else [],
             )
@@ -286,5 +286,5 @@ def checked_n(n: object, num_prompts: int, engine: Engine) -> int:
     state = engine.describe()
     most = state.max_batch_size + state.max_queue
     if num_prompts * count > most:
-        raise InvalidParameter(f"n: prompts * n must be at most {most} (max_batch_size + max_queue)", param="n")
+        raise InvalidParameter.of("n", f"prompts * n must be at most {most} (max_batch_size + max_queue)")
     return count

@@ -60,7 +60,7 @@ def adapter_routes(loader: Loader, bodies: BodyReader) -> list[ApiRoute]:
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, UnloadAdapterBody)
         if not await loader.unload(body.lora_name, body.base_model_name):
-            raise ModelNotFound("lora_name: no adapter of this name has been loaded", param="lora_name")
+            raise ModelNotFound.of("lora_name", "no adapter of this name has been loaded")
         log.info("the adapter %r has been unloaded by a request", body.lora_name)
         return Response("The adapter is unloaded.\n", media_type="text/plain")
 

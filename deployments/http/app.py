@@ -64,8 +64,6 @@ def build_http_app(
     metrics: Metrics,
     limits: HttpLimits | None = None,
     *,
-    max_body_bytes: int | None = None,
-    request_timeout_s: float | None = None,
     keys: ApiKeys | None = None,
     admin_keys: ApiKeys | None = None,
     loader: Loader | None = None,
@@ -85,10 +83,6 @@ def build_http_app(
     log_prompts: in the request log. ask_others: the other replicas for answers that this one does not keep.
     """
     limits = limits or HttpLimits()
-    if max_body_bytes is not None:
-        limits = replace(limits, body=replace(limits.body, max_bytes=max_body_bytes))
-    if request_timeout_s is not None:
-        limits = replace(limits, request_timeout_s=request_timeout_s)
     streams = KeptStreams(limits.keep, metrics)
     bodies, encoder = BodyReader(limits.body), PromptEncoder(limits.text)
     stored = StoredResponses(streams, bodies, ask_others)

@@ -135,9 +135,7 @@ class _GenerationRequest:
         except ValueError:
             seconds = math.nan
         if not 0 < seconds < math.inf:
-            raise InvalidParameter(
-                f"{TIMEOUT_HEADER}: must be a number of seconds greater than 0", param=TIMEOUT_HEADER
-            )
+            raise InvalidParameter.of(TIMEOUT_HEADER, "must be a number of seconds greater than 0")
         return min(seconds, server_s or math.inf)
 
     def _late(self) -> DeadlineExceeded:

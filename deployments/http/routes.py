@@ -43,11 +43,11 @@ class TokenizeBody(DialogOptions):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (not self.messages):
-            raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+            raise InvalidParameter.of("prompt", "send either prompt or messages")
         if self.tools and not self.messages:
-            raise InvalidParameter("tools: needs messages, beside which the prompt offers them", param="tools")
+            raise InvalidParameter.of("tools", "needs messages, beside which the prompt offers them")
         if self.prompt is not None and len(self.prompt.encode()) > MAX_TEXT_BYTES:
-            raise InvalidParameter(f"prompt: must have at most {MAX_TEXT_BYTES} bytes of UTF-8", param="prompt")
+            raise InvalidParameter.of("prompt", f"must have at most {MAX_TEXT_BYTES} bytes of UTF-8")
         return self
 
 

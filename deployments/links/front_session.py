@@ -171,7 +171,7 @@ class FrontSession(ABC):
         self._last_number = max(self._last_number, first + count - 1)
         try:
             if count > self.server.max_streams:
-                raise InvalidParameter(f"n: {count} choices are more than this server takes", param="n")
+                raise InvalidParameter.of("n", f"{count} choices are more than this server takes")
             if len(self.streams) + count > (most := self.server.max_streams):
                 raise QueueFull(f"the engine takes at most {most} streams of one front")
             if not is_known:

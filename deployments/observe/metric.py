@@ -1,6 +1,6 @@
 """One metric, recorded in two places: for GET /metrics of this replica, and in Ray's metrics.
 
-Recording is cheap, because every step and every token records; `publish` writes the values once a second.
+Recording is cheap, because every step and every token records; `publish` writes the values to Ray once a second.
 """
 
 import itertools
@@ -8,8 +8,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
-import prometheus_client
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
@@ -19,30 +18,22 @@ SERIES_A_CALL = 64  # of a histogram that one call publishes in Ray, which takes
 
 Labels = tuple[tuple[str, str], ...]
 
-# Otherwise each counter has a second series, which the text format calls a gauge.
-prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
+class Gauge(Collector):
+    """A value that rises and falls. Not safe across threads: a replica has one event loop.
 
-class Gauge:
-    """A value that rises and falls. Not safe across threads: a replica has one event loop."""
+    GET /metrics has a counter where the name ends in "_total", as a counter's must, else a gauge.
+    """
 
     def __init__(self, metrics: "MetricSet", name: str, help_text: str, labels: tuple[str, ...] = ()) -> None:
-        self.name = metrics.prefix + name
-        self._constant = metrics.labels
+        self.name, self._help_text, self._constant = metrics.prefix + name, help_text, metrics.labels
+        self._keys = (*self._constant, *labels)
         self._values: dict[Labels, float] = {}
         self._published: dict[Labels, float] = {}
-        keys = (*self._constant, *labels)
-        self._register(metrics.registry, help_text, keys)
         self._ray: ray_metrics.Gauge | None = None
         if metrics.in_ray:
-            self._ray = ray_metrics.Gauge(self.name, help_text, keys)  # type: ignore[arg-type]
-
-    def _register(self, registry: CollectorRegistry, help_text: str, labels: tuple[str, ...]) -> None:
-        self._local = prometheus_client.Gauge(self.name, help_text, labels, registry=registry)
-
-    def _write(self, labels: dict[str, str], value: float, last: float) -> None:
-        """Write a value that differs from the `last` one for GET /metrics."""
-        (self._local.labels(**labels) if labels else self._local).set(value)
+            self._ray = ray_metrics.Gauge(self.name, help_text, self._keys)  # type: ignore[arg-type]
+        metrics.registry.register(self)
 
     def set(self, value: float, **labels: str) -> None:
         self._values[tuple(labels.items())] = value
@@ -51,52 +42,38 @@ class Gauge:
         """Forget the series with other values of this label."""
         for key in [key for key in self._values if dict(key)[label] not in values]:
             del self._values[key]
-            if self._published.pop(key, None) is not None:
-                self._local.remove(*self._constant.values(), *dict(key).values())
+            self._published.pop(key, None)
+
+    def collect(self) -> Iterable[Metric]:
+        kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+        family = kind(self.name, self._help_text, labels=self._keys)
+        for key, value in self._values.items():
+            labels = {**self._constant, **dict(key)}
+            family.add_metric([labels[name] for name in self._keys], value)
+        yield family
 
     def publish(self, *, again: bool = False) -> bool:
-        """Write changed values to both places; with `again`, unchanged ones too. Returns True: nothing is left to write."""
-        for key, value in self._values.items():
-            is_new = self._published.get(key) != value
-            if not is_new and not again:
-                continue
-            labels = {**self._constant, **dict(key)}
-            if is_new:
-                self._write(labels, value, self._published.get(key, 0.0))
-                self._published[key] = value
-            if self._ray is not None:
-                self._ray.set(value, labels)
+        """Write changed values to Ray; with `again`, unchanged ones too. Returns True: nothing is left to write."""
+        if self._ray is not None:
+            for key, value in self._values.items():
+                if again or self._published.get(key) != value:
+                    self._published[key] = value
+                    self._ray.set(value, {**self._constant, **dict(key)})
         return True
 
 
 class Count(Gauge):
     """A value that only grows. It starts at 0, for every combination of `known` label values too, so that an alert has a
-    baseline.
-
-    GET /metrics has a counter where the name ends in "_total", as a counter's must, else a gauge. Ray has a gauge: its
-    counters take no value of 0.
+    baseline. Ray has a gauge: its counters take no value of 0.
     """
 
     def __init__(
         self, metrics: "MetricSet", name: str, help_text: str, known: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        self._counter: prometheus_client.Counter | None = None
         known = known or {}
         super().__init__(metrics, name, help_text, tuple(known))
         for values in itertools.product(*known.values()):
             self._values[tuple(zip(known, values, strict=True))] = 0.0
-
-    def _register(self, registry: CollectorRegistry, help_text: str, labels: tuple[str, ...]) -> None:
-        if self.name.endswith("_total"):
-            self._counter = prometheus_client.Counter(self.name, help_text, labels, registry=registry)
-        else:
-            super()._register(registry, help_text, labels)
-
-    def _write(self, labels: dict[str, str], value: float, last: float) -> None:
-        if self._counter is None:
-            super()._write(labels, value, last)
-        else:
-            (self._counter.labels(**labels) if labels else self._counter).inc(value - last)
 
     def add(self, value: float = 1, **labels: str) -> None:
         key = tuple(labels.items())

@@ -75,126 +75,117 @@ class Metrics:
         self._all = [*reference.all, *named.all]
 
     def _define_the_references(self, metrics: MetricSet) -> None:
-        self.tokens_generated_per_second = metrics.gauge(
+        gauge, count, histogram = metrics.gauge, metrics.count, metrics.histogram
+        self.tokens_generated_per_second = gauge(
             "tokens_generated_per_second", f"New tokens a second over the last {RATE_WINDOW_S:g} s"
         )
-        self.prefill_time_ms = metrics.histogram("prefill_time_ms", "From a request to its first token", PREFILL_MS)
-        self.time_per_decoding_step_ms = metrics.histogram(
+        self.prefill_time_ms = histogram("prefill_time_ms", "From a request to its first token", PREFILL_MS)
+        self.time_per_decoding_step_ms = histogram(
             "time_per_decoding_step_ms", "A step that reads no prompt and gives sequences tokens", STEP_MS
         )
-        self.gpu_memory_used_bytes = metrics.gauge("gpu_memory_used_bytes", "Device memory in use, by rank", "rank")
-        self.cuda_oom_errors = metrics.count("cuda_oom_errors_count", "Times a rank ran out of device memory")
-        self.invalid_dialogs = metrics.count(
+        self.gpu_memory_used_bytes = gauge("gpu_memory_used_bytes", "Device memory in use, by rank", "rank")
+        self.cuda_oom_errors = count("cuda_oom_errors_count", "Times a rank ran out of device memory")
+        self.invalid_dialogs = count(
             "invalid_dialog_assertions_count",
             "Refused dialogs: roles out of order, or the template's tags in a message",
         )
 
     def _define_counts(self, metrics: MetricSet) -> None:
+        count = metrics.count
         codes = sorted(set(_codes(LlamaError)))
-        self.requests = metrics.count(
+        self.requests = count(
             "requests_total",
             "Finished requests, by route and outcome (ok, cancelled or an error's code)",
             {"path": PATHS, "outcome": ("ok", "cancelled", *codes)},
         )
-        self.requests_rejected = metrics.count(
+        self.requests_rejected = count(
             "requests_rejected_total", "Requests that were refused, by the error's code", {"cause": codes}
         )
-        self.request_success = metrics.count(
+        self.request_success = count(
             "request_success_total",
             "Ended sequences, by reason",
             {"finished_reason": tuple(reason.value for reason in FinishReason)},
         )
-        self.prompt_tokens = metrics.count("prompt_tokens_total", "Prompt tokens of admitted sequences")
-        self.generation_tokens = metrics.count("generation_tokens_total", "New tokens")
-        self.prefix_cache_queries = metrics.count(
+        self.prompt_tokens = count("prompt_tokens_total", "Prompt tokens of admitted sequences")
+        self.generation_tokens = count("generation_tokens_total", "New tokens")
+        self.prefix_cache_queries = count(
             "prefix_cache_queries_total", "Prompt tokens that were looked up in the prefix cache"
         )
-        self.prefix_cache_hits = metrics.count(
+        self.prefix_cache_hits = count(
             "prefix_cache_hits_total", "Prompt tokens found in the prefix cache instead of computed"
         )
-        self.draft_tokens = metrics.count(
-            "spec_decode_num_draft_tokens_total", "Draft tokens that were proposed and verified"
-        )
-        self.accepted_tokens = metrics.count("spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted")
-        self.deferred_samples = metrics.count(
-            "deferred_samples_total", "Samples that a slow grammar left to a later step"
-        )
-        self.non_finite_logits = metrics.count(
+        self.draft_tokens = count("spec_decode_num_draft_tokens_total", "Draft tokens that were proposed and verified")
+        self.accepted_tokens = count("spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted")
+        self.deferred_samples = count("deferred_samples_total", "Samples that a slow grammar left to a later step")
+        self.non_finite_logits = count(
             "non_finite_logits_total", "Requests for which the model computed NaN or infinity"
         )
-        self.num_preemptions = metrics.count(
-            "num_preemptions_total", "Sequences that lost their blocks and waited again"
-        )
-        self.fleet_events = metrics.count(
+        self.num_preemptions = count("num_preemptions_total", "Sequences that lost their blocks and waited again")
+        self.fleet_events = count(
             "fleet_events_total",
             "Of a front: streams that changed engines (moved) or had none (held), held streams that ended so "
             "(hold_timeout), and engines that fell silent (suspected)",
             {"event": FLEET_EVENTS},
         )
-        self.rank_failures = metrics.count("rank_failures_total", "Times the rank group failed")
-        self.rank_restarts = metrics.count("rank_restarts_total", "Starts of new ranks after the first")
-        self.kept_streams = metrics.count("kept_streams_total", "Streams that were kept to be resumed")
-        self.resumed_streams = metrics.count(
+        self.rank_failures = count("rank_failures_total", "Times the rank group failed")
+        self.rank_restarts = count("rank_restarts_total", "Starts of new ranks after the first")
+        self.kept_streams = count("kept_streams_total", "Streams that were kept to be resumed")
+        self.resumed_streams = count(
             "resumed_streams_total",
             "Streams that a client came back to, by source: tokens that were kept here, or computed again",
             {"source": ("kept", "computed")},
         )
-        self.dropped_streams = metrics.count(
+        self.dropped_streams = count(
             "dropped_streams_total",
             "Kept streams that were dropped, by cause: nobody read them any more, or memory was short",
             {"cause": ("expired", "memory")},
         )
 
     def _define_gauges_and_times(self, metrics: MetricSet) -> None:
-        self.num_requests_running = metrics.gauge("num_requests_running", "Sequences in the batch")
-        self.num_requests_waiting = metrics.gauge("num_requests_waiting", "Sequences that wait for a slot")
-        self.kv_cache_usage = metrics.gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
-        self.kept_stream_bytes = metrics.gauge("kept_stream_bytes", "Memory of the kept streams")
-        self.num_ranks = metrics.gauge(
-            "num_ranks", "Ranks that serve; fewer than configured while there is no room for all"
+        gauge, histogram = metrics.gauge, metrics.histogram
+        self.num_requests_running = gauge("num_requests_running", "Sequences in the batch")
+        self.num_requests_waiting = gauge("num_requests_waiting", "Sequences that wait for a slot")
+        self.kv_cache_usage = gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
+        self.kept_stream_bytes = gauge("kept_stream_bytes", "Memory of the kept streams")
+        self.num_ranks = gauge("num_ranks", "Ranks that serve; fewer than configured while there is no room for all")
+        self.engine_requests_running = gauge(
+            "engine_requests_running", "Sequences in an engine's batch; absent once it has left", "engine"
         )
-        self.engine_requests_running = metrics.gauge(
-            "engine_requests_running",
-            "Sequences in an engine's batch; absent once it has left",
-            "engine",
-        )
-        self.engine_requests_waiting = metrics.gauge(
+        self.engine_requests_waiting = gauge(
             "engine_requests_waiting", "Sequences that wait for an engine's slot", "engine"
         )
-        self.engine_refusals = metrics.gauge("engine_refusals", "Requests of a front that an engine refused", "engine")
-        self.engine_silent_seconds = metrics.gauge(
+        self.engine_refusals = gauge("engine_refusals", "Requests of a front that an engine refused", "engine")
+        self.engine_silent_seconds = gauge(
             "engine_silent_seconds", "Since a front heard an engine, which says something twice a second", "engine"
         )
-        self.rank_step_seconds = metrics.gauge(
+        self.rank_step_seconds = gauge(
             "rank_step_seconds", "A rank's own compute time in a step, without waiting for other ranks", "rank"
         )
-        self.time_to_first_token = metrics.histogram(
+        self.time_to_first_token = histogram(
             "time_to_first_token_seconds", "From a sequence's submission to its first token", TTFT_S
         )
-        self.inter_token_latency = metrics.histogram(
+        self.inter_token_latency = histogram(
             "inter_token_latency_seconds",
             "Between two tokens of a sequence; tokens of one step share the time",
             TOKEN_S,
         )
-        self.time_per_output_token = metrics.histogram(
+        self.time_per_output_token = histogram(
             "request_time_per_output_token_seconds", "A sequence's mean time for a token after the first", TOKEN_S
         )
-        self.e2e_request_latency = metrics.histogram(
+        self.e2e_request_latency = histogram(
             "e2e_request_latency_seconds", "From a request's arrival to the end of its answer", REQUEST_S
         )
-        self.request_queue_time = metrics.histogram(
+        self.request_queue_time = histogram(
             "request_queue_time_seconds", "From a sequence's submission to its admission to the batch", REQUEST_S
         )
-        self.request_prefill_time = metrics.histogram(
+        self.request_prefill_time = histogram(
             "request_prefill_time_seconds", "From a sequence's admission to its first token", REQUEST_S
         )
-        self.request_decode_time = metrics.histogram(
+        self.request_decode_time = histogram(
             "request_decode_time_seconds", "From a sequence's first token to its last", REQUEST_S
         )
-        self.request_prompt_tokens = metrics.histogram("request_prompt_tokens", "Prompt tokens of a sequence", TOKENS)
-        self.request_generation_tokens = metrics.histogram(
-            "request_generation_tokens", "New tokens of a sequence", TOKENS
-        )
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a sequence", TOKENS)
+        self.request_generation_tokens = histogram("request_generation_tokens", "New tokens of a sequence", TOKENS)
 
     def request_ended(
         self,
@@ -326,9 +317,6 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus text of what has been recorded."""
         self.refresh()
-        for metric in self._all:
-            while not metric.publish():
-                pass
         return prometheus_client.generate_latest(self.registry)
 
 

@@ -7,8 +7,9 @@ a prompt or of an answer. Knows nothing of HTTP, and nothing of how spans are ex
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.supervisor import Replacement
 from deployments.engine.timeline import Timeline
 from deployments.observe.span import Attributes, Event, Span, SpanSink, TraceContext, Value
@@ -16,13 +17,6 @@ from llama_core.scheduling.sampling_params import SamplingParams
 
 MAX_TRACED_CHOICES: Final = 8  # of one request: each has five spans
 CANCELLED: Final = "cancelled"  # the outcome of a request whose client left; no error
-
-
-class TracedStream(Protocol):
-    @property
-    def timeline(self) -> Timeline: ...
-    @property
-    def num_cached_tokens(self) -> int: ...
 
 
 class RankFacts(NamedTuple):
@@ -51,7 +45,7 @@ class RequestTrace:
         self._received_s: float | None = None
         self._encoded_s: float | None = None
         self._streaming_s: float | None = None
-        self._streams: Sequence[TracedStream] = ()
+        self._streams: Sequence[SequenceStream] = ()
         self._timelines: list[Timeline] = []
 
     def received(self) -> None:
@@ -64,7 +58,7 @@ class RequestTrace:
         self._attributes["gen_ai.usage.input_tokens"] = sum(map(len, prompts))
         self._attributes |= attributes
 
-    def submitted(self, streams: Sequence[TracedStream]) -> None:
+    def submitted(self, streams: Sequence[SequenceStream]) -> None:
         self._streams = streams
         self._timelines = [stream.timeline for stream in streams]  # a request that resumes them has others
 

@@ -112,6 +112,7 @@ class DialogOptions(TemplateOptions):
     @model_validator(mode="after")
     def _one_end(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message: the prompt ends in the last message or after it: leave one field out"
-            raise InvalidParameter(message, param="continue_final_message")
+            raise InvalidParameter.of(
+                "continue_final_message", "the prompt ends in the last message or after it: leave one field out"
+            )
         return self

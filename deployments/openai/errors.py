@@ -19,7 +19,6 @@ from llama_core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     LlamaError,
-    NonFiniteLogits,
     NotReady,
     PoisonRequest,
     QueueFull,
@@ -99,31 +98,24 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
-STATUS: dict[type[LlamaError], int] = {
-    # The most specific class of an error decides.
-    LlamaError: 500,
-    InvalidRequest: 400,
-    BodyTooLarge: 413,
-    BodyTimeout: 408,
-    UnsupportedMediaType: 415,
-    Unauthorized: 401,
-    HostNotAllowed: 403,
-    AdminKeyRequired: 403,
-    ModelNotFound: 404,
-    PreviousResponseNotFound: 404,
-    RouteNotFound: 404,
-    IdempotencyKeyReused: 422,
-    StreamTakenOver: 409,
-    AnswerChanged: 409,
-    MethodNotAllowed: 405,
-    QueueFull: 429,
-    NotReady: 503,
-    RankFailure: 503,
-    CheckpointChanged: 503,
-    DeadlineExceeded: 504,
-    NonFiniteLogits: 500,
-    RequestCancelled: 503,
+# By status; the most specific class of an error decides.
+_ERRORS: dict[int, tuple[type[LlamaError], ...]] = {
+    400: (InvalidRequest,),
+    401: (Unauthorized,),
+    403: (HostNotAllowed, AdminKeyRequired),
+    404: (ModelNotFound, PreviousResponseNotFound, RouteNotFound),
+    405: (MethodNotAllowed,),
+    408: (BodyTimeout,),
+    409: (StreamTakenOver, AnswerChanged),
+    413: (BodyTooLarge,),
+    415: (UnsupportedMediaType,),
+    422: (IdempotencyKeyReused,),
+    429: (QueueFull,),
+    500: (LlamaError,),
+    503: (NotReady, RankFailure, CheckpointChanged, RequestCancelled),
+    504: (DeadlineExceeded,),
 }
+STATUS = {kind: status for status, kinds in _ERRORS.items() for kind in kinds}
 TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -158,7 +158,7 @@ def engine_of(engine: Models, model: str | None) -> Engine:
         return found
     served = ", ".join(f"'{name}'" for name in models)
     text = f"the one served is {served}" if len(models) == 1 else f"those served are {served}"
-    raise ModelNotFound(f"model: no such model here; {text}", param="model")
+    raise ModelNotFound.of("model", f"no such model here; {text}")
 
 
 def _max_tokens(prompt: list[int], body: GenerationBody, default: int, engine: Engine) -> int:
@@ -175,10 +175,8 @@ def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int | None
     """num_top: the alternatives that the field `param` asks for."""
     num_logprobs = 0 if num_top is None else sum(map(len, prompts)) * n * (num_top + 1)
     if num_logprobs > MAX_PROMPT_LOGPROBS:
-        raise InvalidParameter(
-            f"{param}: {where}prompt tokens x n x ({param} + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
-            f"not {num_logprobs}",
-            param=param,
+        raise InvalidParameter.of(
+            param, f"{where}prompt tokens x n x ({param} + 1) must be at most {MAX_PROMPT_LOGPROBS}, not {num_logprobs}"
         )
 
 
@@ -188,10 +186,10 @@ def _check_logprobs(limits: list[int], n: int, num_top: Mapping[str, int | None]
     param, most = max(num_top.items(), key=lambda asked: -1 if asked[1] is None else asked[1])
     num_logprobs = 0 if most is None else sum(limits) * n * (most + 1)
     if num_logprobs > MAX_LOGPROBS:
-        raise InvalidParameter(
-            f"{param}: prompts x n x max_tokens x ({param} + 1) must be at most {MAX_LOGPROBS}, not {num_logprobs}; "
+        raise InvalidParameter.of(
+            param,
+            f"prompts x n x max_tokens x ({param} + 1) must be at most {MAX_LOGPROBS}, not {num_logprobs}; "
             "lower max_tokens, which in a chat is the rest of the context unless given",
-            param=param,
         )
 
 

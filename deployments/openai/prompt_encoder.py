@@ -90,7 +90,7 @@ class PromptEncoder:
                 if isinstance(prompt, str):
                     prompt = self._ids(prompt, bos, parse_special)
                     if not prompt:
-                        raise InvalidParameter(f"{param}: must not be empty when no BOS is added", param=param)
+                        raise InvalidParameter.of(param, "must not be empty when no BOS is added")
                     check_length(len(prompt), num_new, max_seq_len, param=param)
                 else:
                     self._check_ids(prompt, param)
@@ -173,7 +173,7 @@ class PromptEncoder:
     def _check_ids(self, ids: list[int], param: str) -> None:
         vocab_size = self._engine.tokenizer.n_words
         if not (min(ids) >= 0 and max(ids) < vocab_size):
-            raise InvalidParameter(f"{param}: token ids must be from 0 to {vocab_size - 1}", param=param)
+            raise InvalidParameter.of(param, f"token ids must be from 0 to {vocab_size - 1}")
 
     def _budget(self, n: int) -> int:
         """Tokens that the prompts of one request may have together, when each is continued `n` times."""
@@ -204,7 +204,6 @@ def _message(message: ChatMessage, has_template: bool) -> Message:
 
 def _check_total(num_tokens: int, budget: int, param: str) -> None:
     if num_tokens > budget:
-        raise InvalidParameter(
-            f"{param}: with this n the prompts of one request may have {budget} tokens together; these have more",
-            param=param,
+        raise InvalidParameter.of(
+            param, f"with this n the prompts of one request may have {budget} tokens together; these have more"
         )

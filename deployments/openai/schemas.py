@@ -121,11 +121,10 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
+            raise InvalidParameter.of("stream_options", "needs stream to be true")
         if self.prompt_logprobs is not None and self.stream:
-            raise InvalidParameter(
-                "prompt_logprobs: a stream has none: leave out stream, or send echo and logprobs to /v1/completions",
-                param="prompt_logprobs",
+            raise InvalidParameter.of(
+                "prompt_logprobs", "a stream has none: leave out stream, or send echo and logprobs to /v1/completions"
             )
         return self
 
@@ -133,7 +132,7 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
         """Raises InvalidParameter unless the answer may have `min_tokens` tokens. most: tokens of the answer at most."""
         if self.min_tokens is not None and self.min_tokens > most:
             limit = self.name_of_limit if most == self.token_limit else "max_tokens, or the rest of the context,"
-            raise InvalidParameter(f"min_tokens: must be at most {most}, as {limit} is", param="min_tokens")
+            raise InvalidParameter.of("min_tokens", f"must be at most {most}, as {limit} is")
 
 
 class CompletionBody(GenerationBody):
@@ -155,18 +154,17 @@ class CompletionBody(GenerationBody):
     def _choices_agree(self) -> Self:
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
-            raise InvalidParameter("best_of: must not be less than n", param="best_of")
+            raise InvalidParameter.of("best_of", "must not be less than n")
         if self.best_of is not None and self.best_of > n and self.stream:
-            raise InvalidParameter(
-                "best_of: a stream begins before the best is known: leave out stream, or send best_of equal to n",
-                param="best_of",
+            raise InvalidParameter.of(
+                "best_of", "a stream begins before the best is known: leave out stream, or send best_of equal to n"
             )
         if self.token_limit == 0 and not self.echo:
             name = self.name_of_limit
-            raise InvalidParameter(f"{name}: 0 needs echo to be true: the answer is then the prompt", param=name)
+            raise InvalidParameter.of(name, "0 needs echo to be true: the answer is then the prompt")
         if len(self.prompt) * self.num_sampled > MAX_CHOICES:
             name = "n" if self.num_sampled == n else "best_of"
-            raise InvalidParameter(f"{name}: prompts * {name} must be at most {MAX_CHOICES}", param=name)
+            raise InvalidParameter.of(name, f"prompts * {name} must be at most {MAX_CHOICES}")
         return self
 
 
@@ -213,21 +211,19 @@ class ChatBody(DialogOptions, GenerationBody):
     def _tools_have_one_form(self) -> Self:
         """Of fields with an older form, the answer follows one alone."""
         if self.functions and self.tools and self.functions != self.tools:
-            raise InvalidParameter("functions: is the older form of tools: send one of them", param="functions")
+            raise InvalidParameter.of("functions", "is the older form of tools: send one of them")
         auto = ChosenTools("auto")
         if self.is_legacy and self.tool_choice is not None and self.tool_choice != (self.function_call or auto):
-            message = "tool_choice: belongs to tools: send function_call beside functions"
-            raise InvalidParameter(message, param="tool_choice")
+            raise InvalidParameter.of("tool_choice", "belongs to tools: send function_call beside functions")
         if self.tools and self.function_call is not None and self.function_call != (self.tool_choice or auto):
-            message = "function_call: belongs to functions: send tool_choice beside tools"
-            raise InvalidParameter(message, param="function_call")
+            raise InvalidParameter.of("function_call", "belongs to functions: send tool_choice beside tools")
         return self
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         if self.token_limit == 0:
             name = self.name_of_limit
-            raise InvalidParameter(f"{name}: must be at least 1, or -1 for no limit", param=name)
+            raise InvalidParameter.of(name, "must be at least 1, or -1 for no limit")
         if self.top_logprobs and not self.logprobs:
-            raise InvalidParameter("top_logprobs: needs logprobs to be true", param="top_logprobs")
+            raise InvalidParameter.of("top_logprobs", "needs logprobs to be true")
         return self

@@ -55,7 +55,7 @@ class ClassifyBody(DialogOptions, ScoringBody):
 async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
     if len(body.prompt) != 1:
-        raise InvalidParameter("prompt: must be one text or one list of token ids", param="prompt")
+        raise InvalidParameter.of("prompt", "must be one text or one list of token ids")
     bos = body.add_special_tokens is not False
     texts, prompt = body.continuations, body.prompt[0]
     if isinstance(prompt, str) and isinstance(texts[0], str):
@@ -68,9 +68,9 @@ async def plan_score(body: ScoreBody, engine: Engine, encoder: PromptEncoder) ->
 async def plan_classify(body: ClassifyBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises what `plan_score` raises, and InvalidDialog."""
     if (body.prompt is None) == (not body.messages):
-        raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+        raise InvalidParameter.of("prompt", "send either prompt or messages")
     if not all(1 <= len(label) <= MAX_LABEL_CHARS for label in body.labels) or len(set(body.labels)) < len(body.labels):
-        raise InvalidParameter(f"labels: must be different texts of 1 to {MAX_LABEL_CHARS} characters", param="labels")
+        raise InvalidParameter.of("labels", f"must be different texts of 1 to {MAX_LABEL_CHARS} characters")
     if body.prompt is not None:
         bos = body.add_special_tokens is not False
         plan = await _plan_texts(body, encoder, body.prompt, body.labels, bos)
@@ -98,7 +98,7 @@ def begin_of(text: str, before: list[int], whole: list[int]) -> int:
 def scoring_plan(prompts: list[list[int]], begins: Sequence[int], terms: Terms = NO_TERMS) -> Plan:
     """prompts: each with its continuation, which begins at the place of `begins`."""
     if not all(1 <= begin < len(ids) for begin, ids in zip(begins, prompts, strict=True)):
-        raise InvalidParameter("continuations: each must have a token, and one before it", param="continuations")
+        raise InvalidParameter.of("continuations", "each must have a token, and one before it")
     params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
     return Plan(Request(prompts, [params] * len(prompts), terms=terms), scored_from=tuple(begins))
 
@@ -106,10 +106,10 @@ def scoring_plan(prompts: list[list[int]], begins: Sequence[int], terms: Terms =
 def _plan(body: ScoringBody, prompts: list[list[int]], begins: list[int]) -> Plan:
     plan = scoring_plan(prompts, begins, Terms(body.user or "", body.priority or 0))
     if (num_tokens := sum(map(len, prompts))) * 2 > MAX_PROMPT_LOGPROBS:
-        raise InvalidParameter(
-            f"continuations: the prompt's tokens, once for each continuation, and the continuations' may be "
+        raise InvalidParameter.of(
+            "continuations",
+            f"the prompt's tokens, once for each continuation, and the continuations' may be "
             f"{MAX_PROMPT_LOGPROBS // 2}, not {num_tokens}",
-            param="continuations",
         )
     return plan
 

@@ -46,7 +46,7 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
         wanted.append(("response_format", *of_format))
     if len(wanted) > 1:
         names = " and ".join(name for name, *_ in wanted)
-        raise InvalidParameter(f"{wanted[1][0]}: {names} exclude each other", param=wanted[1][0])
+        raise InvalidParameter.of(wanted[1][0], f"{names} exclude each other")
     return (_written(*wanted[0]), wanted[0][0]) if wanted else ("", "")
 
 
@@ -54,15 +54,14 @@ def _written(param: str, kind: str, value: Any) -> str:
     try:
         return _WRITE[kind](value)
     except InvalidParameter as error:
-        raise InvalidParameter(f"{param}: {error.message}", param=param) from None
+        raise InvalidParameter.of(param, error.message) from None
 
 
 def _kinds(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """What `structured_outputs` asks for."""
     if not given.keys() <= {*_WRITE, *_OPTIONS}:
-        raise InvalidParameter(
-            f"structured_outputs: each name in it must be one of {', '.join((*_WRITE, *_OPTIONS))}",
-            param="structured_outputs",
+        raise InvalidParameter.of(
+            "structured_outputs", f"each name in it must be one of {', '.join((*_WRITE, *_OPTIONS))}"
         )
     is_asked = {name: value is not None and (name, value) != ("json_object", False) for name, value in given.items()}
     return [(name, value) for name, value in given.items() if name in _WRITE and is_asked[name]]
@@ -72,19 +71,16 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The kind and its value; None for plain text."""
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _FORMATS:
-        raise InvalidParameter(f"response_format: type must be one of {', '.join(_FORMATS)}", param="response_format")
+        raise InvalidParameter.of("response_format", f"type must be one of {', '.join(_FORMATS)}")
     for name in ("json_schema", "schema"):
         if given.get(name) and name not in _FORMATS[kind]:
             param = f"response_format.{name}"
             place = "a schema belongs to the type json_schema, in response_format.json_schema.schema"
-            raise InvalidParameter(f"{param}: {place}", param=param)
+            raise InvalidParameter.of(param, place)
     if kind == "json_schema":
         wrapped = given.get("json_schema")
         if not isinstance(wrapped, dict) or not isinstance(wrapped.get("schema"), dict | bool):
-            raise InvalidParameter(
-                "response_format.json_schema.schema: is required, and must be a JSON schema",
-                param="response_format.json_schema.schema",
-            )
+            raise InvalidParameter.of("response_format.json_schema.schema", "is required, and must be a JSON schema")
         return "json", wrapped["schema"]
     if kind == "json_object" and isinstance(given.get("schema"), dict):  # llama.cpp's form
         return "json", {"type": "object"} | given["schema"]

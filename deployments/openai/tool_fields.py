@@ -50,7 +50,7 @@ def tool_use(
     param, offered = ("function_call", "functions") if is_legacy else ("tool_choice", "tools")
     if not tools:
         if choice is not None and (choice.mode == "required" or choice.names):
-            raise InvalidParameter(f"{param}: needs {offered}, of which the answer calls one", param=param)
+            raise InvalidParameter.of(param, f"needs {offered}, of which the answer calls one")
         return None
     choice = choice or ChosenTools("auto")
     if choice.mode == "none":
@@ -58,7 +58,7 @@ def tool_use(
     if choice.names is not None:
         known = {tool.name: tool for tool in tools}
         if not all(name in known for name in choice.names):
-            raise InvalidParameter(f"{param}: must name a function that is among the {offered}", param=param)
+            raise InvalidParameter.of(param, f"must name a function that is among the {offered}")
         tools = tuple(known[name] for name in choice.names)
     return ToolUse(tools, choice.mode, parallel is not False and not choice.is_one)
 

@@ -1,7 +1,6 @@
 """What the replicas with ranks, and those with many streams, need of their process."""
 
 import gc
-from collections.abc import Callable
 
 import ray
 
@@ -18,13 +17,9 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(10_000)
 
 
-def pool_for(args: EngineArgs) -> Callable[[], StandbyPool]:
+def pool_for(args: EngineArgs) -> StandbyPool:
     limits = GroupLimits(start_timeout_s=args.start_timeout_s, step_timeout_s=args.step_timeout_s)
-
-    def open_pool() -> StandbyPool:
-        placement_group = ray.util.get_current_placement_group()
-        assert placement_group is not None, "build_app gives every replica a placement group"
-        factory = NamedRunnerFactory(args.runner_factory) if args.runner_factory else MODEL_RUNNER_FACTORY
-        return StandbyPool(placement_group, limits, enabled=args.spare_ranks, runner_factory=factory)
-
-    return open_pool
+    placement_group = ray.util.get_current_placement_group()
+    assert placement_group is not None, "build_app gives every replica a placement group"
+    factory = NamedRunnerFactory(args.runner_factory) if args.runner_factory else MODEL_RUNNER_FACTORY
+    return StandbyPool(placement_group, limits, enabled=args.spare_ranks, runner_factory=factory)

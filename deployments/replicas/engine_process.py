@@ -1,6 +1,5 @@
 """The life of an engine for fronts, from its start until it has handed its streams over. Knows nothing of Ray."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +20,11 @@ from llama_core.errors import ConfigError, LlamaError
 class EngineProcess(AdapterCalls):
     """One engine, for every front of the cluster. Call `start`, later `end`."""
 
-    def __init__(
-        self, args: EngineArgs, open_pool: Callable[[], GroupPool], cluster: Cluster, metrics: Metrics
-    ) -> None:
+    def __init__(self, args: EngineArgs, pool: GroupPool, cluster: Cluster, metrics: Metrics) -> None:
         self.fronts: FrontServer | None = None
         self.service = LlamaService(
             args,
-            open_pool,
+            pool,
             on_step=metrics.on_step,
             on_failure=self._on_failure,
             on_compute_ms=metrics.on_compute_ms,

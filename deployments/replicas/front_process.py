@@ -20,6 +20,7 @@ from deployments.fleet.fleet import Fleet
 from deployments.fleet.loaded_adapters import AdapterLoader
 from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
+from deployments.http.request_body import BodyLimits
 from deployments.http.resume.kept_streams import KeepLimits
 from deployments.links.invitation import Invitation
 from deployments.observe.metrics import Metrics
@@ -47,12 +48,11 @@ def http_app_of(
     engines: str,
 ) -> HttpApp:
     """engines: the deployment that has them."""
+    body, keep = BodyLimits(args.max_body_bytes), KeepLimits(args.resume_window_s, args.resume_max_bytes)
     return build_http_app(
         engine,
         metrics,
-        HttpLimits(keep=KeepLimits(args.resume_window_s, args.resume_max_bytes)),
-        max_body_bytes=args.max_body_bytes,
-        request_timeout_s=args.request_timeout_s,
+        HttpLimits(body, keep=keep, request_timeout_s=args.request_timeout_s),
         keys=keys,
         admin_keys=ApiKeys(args.admin_key_digests),
         loader=AdapterLoader(engine, cluster, engines) if args.admin_key_digests else None,

@@ -66,7 +66,7 @@ def answer_grammar(
     grammar = wanted if is_plain else _joined(form, form.mark_ids, use, wanted, begun)
     if len(grammar.encode()) > MAX_BYTES:
         param = "tools" if use is not None else param
-        raise InvalidParameter(f"{param}: must make a grammar of at most {MAX_BYTES} bytes", param=param)
+        raise InvalidParameter.of(param, f"must make a grammar of at most {MAX_BYTES} bytes")
     return grammar
 
 
@@ -115,17 +115,17 @@ def _check_beside_calls(wanted: str, tool_format: ToolFormat, param: str) -> Non
         if "{" in openings and (
             composed or schema.get("additionalProperties") is not False or {"name", "parameters"} <= names
         ):
-            raise InvalidParameter(
-                f"{param}: this model writes calls as JSON objects, so beside tools the schema must have additionalProperties "
+            raise InvalidParameter.of(
+                param,
+                "this model writes calls as JSON objects, so beside tools the schema must have additionalProperties "
                 "false, no patternProperties, and not the properties name and parameters together",
-                param=param,
             )
         return
     if not openings.isdisjoint(in_background(lambda: _first_chars(wanted))):
-        raise InvalidParameter(
-            f"{param}: beside tools that the model may call, it must be a JSON schema of type object, or allow no answer that "
+        raise InvalidParameter.of(
+            param,
+            f"beside tools that the model may call, it must be a JSON schema of type object, or allow no answer that "
             f"begins as calls do, with {' or '.join(map(repr, sorted(openings)))}",
-            param=param,
         )
 
 
@@ -170,7 +170,7 @@ def _followed(tool: Tool, must: bool, scope: str) -> str:
         return _ANY_OBJECT
     place = re.sub(r"[^\w.$-]", "?", _place(schema, fault, tool, scope))[-_PLACE_CHARS:]
     remedy = ", or set strict to false" if tool.strict else ""
-    raise InvalidParameter(f"{tool.place}: {fault}{place and ', at '}{place}: change it{remedy}", param=tool.place)
+    raise InvalidParameter.of(tool.place, f"{fault}{place and ', at '}{place}: change it{remedy}")
 
 
 def _fault(schema: Any, tool: Tool, scope: str) -> str:

@@ -89,10 +89,10 @@ def checked(grammar: str, param: str, scope: str = "") -> str:
 
     Raises InvalidParameter that names `param`, with llguidance's reason, unless the grammar compiles within the limits."""
     if len(grammar.encode(errors="replace")) > MAX_BYTES:
-        raise InvalidParameter(f"{param}: must make a grammar of at most {MAX_BYTES} bytes", param=param)
+        raise InvalidParameter.of(param, f"must make a grammar of at most {MAX_BYTES} bytes")
     followed, fault = _KEPT.find_or_make(scope, grammar, partial(_outcome, grammar))
     if fault:
-        raise InvalidParameter(f"{param}: {fault}", param=param)
+        raise InvalidParameter.of(param, fault)
     return followed
 
 

@@ -343,15 +343,15 @@ class Admission:
     def _check_fits_idle(self, lengths: Seq[int]) -> None:
         slots, most, most_tokens = self._num_slots, self._max_waiting, self._max_waiting_tokens
         if most is not None and len(lengths) > slots + most:
-            raise InvalidParameter(
-                f"n: the request has {len(lengths)} choices (prompts * n); at most {slots + most} can be taken at once: "
+            raise InvalidParameter.of(
+                "n",
+                f"the request has {len(lengths)} choices (prompts * n); at most {slots + most} can be taken at once: "
                 f"{slots} that run (max_batch_size) and {most} that wait (max_queue)",
-                param="n",
             )
         num_tokens = sum(lengths[slots:])
         if most_tokens is not None and len(lengths) > slots + 1 and num_tokens > most_tokens:
-            raise InvalidParameter(
-                f"prompt: {len(lengths) - slots} choices of {num_tokens} prompt tokens would wait behind the {slots} that run; "
+            raise InvalidParameter.of(
+                "prompt",
+                f"{len(lengths) - slots} choices of {num_tokens} prompt tokens would wait behind the {slots} that run; "
                 f"at most {most_tokens} tokens can wait (max_queue_tokens)",
-                param="prompt",
             )

@@ -35,7 +35,7 @@ def check_length(
     limit = f"Input tokens exceed the configured limit of {max_seq_len - num_new} tokens"
     reason = f"the context of {max_seq_len} less one for the answer" if num_new else "which is the context"
     size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
-    raise ContextLengthExceeded(f"{param}: {limit}, {reason}: shorten the prompt, which has {size}", param=param)
+    raise ContextLengthExceeded.of(param, f"{limit}, {reason}: shorten the prompt, which has {size}")
 
 
 def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:

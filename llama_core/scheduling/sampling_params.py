@@ -46,7 +46,7 @@ class PerSlot:
         if not (self.low < value if self.is_open else self.low <= value) or value > self.high:
             low, high = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (self.low, self.high))
             words = f"greater than {low} and at most {high}" if self.is_open else f"from {low} to {high}"
-            raise InvalidParameter(f"{name}: must be {words}", param=name)
+            raise InvalidParameter.of(name, f"must be {words}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +98,18 @@ class SamplingParams:
         for name, mark in SLOT_FIELDS.items():
             mark.check(name, getattr(self, name))
         if not 0 <= self.max_tokens <= INT64_MAX:
-            raise InvalidParameter(f"max_tokens: must be from 0 to {INT64_MAX}", param="max_tokens")
+            raise InvalidParameter.of("max_tokens", f"must be from 0 to {INT64_MAX}")
         if self.logprobs is not None:
             object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
             if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-                raise InvalidParameter(f"logprobs: must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+                raise InvalidParameter.of("logprobs", f"must be from 0 to {MAX_TOP_LOGPROBS}")
         if self.min_tokens or self.names_tokens or self.grammar:
             self._check_rules()
 
     def _check_rules(self) -> None:
         object.__setattr__(self, "min_tokens", whole_number("min_tokens", self.min_tokens))
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise InvalidParameter("min_tokens: must be from 0 to max_tokens", param="min_tokens")
+            raise InvalidParameter.of("min_tokens", "must be from 0 to max_tokens")
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
         object.__setattr__(
             self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
@@ -117,26 +117,24 @@ class SamplingParams:
         words = tuple(_ids("bad_words", word, MAX_BAD_WORD_TOKENS) for word in self.bad_words)
         object.__setattr__(self, "bad_words", words)
         if len(words) > MAX_BAD_WORDS or not all(words):
-            raise InvalidParameter(f"bad_words: must be at most {MAX_BAD_WORDS} words, none empty", param="bad_words")
+            raise InvalidParameter.of("bad_words", f"must be at most {MAX_BAD_WORDS} words, none empty")
         biases = tuple(
             (whole_number("logit_bias", token), _number("logit_bias", bias)) for token, bias in self.logit_bias
         )
         object.__setattr__(self, "logit_bias", biases)
         if len(biases) > MAX_LOGIT_BIASES or not all(abs(bias) <= MAX_LOGIT_BIAS for _, bias in biases):
-            raise InvalidParameter(
-                f"logit_bias: must be at most {MAX_LOGIT_BIASES} biases from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
-                param="logit_bias",
+            raise InvalidParameter.of(
+                "logit_bias",
+                f"must be at most {MAX_LOGIT_BIASES} biases from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
             )
         try:
             is_too_large = len(self.grammar.encode()) > MAX_GRAMMAR_BYTES if isinstance(self.grammar, str) else True
         except UnicodeEncodeError:
-            raise InvalidParameter("grammar: must have no lone surrogates", param="grammar") from None
+            raise InvalidParameter.of("grammar", "must have no lone surrogates") from None
         if is_too_large:
-            raise InvalidParameter(f"grammar: must be a text of at most {MAX_GRAMMAR_BYTES} bytes", param="grammar")
+            raise InvalidParameter.of("grammar", f"must be a text of at most {MAX_GRAMMAR_BYTES} bytes")
         if self.grammar and self.ignore_eos:
-            raise InvalidParameter(
-                "ignore_eos: an answer with a grammar ends where the grammar does", param="ignore_eos"
-            )
+            raise InvalidParameter.of("ignore_eos", "an answer with a grammar ends where the grammar does")
 
     @property
     def names_tokens(self) -> bool:
@@ -155,7 +153,7 @@ class SamplingParams:
         }
         for name, tokens in named.items():
             if not all(0 <= token < vocab_size for token in tokens):
-                raise InvalidParameter(f"{name}: token ids must be from 0 to {vocab_size - 1}", param=name)
+                raise InvalidParameter.of(name, f"token ids must be from 0 to {vocab_size - 1}")
 
     @property
     def edits_logits(self) -> bool:
@@ -186,13 +184,13 @@ def whole_number(name: str, value: object) -> int:
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]
-    raise InvalidParameter(f"{name}: must be a whole number", param=name)
+    raise InvalidParameter.of(name, "must be a whole number")
 
 
 def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
     """`value` as a tuple of plain ints. Raises InvalidParameter."""
     if not isinstance(value, list | tuple) or len(value) > most:
-        raise InvalidParameter(f"{name}: must be a list of at most {most} token ids", param=name)
+        raise InvalidParameter.of(name, f"must be a list of at most {most} token ids")
     return tuple(whole_number(name, token) for token in value)
 
 
@@ -200,7 +198,7 @@ def _number(name: str, value: object) -> float:
     """`value` as a plain float. Raises InvalidParameter for what is no number, or not finite."""
     number = value if type(value) is float else _as_float(name, value)
     if not math.isfinite(number):
-        raise InvalidParameter(f"{name}: must be finite", param=name)
+        raise InvalidParameter.of(name, "must be finite")
     return number
 
 
@@ -208,7 +206,7 @@ def _as_float(name: str, value: object) -> float:
     if not isinstance(value, bool | str | bytes):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)  # type: ignore[arg-type]
-    raise InvalidParameter(f"{name}: must be a number", param=name)
+    raise InvalidParameter.of(name, "must be a number")
 
 
 _CONVERSIONS: Final[Mapping[str, Callable[[str, object], int | float]]] = {

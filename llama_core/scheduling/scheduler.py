@@ -36,7 +36,6 @@ from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.speculation import Speculation
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
-from llama_core.scheduling.step_costs import StepCosts
 
 
 @dataclass(slots=True)
@@ -100,11 +99,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps whose output has not been committed."""
-        return len(self._in_flight)
 
     @property
     def num_prefix_hits(self) -> int:
@@ -202,10 +196,6 @@ class Scheduler:
         otherwise: by its last allowed token, or by a token after the stop string."""
         self.finish(seq, FinishReason.STOP)
         seq.finish_reason, seq.error = FinishReason.STOP, None
-
-    def use_costs(self, costs: StepCosts) -> None:
-        """Weigh drafts by what these measurements say that they cost."""
-        self.speculation.costs = costs
 
     def newest(self, count: int) -> list[Sequence]:
         """The running sequences that were admitted last; right after `schedule`, those that its step admits."""

@@ -16,5 +16,5 @@ def ingress_over(group: FakeGroup, **args: Any) -> Any:
     made = object.__new__(LlamaIngress)
     made.metrics = Metrics(in_ray=False)
     given = ServerArgs(**{"ckpt_dir": str(GOLDEN / "mp1")} | args)
-    made.service = OwnEngine(LlamaService(given, lambda: FakeGroupPool(lambda: group)), given)
+    made.service = OwnEngine(LlamaService(given, FakeGroupPool(lambda: group)), given)
     return made

@@ -238,7 +238,7 @@ class Bench:
         lost = set(before) - set(self.scheduler.live())
         assert lost <= {harmful, earlier_canary}, "a restart lost a sequence"
         assert set(self.scheduler.live()) - set(before) <= {quarantine.canary}, "a restart added a sequence"
-        assert not self.scheduler.num_running and not self.scheduler.num_in_flight
+        assert not self.scheduler.num_running and not self.scheduler._in_flight
         if harmful is not None:
             assert isinstance(harmful.error, PoisonRequest)
             self._ended(self.heard[harmful])

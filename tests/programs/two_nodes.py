@@ -120,7 +120,7 @@ async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGrou
     vars(supervisor)["ROOM_CHECK_S"] = 1.0
     fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0, "dtype": "float32"}
     args = ServerArgs(**fields)
-    service = LlamaService(args, lambda: pool)
+    service = LlamaService(args, pool)
     front = OwnEngine(service, args)
     await front.start()
     try:

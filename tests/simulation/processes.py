@@ -224,7 +224,7 @@ class OwnRanks(SimulatedFront):
         return [self.own]
 
     def _own(self, args: ServerArgs) -> OwnEngine:
-        service = LlamaService(args, lambda: self.groups, on_step=METRICS.on_step)
+        service = LlamaService(args, self.groups, on_step=METRICS.on_step)
         return OwnEngine(service, args, METRICS.on_end)
 
     async def ready(self) -> None:

@@ -47,7 +47,7 @@ class FakeEngineProcess:
         self.process = Process("engine")
         self.member = member or Member(FakeCluster())
         self.engine = self.process.call(
-            lambda: EngineProcess(EngineArgs(**given), lambda: self.groups, self.member, metrics or QuietMetrics())
+            lambda: EngineProcess(EngineArgs(**given), self.groups, self.member, metrics or QuietMetrics())
         )
         self.service = self.engine.service
         self.invitation: Invitation | None = None

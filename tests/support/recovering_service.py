@@ -47,7 +47,7 @@ class RecoveringService:
         self.failures: list[LlamaError] = []
         fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 64, "max_batch_size": 8, "recovery_timeout_s": 60}
         self.service = LlamaService(
-            args := ServerArgs(**fields | changes), lambda: self.groups, on_failure=self.failures.append
+            args := ServerArgs(**fields | changes), self.groups, on_failure=self.failures.append
         )
         self.front = OwnEngine(self.service, args)
 

@@ -45,10 +45,12 @@ class MessagesSerializer:
         return b"".join(event for piece in self._answer.take(delta) for event in self._piece_events(piece))
 
     def end_of_stream(self) -> bytes:
-        reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
+        reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stream.matched_stop}
         events = [
             *self._block_stop(),
-            named_event({"type": "message_delta", "delta": reason, "usage": self._usage(self._answer.num_cached)}),
+            named_event(
+                {"type": "message_delta", "delta": reason, "usage": self._usage(self._answer.stream.num_cached_tokens)}
+            ),
         ]
         return b"".join([*events, named_event({"type": "message_stop"})])
 
@@ -65,9 +67,9 @@ class MessagesSerializer:
                 blocks.append(self._tool_use(piece))
             else:
                 blocks.append(_text_block(piece, piece.text))
-        reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
+        reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stream.matched_stop}
         return msgspec.json.encode(
-            {**self._head, "content": blocks, **reason, "usage": self._usage(self._answer.num_cached)}
+            {**self._head, "content": blocks, **reason, "usage": self._usage(self._answer.stream.num_cached_tokens)}
         )
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
@@ -100,7 +102,7 @@ class MessagesSerializer:
     def _stop_reason(self) -> str:
         if self._answer.finish_reason is FinishReason.LENGTH:
             return "max_tokens" if self._fits else "model_context_window_exceeded"
-        if self._answer.matched_stop is not None:
+        if self._answer.stream.matched_stop is not None:
             return "stop_sequence"
         return "tool_use" if self._answer.num_calls else "end_turn"
 

@@ -148,8 +148,7 @@ class CountTokensBody(CheckedBody):
     def _one_format(self) -> Self:
         newer = None if self.output_config is None else self.output_config.format
         if self.output_format is not None and newer is not None and newer != self.output_format:
-            message = "output_format: is the older name of output_config.format: send one of them"
-            raise InvalidParameter(message, param="output_format")
+            raise InvalidParameter.of("output_format", "is the older name of output_config.format: send one of them")
         return self
 
     def _own_fields(self) -> dict[str, Any]:

@@ -224,7 +224,7 @@ class ResponsesSerializer:
         answer = self._answer
         return {
             "input_tokens": answer.num_prompt,
-            "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": answer.stream.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer.num_generated,
             "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
             "total_tokens": answer.num_prompt + answer.num_generated,

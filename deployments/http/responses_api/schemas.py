@@ -186,17 +186,16 @@ class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
         for name in ("previous_response_id", "conversation", "background", "prompt"):
             if getattr(self, name) not in (None, False):
                 how = "leave it out or send false" if name == "background" else "send the whole input"
-                raise Unsupported(f"{name}: this server stores no responses: {how}", param=name)
+                raise Unsupported.of(name, f"this server stores no responses: {how}")
         if LOGPROBS in self.include:
-            raise Unsupported("include: log-probabilities are at /v1/chat/completions", param="include")
+            raise Unsupported.of("include", "log-probabilities are at /v1/chat/completions")
         return self
 
     @model_validator(mode="after")
     def _one_format(self) -> Self:
         given = None if self.text is None else self.text.format
         if self.structured_outputs and given is not None and given.type != "text":
-            message = "structured_outputs: excludes text.format: send one of them"
-            raise InvalidParameter(message, param="structured_outputs")
+            raise InvalidParameter.of("structured_outputs", "excludes text.format: send one of them")
         return self
 
     @model_validator(mode="after")

@@ -74,8 +74,9 @@ def began_s_of(text: str) -> int | None:
 
 
 def misplaced() -> InvalidParameter:
-    message = f"{EVENT_HEADER}: not an event of this request's stream: send the last id that it had, and the same body"
-    return InvalidParameter(message, param=EVENT_HEADER)
+    return InvalidParameter.of(
+        EVENT_HEADER, "not an event of this request's stream: send the last id that it had, and the same body"
+    )
 
 
 def place_of(text: str, plan: Plan) -> Place:
@@ -110,10 +111,10 @@ HASH_BYTES = 8
 
 
 def changed() -> AnswerChanged:
-    return AnswerChanged(
-        "Last-Event-ID: the rest of that answer cannot be computed any more: weights, adapter, chat template, defaults or API"
+    return AnswerChanged.of(
+        "Last-Event-ID",
+        "the rest of that answer cannot be computed any more: weights, adapter, chat template, defaults or API"
         " key have changed; drop what you have of it, and send the request without Last-Event-ID",
-        param="Last-Event-ID",
     )
 
 

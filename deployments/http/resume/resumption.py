@@ -46,9 +46,8 @@ class Resumption:
     def _found(self) -> KeptStream | None:
         stream = self._streams.find(self._key)
         if stream is not None and stream.digest != self._digest:
-            raise IdempotencyKeyReused(
-                f"{KEY_HEADER}: an earlier request with this key had another body; send the same bytes, or another key",
-                param=KEY_HEADER,
+            raise IdempotencyKeyReused.of(
+                KEY_HEADER, "an earlier request with this key had another body; send the same bytes, or another key"
             )
         return stream
 
@@ -122,8 +121,7 @@ def resumption(headers: Mapping[str, str], streams: KeptStreams, path: str, owne
     if not (key or last_event):
         return None
     if not key:
-        why = f"{EVENT_HEADER}: needs the {KEY_HEADER} of the request that began the stream"
-        raise InvalidParameter(why, param=EVENT_HEADER)
+        raise InvalidParameter.of(EVENT_HEADER, f"needs the {KEY_HEADER} of the request that began the stream")
     if not _KEY.fullmatch(key):
-        raise InvalidParameter(f"{KEY_HEADER}: must be at most 255 printable ASCII characters", param=KEY_HEADER)
+        raise InvalidParameter.of(KEY_HEADER, "must be at most 255 printable ASCII characters")
     return Resumption(streams, StreamKey(owner, path, key), last_event)

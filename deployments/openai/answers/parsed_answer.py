@@ -76,7 +76,7 @@ class SingleAnswer(ParsedAnswer):
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[SequenceStream]) -> None:
         ((prompt, params),) = plan.request.choices()
         super().__init__(plan.parsing, engine.tokenizer, prompt, params)
-        (self._stream,) = streams
+        (self.stream,) = streams
         self._answer_id = plan.answer_id
         self._space = LeadingSpace(engine.tokenizer, prompt, continues_prompt=plan.continues_prompt)
         self._num_ids = 0
@@ -97,14 +97,6 @@ class SingleAnswer(ParsedAnswer):
         self._num_ids += 1
         digest = hashlib.blake2b(f"{self._answer_id} {self._num_ids}".encode(), digest_size=16)
         return prefix + digest.hexdigest()
-
-    @property
-    def num_cached(self) -> int:
-        return self._stream.num_cached_tokens
-
-    @property
-    def matched_stop(self) -> str | None:
-        return self._stream.matched_stop
 
 
 def named_event(content: dict[str, object]) -> bytes:

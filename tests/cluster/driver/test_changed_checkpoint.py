@@ -26,7 +26,7 @@ async def test_streams_end_with_checkpoint_changed_when_new_ranks_find_other_wei
     write(tmp_path, split(random_weights(WIDE), 2))
     args = ServerArgs(ckpt_dir=str(tmp_path), max_seq_len=2048, max_batch_size=2, device="cpu", backend="torch")
     pool = StandbyPool(two_rank_placement, LIMITS, enabled=False)
-    service = LlamaService(args, lambda: pool)
+    service = LlamaService(args, pool)
     front = OwnEngine(service, args)
     try:
         await front.start()

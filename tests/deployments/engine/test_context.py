@@ -37,7 +37,7 @@ class SmallGroup(FakeGroup):
 
 async def test_the_context_that_the_first_ranks_choose_is_required_of_later_ranks() -> None:
     groups = Groups(SmallGroup)
-    service = LlamaService(ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_batch_size=8), lambda: groups)
+    service = LlamaService(ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_batch_size=8), groups)
     await service.start()
     assert service.config.max_seq_len == service.describe().max_seq_len == 1008
     assert service.describe().max_seq_len_reason == "what memory holds of the model's 2,048"

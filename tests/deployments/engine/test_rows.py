@@ -31,7 +31,7 @@ NAMES = ("<pad>", "<extra>")  # without a row in the models below
 
 
 def service(checkpoint: Path, **args: Any) -> LlamaService:
-    return LlamaService(ServerArgs(ckpt_dir=str(checkpoint), **args), lambda: FakeGroupPool(FakeGroup))
+    return LlamaService(ServerArgs(ckpt_dir=str(checkpoint), **args), FakeGroupPool(FakeGroup))
 
 
 def hugging_face(folder: Path, num_rows: int) -> Path:

@@ -40,7 +40,7 @@ def service(
     record = failures.append if failures is not None else lambda error: None
     open_group = group if callable(group) else lambda: group
     given = args(**changes)
-    return OwnEngine(LlamaService(given, lambda: FakeGroupPool(open_group), on_failure=record), given)
+    return OwnEngine(LlamaService(given, FakeGroupPool(open_group), on_failure=record), given)
 
 
 async def tokens_of(engine: OwnEngine, prompt: list[int]) -> list[int]:
@@ -126,7 +126,7 @@ class SlowRank(FakeGroup):
 
 async def test_a_slow_rank_is_named_once_and_its_steps_are_measured(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(in_ray=False)
-    engine = LlamaService(args(), lambda: FakeGroupPool(SlowRank), on_compute_ms=metrics.on_compute_ms)
+    engine = LlamaService(args(), FakeGroupPool(SlowRank), on_compute_ms=metrics.on_compute_ms)
     await engine.start()
     await asyncio.sleep(300)
     assert [record.message.partition(",")[0] for record in caplog.records] == ["rank 1 is slow"]

@@ -30,39 +30,39 @@ def args(checkpoint: Path, **changes: Any) -> ServerArgs:
     return ServerArgs(ckpt_dir=str(checkpoint), max_seq_len=64, max_batch_size=4, **changes)
 
 
-def no_groups() -> FakeGroupPool:
+def no_group() -> FakeGroup:
     raise AssertionError("a rank was started")
 
 
 def test_the_ranks_get_the_manifest(checkpoint: Path) -> None:
-    manifest = LlamaService(args(checkpoint), no_groups).config.manifest
+    manifest = LlamaService(args(checkpoint), FakeGroupPool(no_group)).config.manifest
     assert manifest is not None and manifest.path == str(checkpoint / FILE_NAME)
     assert len(manifest.digests) == 4
     (checkpoint / FILE_NAME).unlink()
-    assert LlamaService(args(checkpoint), no_groups).config.manifest is None
+    assert LlamaService(args(checkpoint), FakeGroupPool(no_group)).config.manifest is None
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "params.json"])
 def test_files_that_the_replica_parses_are_verified_first(checkpoint: Path, name: str) -> None:
     (checkpoint / name).write_bytes(b"rubbish")
     with pytest.raises(CheckpointError, match=rf"{name}: its SHA-256 is"):
-        LlamaService(args(checkpoint), no_groups)
+        LlamaService(args(checkpoint), FakeGroupPool(no_group))
 
 
 def test_a_shard_without_an_entry_stops_the_start_before_any_rank_exists(checkpoint: Path) -> None:
     text = (checkpoint / FILE_NAME).read_text()
     (checkpoint / FILE_NAME).write_text(text.replace("consolidated.01.pth", "consolidated.01.bak"))
     with pytest.raises(CheckpointError, match=r"consolidated\.01\.pth: .* has no entry for it"):
-        LlamaService(args(checkpoint), no_groups)
+        LlamaService(args(checkpoint), FakeGroupPool(no_group))
 
 
 def test_a_configured_manifest_must_exist(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_SHA256_MANIFEST", str(tmp_path / "trusted"))
     with pytest.raises(CheckpointError, match="trusted: cannot be read") as caught:
-        LlamaService(args(checkpoint), no_groups)
+        LlamaService(args(checkpoint), FakeGroupPool(no_group))
     assert caught.value.param == "sha256_manifest"
     (checkpoint / FILE_NAME).rename(tmp_path / "trusted")
-    assert LlamaService(args(checkpoint), no_groups).config.manifest is not None
+    assert LlamaService(args(checkpoint), FakeGroupPool(no_group)).config.manifest is not None
 
 
 class Loaded:
@@ -84,7 +84,7 @@ class Group(FakeGroup):
 
 async def test_replacing_ranks_know_which_files_were_verified(checkpoint: Path) -> None:
     groups = Groups(Group)
-    service = LlamaService(args(checkpoint), lambda: groups)
+    service = LlamaService(args(checkpoint), groups)
     await service.start()
     groups.made[0].fail()
     await until(lambda: len(groups.configs) == 2)

@@ -56,7 +56,7 @@ async def test_an_included_stop_token_has_its_text_and_logprob(max_drafts: int) 
             assert stopped.stop_reason == "o thr"
             ended = submit(loop, [1, 3], replace(params, stop_token_ids=()))
             await read(ended)
-            assert ended.finish_reason is FinishReason.STOP and ended.stop_reason is None
+            assert ended.sequence.finish_reason is FinishReason.STOP and ended.stop_reason is None
             assert loop.scheduler.pool.num_used == 0
 
 

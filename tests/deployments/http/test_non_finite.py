@@ -21,7 +21,7 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
     group = FakeGroup(token=lambda tokens: 5, step_s=0.001)
     metrics = Metrics(in_ray=False)
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=64, max_batch_size=4)
-    service = OwnEngine(LlamaService(args, lambda: FakeGroupPool(lambda: group), on_step=metrics.on_step), args)
+    service = OwnEngine(LlamaService(args, FakeGroupPool(lambda: group), on_step=metrics.on_step), args)
     await service.start()
     async with in_process(service, metrics) as client:
 

@@ -72,7 +72,7 @@ class Running:
 async def running(step_s: float = 0.001) -> AsyncIterator[Running]:
     groups = FakeGroupPool(lambda: FakeGroup(token=steady, step_s=step_s))
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=128, max_batch_size=8, recovery_timeout_s=60)
-    service = OwnEngine(LlamaService(args, lambda: groups), args)
+    service = OwnEngine(LlamaService(args, groups), args)
     tracing = open_tracing(service.service, args.model_id, "replica-1")
     await service.start()
     made = Running(service, groups, tracing)

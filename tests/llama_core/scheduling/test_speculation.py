@@ -178,7 +178,7 @@ def test_drafts_cost_more_with_every_sequence_that_runs_or_waits() -> None:
 def test_a_scheduler_sends_drafts_unless_those_who_wait_would_lose_more(num_waiting: int) -> None:
     config = SchedulerConfig(2, 64, frozenset(), max_drafts=8)
     scheduler = Scheduler(config, BlockPool(400, 4))
-    scheduler.use_costs(learned())
+    scheduler.speculation.costs = learned()
     ranks = FakeRanks(4, lambda tokens, seed: 7)
     for i in range(2 + num_waiting):
         scheduler.add(Sequence([3, 4, 5 + i % 2], SamplingParams(temperature=0.0, ignore_eos=True), 60))
