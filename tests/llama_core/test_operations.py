@@ -57,7 +57,10 @@ REFUSED: dict[str, tuple[Layer, str]] = {
     ),
     "parts of different inputs": ((Linear("qkv", (Q, K, replace(V, inputs="hidden"))),), "multiplies dim, hidden"),
     "two norms": ((Norm(ATTENTION_NORM), Norm(FFN_NORM), *ATTENDED, Add()), "operation 1 .Norm.: norms dim"),
-    "a norm of attention's output": ((*ATTENDED[:3], Norm(replace(FFN_NORM, outputs="heads"))), "takes dim, but the value"),
+    "a norm of attention's output": (
+        (*ATTENDED[:3], Norm(replace(FFN_NORM, outputs="heads"))),
+        "takes dim, but the value",
+    ),
     "a product without gates": (
         (Linear("up", (UP,)), Linear("down", (DOWN,)), Add()),
         "no backend multiplies dim to hidden",

@@ -222,7 +222,7 @@ class NativeBackend:
     def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
         self._native.llama_clear_adapter(self._engine, place)
         for name, a, b, scale in pairs:
-            part, a, b = self._model.part(name, len(b), a.shape[1]), a.float(), b.float()
+            part, a, b = self._model.part(name, (len(b), a.shape[1])), a.float(), b.float()
             pointers = a.data_ptr(), b.data_ptr()
             self._native.llama_pack_adapter(self._engine, place, part, len(a), scale, *pointers)
 
@@ -274,8 +274,7 @@ class NativeBackend:
         self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
 
     def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
-        rows, columns = (1, *(weight.codes if isinstance(weight, GroupedWeight) else weight).shape)[-2:]
-        part = self._model.part(name, rows, columns)
+        part = self._model.part(name, (weight.codes if isinstance(weight, GroupedWeight) else weight).shape)
         if isinstance(weight, GroupedWeight):
             codes, scales, minima = (part if part is None else part.contiguous() for part in weight)
             assert codes is not None and scales is not None

@@ -33,42 +33,29 @@ class Slots(ctypes.Structure):
     )
 
 
-class StepRow(ctypes.Structure):
-    """`Row` in C++."""
-
+class Row(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
 
 
 class Tensor(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("kind", "rows", "columns"))
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("rows", "columns"))
 
 
-class Part(ctypes.Structure):
-    """`WeightPart` in C++."""
-
+class WeightPart(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int32) for name in ("tensor", "first", "rows", "columns"))
 
 
 class Operation(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, ctypes.c_int32)
-            for name in ("kind", "from_", "to", "tensor", "other", "is_summed", "layer", "window")
-        ),
+        *((name, ctypes.c_int32) for name in ("kind", "from_", "to", "tensor", "other", "layer", "window", "rotates")),
         ("factor", ctypes.c_float),
     )
-
-
-class TensorKind(IntEnum):
-    """Of a `Tensor`. Of gated ones, the first half of the outputs are gates."""
-
-    EMBEDDING, VECTOR, GATED_VECTOR, MATRIX, GATED_MATRIX = range(5)
 
 
 class Kind(IntEnum):
     """Of an `Operation`; `program.py` has their meanings."""
 
-    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, HEADS, ATTENTION, ADDITION, HEAD = range(9)
+    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION, ADDITION, HEAD = range(8)
 
 
 class Buffer(IntEnum):
@@ -93,15 +80,12 @@ class AbiMismatch(Exception):
 def _description() -> list[str]:
     """One line for each struct and enum, in the form of step_abi.hpp's describe_abi."""
     lines = []
-    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow, "Tensor": Tensor}
-    structs |= {"WeightPart": Part, "Operation": Operation, "LogitRules": LogitRulesStruct, "TokenMask": TokenMask}
-    for name, struct in structs.items():
+    structs = Shape, Slots, SlotSampling, Row, Tensor, WeightPart, Operation, LogitRulesStruct, TokenMask
+    for struct in structs:
         named = [(field, kind) for field, kind in struct._fields_]  # type: ignore[misc]
         fields = [f"{field.rstrip('_')}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in named]
-        lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
-    return lines + [
-        " ".join((each.__name__, *(value.name.lower() for value in each))) for each in (TensorKind, Kind, Buffer)
-    ]
+        lines.append(" ".join((struct.__name__.removesuffix("Struct"), str(ctypes.sizeof(struct)), *fields)))
+    return lines + [" ".join((each.__name__, *(value.name.lower() for value in each))) for each in (Kind, Buffer)]
 
 
 def check_abi(described: str) -> None:
@@ -135,10 +119,14 @@ def load_library() -> ctypes.CDLL:
             ),
         ),
         ("destroy", None, (pointer,)),
-        ("pack", None, (pointer, ctypes.POINTER(Part), pointer, integer)),
-        ("pack_groups", None, (pointer, ctypes.POINTER(Part), pointer, pointer, pointer)),
+        ("pack", None, (pointer, ctypes.POINTER(WeightPart), pointer, integer)),
+        ("pack_groups", None, (pointer, ctypes.POINTER(WeightPart), pointer, pointer, pointer)),
         ("clear_adapter", None, (pointer, integer)),
-        ("pack_adapter", None, (pointer, integer, ctypes.POINTER(Part), integer, ctypes.c_float, pointer, pointer)),
+        (
+            "pack_adapter",
+            None,
+            (pointer, integer, ctypes.POINTER(WeightPart), integer, ctypes.c_float, pointer, pointer),
+        ),
         ("make_cache", integer, (pointer, integer)),
         ("gather_bytes", size, (ctypes.POINTER(Shape),)),
         ("shared_bytes", size, (ctypes.POINTER(Shape),)),

@@ -35,30 +35,24 @@ LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 #define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, samples)
 LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
-// A tensor of this rank's weights. A vector is one row. Of gated tensors, the first half of the outputs are gates.
+// A tensor of this rank's weights: a matrix [outputs][inputs], an embedding, or a vector [rows][1]. Tensors are numbered from 1.
 // clang-format off
-#define LLAMA_TENSOR(field) field(int32_t, kind) field(int32_t, rows) field(int32_t, columns)
+#define LLAMA_TENSOR(field) field(int32_t, rows) field(int32_t, columns)
 LLAMA_DEFINE_STRUCT(Tensor, LLAMA_TENSOR)
-#define LLAMA_TENSOR_KINDS(entry)                                                                                             \
-    entry(kEmbeddingTensor, "embedding") entry(kVector, "vector") entry(kGatedVector, "gated_vector")                         \
-    entry(kMatrix, "matrix") entry(kGatedMatrix, "gated_matrix")
-enum TensorKind { LLAMA_TENSOR_KINDS(LLAMA_ENUMERATOR) };
 
-// A weight's part on this rank, [rows][columns], and the tensor that holds it from row `first`. Vectors are one row, held from
-// column `first`.
+// A weight's part on this rank, [rows][columns], and the tensor that holds it from row `first`.
 #define LLAMA_WEIGHT_PART(field) field(int32_t, tensor) field(int32_t, first) field(int32_t, rows) field(int32_t, columns)
 LLAMA_DEFINE_STRUCT(WeightPart, LLAMA_WEIGHT_PART)
 
-// An operation of llama_core/backends/native/program.py, which says what each kind does. `tensor`, `other`: numbers of tensors,
-// or -1. `from`, `to`: buffers.
+// An operation of llama_core/backends/native/program.py, which says what each kind does. `tensor`, `other`: tensors by number, 0
+// for none. `from`, `to`: buffers.
 #define LLAMA_OPERATION(field)                                                                                                \
     field(int32_t, kind) field(int32_t, from) field(int32_t, to) field(int32_t, tensor) field(int32_t, other)                 \
-    field(int32_t, is_summed) field(int32_t, layer) field(int32_t, window) field(float, factor)
+    field(int32_t, layer) field(int32_t, window) field(int32_t, rotates) field(float, factor)
 LLAMA_DEFINE_STRUCT(Operation, LLAMA_OPERATION)
 #define LLAMA_KINDS(entry)                                                                                                    \
     entry(kEmbedding, "embedding") entry(kNorm, "norm") entry(kLinear, "linear") entry(kGatedLinear, "gated_linear")          \
-    entry(kRotation, "rotation") entry(kHeads, "heads") entry(kAttention, "attention") entry(kAddition, "addition")           \
-    entry(kHead, "head")
+    entry(kRotation, "rotation") entry(kAttention, "attention") entry(kAddition, "addition") entry(kHead, "head")
 enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
 #define LLAMA_BUFFERS(entry)                                                                                                  \
     entry(kResidual, "residual") entry(kNormed, "normed") entry(kQkv, "qkv") entry(kAttended, "attended")                     \
@@ -93,8 +87,7 @@ enum Op {
 inline std::string describe_abi() {
     return describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() + "\n" +
            describe_Tensor() + "\n" + describe_WeightPart() + "\n" + describe_Operation() + "\n" + describe_LogitRules() +
-           "\n" + describe_TokenMask() +
-           "\nTensorKind" LLAMA_TENSOR_KINDS(LLAMA_WORD) "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD);
+           "\n" + describe_TokenMask() + "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD);
 }
 
 // Widths on this rank.

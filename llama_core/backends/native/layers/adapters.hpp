@@ -16,13 +16,16 @@ namespace llama {
 template <class T>
 class Adapters {
   public:
-    // `tensors`: of the rank. `modules`: the weights that may have a pair, those of one tensor one after the other.
-    Adapters(const Shape& s, const std::vector<Tensor>& tensors, const std::vector<WeightPart>& modules)
-        : rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))), of_(tensors.size()) {
+    // `modules`: the weights that may have a pair, those of one tensor one after the other.
+    Adapters(const Shape& s, size_t num_tensors, const std::vector<WeightPart>& modules,
+             const std::vector<Operation>& operations)
+        : rank_stride_(int(round_up(std::max(s.max_lora_rank, 1), kRanks))), of_(num_tensors + 1) {
+        for (const Operation& each : operations)
+            if (each.kind == kGatedLinear) of_[each.tensor].is_gated = true;
         size_t values = 0;
         for (const WeightPart& part : modules) {
             Modules& of = of_[part.tensor];
-            if (!of.count++) of = {int(modules_.size()), 1, tensors[part.tensor].kind == kGatedMatrix};
+            if (!of.count++) of.first = int(modules_.size());
             Module& m = modules_.emplace_back(Module{of.is_gated, part.tensor, part.first, part.rows, part.columns});
             m.a_at = values, values += rank_stride_ * m.stride();
             m.b_at = values, values += size_t(m.blocks()) * rank_stride_ * kLanes;
@@ -201,7 +204,7 @@ class Adapters {
 
     const int rank_stride_;
     std::vector<Module> modules_;
-    std::vector<Modules> of_;  // of each tensor
+    std::vector<Modules> of_;  // of each tensor by its number
     int most_ = 0;             // modules of a matrix
     std::vector<Memory> places_;
     std::vector<Pair> pairs_;

@@ -19,21 +19,24 @@ struct WeightSource {
 template <class T>
 class RankWeights {
   public:
-    // `formats`: of each tensor, null of those that are no matrices.
-    RankWeights(const std::vector<Tensor>& tensors, const std::vector<const WeightFormat<T>*>& formats) {
-        for (size_t i = 0; i < tensors.size(); i++) tensors_.emplace_back(tensors[i], formats[i]);
+    // `formats`: of each tensor, null of those that are no matrices. `operations`: say which tensors are gated.
+    RankWeights(const std::vector<Tensor>& tensors, const std::vector<const WeightFormat<T>*>& formats,
+                const std::vector<Operation>& operations) {
+        std::vector<bool> gated(tensors.size() + 1);
+        for (const Operation& each : operations)
+            if (each.kind == kGatedLinear) gated[each.tensor] = gated[each.other] = true;
+        for (size_t i = 0; i < tensors.size(); i++) tensors_.emplace_back(tensors[i], formats[i], gated[i + 1]);
     }
 
-    const Linear<T>& matrix(int tensor) const { return tensors_[tensor].matrix; }
+    const Linear<T>& matrix(int tensor) const { return tensors_[tensor - 1].matrix; }
     // A norm's factors, or the biases of a matrix in the order of its outputs, followed by zeros. T [rows][columns] of an embedding.
     // Null for no tensor.
-    T* values(int tensor) const { return tensor < 0 ? nullptr : tensors_[tensor].values.template as<T>(); }
+    T* values(int tensor) const { return tensor ? tensors_[tensor - 1].values.template as<T>() : nullptr; }
 
     // Of matrices and embeddings.
     size_t bytes() const {
         size_t total = 0;
-        for (const Held& held : tensors_)
-            total += held.is_matrix() ? held.matrix.bytes() : held.is.kind == kEmbeddingTensor ? held.values.bytes() : 0;
+        for (const Held& held : tensors_) total += held.matrix.bytes() + (held.is.columns > 1 ? held.values.bytes() : 0);
         return total;
     }
 
@@ -60,23 +63,20 @@ class RankWeights {
   private:
     struct Held {
         Tensor is;
+        bool is_gated;
         Linear<T> matrix;
         Memory values;
 
-        Held(const Tensor& tensor, const WeightFormat<T>* format) : is(tensor) {
-            const int outputs = is_gated() ? round16(is.rows / 2) * 2 : is.rows;
-            if (is_matrix())
+        Held(const Tensor& tensor, const WeightFormat<T>* format, bool gated) : is(tensor), is_gated(gated) {
+            const int outputs = gated ? round16(is.rows / 2) * 2 : is.rows;
+            if (format)
                 matrix = Linear<T>(*format, outputs, is.columns);
-            else if (is.kind == kEmbeddingTensor)
-                values = Memory(size_t(is.rows) * is.columns * sizeof(T));
             else
-                values = Memory(round_up(outputs, kTileOutputs) * sizeof(T));
+                values = Memory(round_up(outputs, kTileOutputs) * size_t(is.columns) * sizeof(T));
         }
-        bool is_matrix() const { return is.kind == kMatrix || is.kind == kGatedMatrix; }
-        bool is_gated() const { return is.kind == kGatedVector || is.kind == kGatedMatrix; }
         // Of the gates' rows and then those of up: 16 outputs are gates, and the same 16 of up follow, and so on.
         int output_of(int row) const {
-            if (!is_gated()) return row;
+            if (!is_gated) return row;
             const int half = is.rows / 2, is_up = row >= half, at = row - is_up * half;
             return at / 16 * 32 + is_up * 16 + at % 16;
         }
@@ -84,13 +84,12 @@ class RankWeights {
 
     template <class S>
     void pack_row(const S& source, int row) {
-        const Held& to = tensors_[part_.tensor];
-        const int first = part_.first + row;
-        if (to.is_matrix()) return to.matrix.pack(source, to.output_of(first));
+        const Held& to = tensors_[part_.tensor - 1];
+        const int output = to.output_of(part_.first + row);
+        if (to.matrix.bytes()) return to.matrix.pack(source, output);
         if constexpr (std::is_pointer_v<S>) {
-            T* values = to.values.template as<T>() + (to.is.kind == kEmbeddingTensor ? size_t(first) * part_.columns : 0);
-            const int from = to.is.kind == kEmbeddingTensor ? 0 : first;
-            for (int i = 0; i < part_.columns; i++) values[to.output_of(from + i)] = narrow_to<T>(widen(source[i]));
+            T* values = to.values.template as<T>() + size_t(output) * part_.columns;
+            for (int i = 0; i < part_.columns; i++) values[i] = narrow_to<T>(widen(source[i]));
         }
     }
 

@@ -39,10 +39,10 @@ class Transformer : public Engine, private Tasks {
           width_(query_width(s)),
           operations_(operations),
           team_(s.threads, cpus),
-          weights_(tensors, formats),
+          weights_(tensors, formats, operations),
           projection_(s.threads),
           attention_(s, rotary),
-          adapters_(s, tensors, modules),
+          adapters_(s, tensors.size(), modules, operations),
           embedding_(weights_.values(operations.front().tensor)),
           head_(weights_.matrix(operations.back().tensor)) {
         for (int rank = 0; rank < s.ranks; rank++)
@@ -131,6 +131,8 @@ class Transformer : public Engine, private Tasks {
 
     bool samples() const { return shape.rank == shape.sampler; }
     static bool is_product(const Operation& of) { return of.kind == kLinear || of.kind == kGatedLinear; }
+    // Over the ranks, because they divide the inputs.
+    static bool is_summed(const Operation& of) { return of.kind == kLinear && of.to != kQkv; }
     static InputForm form_of(const Linear<T>& w) { return w.format().input_form; }
     Inputs<T>& inputs_of(const Operation& product) {
         return product.from == kNormed ? normed_ : product.from == kAttended ? attended_ : gated_;
@@ -159,11 +161,10 @@ class Transformer : public Engine, private Tasks {
                     add(kQuantize, i, each.from != kNormed && forms_[i] != InputForm::kDense ? blocks : 0);
                     add(kShrink, i, adapters_.shrink_tasks(each.tensor));
                     add(kProject, i, projection_.tasks_of(weights_.matrix(each.tensor), tokens));
-                    add(kShareSum, i, shared && each.is_summed);
-                    add(kJoinSum, i, shared && each.is_summed ? blocks : 0);
+                    add(kShareSum, i, shared && is_summed(each));
+                    add(kJoinSum, i, shared && is_summed(each) ? blocks : 0);
                     break;
-                case kRotation:
-                case kHeads: add(kRotate, i, blocks); break;
+                case kRotation: add(kRotate, i, blocks); break;
                 case kAttention: add(kAttend, i, plan_.attention_tasks(shape)); break;
                 case kAddition: add(kAdd, i, blocks); break;
                 case kHead: add_head(); break;
@@ -204,7 +205,7 @@ class Transformer : public Engine, private Tasks {
             case kJoinSum: return over_tokens(task, [&](int t) { join_sum(of, t); });
             case kRotate:
                 return attention_.rotate(of.layer, task, plan_, slots, qkv_, weights_.values(of.tensor),
-                                         weights_.values(of.other), of.kind == kRotation);
+                                         weights_.values(of.other), of.rotates);
             case kAttend: return attention_.attend(of.layer, of.window, of.factor, task, plan_, slots, attended_.rows);
             case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
             case kNormFinal: return norm_final(task);
@@ -282,7 +283,7 @@ class Transformer : public Engine, private Tasks {
 
     void project(const Operation& of, int task, int thread) {
         const Inputs<T>& x = inputs_of(of);
-        if (of.is_summed && shape.ranks > 1)
+        if (is_summed(of) && shape.ranks > 1)
             // Rank 0's part of the sum has the bias for all ranks.
             return project(of, shape.rank ? nullptr : weights_.values(of.other), x, task, thread, Partial{this});
         const T* bias = weights_.values(of.other);
