@@ -42,11 +42,11 @@ class Fields:
             raise self.wrong(name, "a positive finite number")
         return float(value)
 
-    def numbers(self, name: str) -> tuple[float, ...]:
+    def numbers(self, name: str, most: int) -> tuple[float, ...]:
         """A list of positive finite numbers."""
         value = self.given.get(name)
-        if not isinstance(value, list):
-            raise self.wrong(name, "a list of numbers")
+        if not isinstance(value, list) or len(value) > most:
+            raise self.wrong(name, f"a list of at most {most} numbers")
         each = Fields({str(i): number for i, number in enumerate(value)}, f"{self.source}: {name}")
         return tuple(each.number(str(i)) or 0.0 for i in range(len(value)))
 

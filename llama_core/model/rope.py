@@ -1,6 +1,6 @@
 """The rotary position embedding as a checkpoint describes it. `backends.rotary.rotary_table` has the formula of each kind."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from llama_core.errors import ConfigError
@@ -32,8 +32,8 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     dim: int | None = None
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
+    short_factor: tuple[float, ...] = field(default=(), hash=False)
+    long_factor: tuple[float, ...] = field(default=(), hash=False)
 
     def rotated(self, head_dim: int) -> int:
         """Values of a head that are rotated."""
@@ -63,6 +63,8 @@ class RopeConfig:
             raise ConfigError(
                 f"{source}: {rotated} of {head_dim} values of a head are rotated, which must be an even number"
             )
+        if self.kind == "dynamic" and rotated < 4:
+            raise ConfigError(f"{source}: {rotated} values of a head are rotated, rope type dynamic needs at least 4")
         for factors in (self.short_factor, self.long_factor) if self.kind == "longrope" else ():
             if len(factors) != rotated // 2:
                 raise ConfigError(f"{source}: rope type longrope needs {rotated // 2} factors, has {len(factors)}")

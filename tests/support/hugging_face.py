@@ -58,6 +58,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "exaone4-1.2b": _SHAPE
     | {"model_type": "exaone4", "sliding_window": None, "num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}
     | {"rope_scaling": {"rope_type": "llama3"} | _LLAMA3},
+    "exaone4-no-rope": _SHAPE | {"model_type": "exaone4", "layer_types": ["full_attention"] * 3},
     "smollm3": _SHAPE | {"model_type": "smollm3", "num_hidden_layers": 5, "rope_theta": 5e6},
     "smollm3-window": _SHAPE
     | {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 24}
@@ -73,6 +74,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "phi3-short": _SHAPE
     | {"model_type": "phi3", "original_max_position_embeddings": 4096, "max_position_embeddings": 16_384}
     | {"rope_scaling": {"type": "longrope", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}},
+    "phi3-mini": _SHAPE
+    | {"model_type": "phi3", "max_position_embeddings": 16_384}
+    | {"rope_scaling": {"type": "yarn", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}},
     "phi4": _SHAPE | {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": None},
 }
 

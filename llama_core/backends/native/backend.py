@@ -100,7 +100,8 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     share = RankShare.of(model, parallel.rank, parallel.world_size)
     heads = 2 * len(share.heads) + 2 * len(share.kv_heads)
     head_dim = -(-model.head_dim // _LANES) * _LANES
-    widths = 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
+    shrunk = 3 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k and v by an adapter
+    widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
     logits = 2 * config.max_step_samples * (model.vocab_size + model.dim)
     rotary = 2 * config.max_seq_len * head_dim
     shared = 0

@@ -108,10 +108,20 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     tensors = model.tensors
     rope, context = read_rope(keys, model, rotated)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
-    read = {stored: keys.value(name) if name else family.defaults.get(stored) for stored, name in family.reads.items()}
+    read = {
+        stored: (keys.value(name) or None) if name else family.defaults.get(stored)
+        for stored, name in family.reads.items()
+    }
     fields = Fields(read, str(model.path))
     qkv_bias, out_bias, mlp_bias = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_output", "ffn_gate"))
-    said = Given(rope, _windows(keys, layers), qkv_bias, out_bias, mlp_bias, fields)
+    said = Given(
+        rope,
+        _windows(keys, layers, needs_pattern="sliding_window_pattern" in family.defaults),
+        qkv_bias,
+        out_bias,
+        mlp_bias,
+        fields,
+    )
     return ModelConfig(
         dim=dim,
         n_heads=heads,
@@ -153,11 +163,11 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
     return embedding.shape[0]
 
 
-def _windows(keys: GgufKeys, layers: int) -> tuple[int, ...]:
-    """The window of each layer."""
+def _windows(keys: GgufKeys, layers: int, *, needs_pattern: bool) -> tuple[int, ...]:
+    """The window of each layer. needs_pattern: not every layer has one."""
     window = keys.integer("attention.sliding_window", 0, least=0)
     pattern = keys.value("attention.sliding_window_pattern")
-    if not window or pattern is None:
+    if not window or (pattern is None and not needs_pattern):
         return (window,) * layers
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
         raise keys.fault("attention.sliding_window_pattern", f"must be {layers} truth values, one a layer")

@@ -26,24 +26,21 @@ def read_rope(config: Fields, positions: int, head_dim: int, family: Family) -> 
     `positions`: max_position_embeddings, which includes the stretch for llama3 and longrope, and excludes it for linear and
     dynamic. Raises ConfigError that names the field.
     """
-    rope, context = _whole_rope(config, positions)
-    share = 1.0
-    for fields in (config, config.inner("rope_scaling"), config.inner("rope_parameters")):
-        if fields is not None and (found := fields.number("partial_rotary_factor")) not in (None, 1.0):
-            if "partial_rotary_factor" not in family.reads:
-                raise ConfigError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
-            share = found
-    return replace(rope, dim=None if share == 1.0 else int(head_dim * share)), context
-
-
-def _whole_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
     given = config.inner("rope_scaling") or config.inner("rope_parameters") or Fields({}, config.source)
+    rope, context = _whole_rope(config, given, positions, head_dim, family)
+    share = given.number("partial_rotary_factor") or config.number("partial_rotary_factor") or 1.0
+    if share > 1 or (share < 1 and "partial_rotary_factor" not in family.reads):
+        raise ConfigError(f"{config.source}: partial_rotary_factor other than 1 is not supported")
+    return replace(rope, dim=None if share == 1 else int(head_dim * share)), context
+
+
+def _whole_rope(config: Fields, given: Fields, positions: int, head_dim: int, family: Family) -> tuple[RopeConfig, int]:
     if unknown := sorted(set(given.given) - _KNOWN):
         raise ConfigError(f"{given.source}: field {shown(unknown[0])} is not supported")
     theta = given.number("rope_theta") or config.number("rope_theta") or 10000.0
     RopeConfig(theta=theta).check(config.source)
     kind = given.text("rope_type", given.text("type", "default"))
-    match kind:
+    match family.rope_types.get(kind, kind):
         case "default":
             return RopeConfig(theta=theta), positions
         case "linear":
@@ -58,8 +55,8 @@ def _whole_rope(config: Fields, positions: int) -> tuple[RopeConfig, int]:
             rope = _yarn(config, given, theta, positions)
             assert rope.original_context is not None
             return rope, _stretched(rope.original_context, rope.factor)
-        case "longrope" | "su":
-            return _longrope(config, given, theta, positions), positions
+        case "longrope":
+            return _longrope(config, given, theta, positions, head_dim // 2), positions
         case _:
             raise ConfigError(
                 f"{given.source}: rope type {shown(kind)} is not supported, only {', '.join(get_args(RopeKind))}"
@@ -112,7 +109,7 @@ def _yarn(config: Fields, given: Fields, theta: float, positions: int) -> RopeCo
     )
 
 
-def _longrope(config: Fields, given: Fields, theta: float, positions: int) -> RopeConfig:
+def _longrope(config: Fields, given: Fields, theta: float, positions: int, pairs: int) -> RopeConfig:
     original = _original_context(config, given, positions)
     factor = given.number("factor") or positions / original
     multiple = given.number("attention_factor")
@@ -123,8 +120,8 @@ def _longrope(config: Fields, given: Fields, theta: float, positions: int) -> Ro
         theta,
         original_context=original,
         attention_factor=multiple,
-        short_factor=given.numbers("short_factor"),
-        long_factor=given.numbers("long_factor"),
+        short_factor=given.numbers("short_factor", pairs),
+        long_factor=given.numbers("long_factor", pairs),
     )
 
 

@@ -20,7 +20,11 @@ FAMILIES = (
         "phi3",
         ("Phi3ForCausalLM",),
         _layer,
-        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None},
+        {
+            **{"max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+            **{"rms_norm_eps": 1e-5, "sliding_window": None},
+        },
+        rope_types={"su": "longrope", "yarn": "longrope"},
         reads={"partial_rotary_factor": "rope.dimension_count"},
         gguf="phi3",
         gguf_is_neox=True,
