@@ -31,9 +31,10 @@ class Family:
     whether a layer is, where layer_types is absent. qkv_bias: q, k and v always have biases. optional_bias: the fields that may
     turn biases on.
 
-    rope_types: what the family calls rope types. reads: further fields that count, with their keys in GGUF, "" for those that GGUF lacks; other families refuse them. model:
-    fields of ModelConfig that are one of these, a number. gguf: the architecture's name in GGUF files; "" if they are not read.
-    gguf_is_neox: there the rows of q and k have each head's halves side by side, as in Hugging Face's files.
+    rope_types: what the family calls rope types. reads: further fields that count, with their keys in GGUF, "" for those that
+    GGUF lacks; other families refuse them. model: fields of ModelConfig that are one of these, a number. gguf: the
+    architecture's name in GGUF files; "" if they are not read. gguf_is_neox: there the rows of q and k have each head's halves
+    side by side, as in Hugging Face's files.
     """
 
     model_type: str
