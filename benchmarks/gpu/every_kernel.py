@@ -139,6 +139,7 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
 
 def launch_products(device: torch.device, dtype: torch.dtype) -> None:
     """The product of each quantized format, for one row, a few and many, and batch-invariant ones with and without splits."""
+    from llama_core.backends.weight_formats.format import HeldWeights
     from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.backends.weight_formats.kernels import multiply
 
@@ -148,11 +149,11 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
     scales = torch.rand(outputs, inputs // 32, dtype=torch.float16, device=device)
     for rows in (1, 5, 64):
         x = torch.randn(rows, inputs).to(device, dtype)
-        multiply(x, codes, torch.rand(outputs, device=device), None, is_packed=False)
-        multiply(x, codes, scales, None, is_packed=False)
-        multiply(x, codes.view(torch.uint8), torch.rand(outputs, device=device), None, is_packed=False)  # float8
-        multiply(x, packed, scales, None, is_packed=True)
-        multiply(x, packed, scales, scales, is_packed=True)
+        multiply(x, HeldWeights(codes, torch.rand(outputs, device=device)))
+        multiply(x, HeldWeights(codes, scales))
+        multiply(x, HeldWeights(codes.view(torch.uint8), torch.rand(outputs, device=device)))  # float8
+        multiply(x, HeldWeights(packed, scales, None, True))
+        multiply(x, HeldWeights(packed, scales, scales, True))
         wide = torch.randn(rows + 1, 1030).to(device, dtype)
         multiply_in_order(wide, torch.randn(outputs, 1030).to(device, dtype))
 

@@ -108,6 +108,7 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
 
 def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
     """The product of each quantized format, for each number of rows, and batch-invariant products."""
+    from llama_core.backends.weight_formats.format import HeldWeights
     from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.backends.weight_formats.kernels import multiply
 
@@ -117,17 +118,19 @@ def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
     scales = torch.zeros((outputs, inputs // 32), dtype=torch.float16)
     for rows in row_counts:
         x = torch.zeros((rows, inputs), dtype=dtype)
-        multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
-        multiply(x, codes, scales, None, is_packed=False)
-        multiply(x, codes.view(torch.uint8), torch.zeros(outputs), None, is_packed=False)  # float8
-        multiply(x, packed, scales, None, is_packed=True)
-        multiply(x, packed, scales, scales, is_packed=True)
+        multiply(x, HeldWeights(codes, torch.zeros(outputs)))
+        multiply(x, HeldWeights(codes, scales))
+        multiply(x, HeldWeights(codes.view(torch.uint8), torch.zeros(outputs)))  # float8
+        multiply(x, HeldWeights(packed, scales, None, True))
+        multiply(x, HeldWeights(packed, scales, scales, True))
     # Two splits, and numbers of rows in one tile and in two.
     weight = torch.zeros((outputs, 1024), dtype=dtype)
     for rows in (16, 128):
         multiply_in_order(torch.zeros((rows, 1024), dtype=dtype), weight)
         # The tiles that `batch_invariant` takes for few rows are those of many.
-        multiply(torch.zeros((rows, inputs), dtype=dtype), packed, scales, None, is_packed=True, batch_invariant=True)
+        multiply(
+            torch.zeros((rows, inputs), dtype=dtype), HeldWeights(packed, scales, None, True), batch_invariant=True
+        )
 
 
 def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], row_counts: Seq[int]) -> None:

@@ -83,6 +83,7 @@ class FusedBackend:
         self._device = device
         cached = cache_dtype(config, model.dtype)
         self._cache_shape = CacheShape.of(model.config, config.block_size, model.parallel, cached)
+        self.cache_block_bytes = self._cache_shape.block_bytes
         self._cache: KVCache | None = None
         self._num_blocks = 0
         self.start_seconds = dict.fromkeys(("load", "cache", "warm_up", "capture"), 0.0)
@@ -101,7 +102,7 @@ class FusedBackend:
         self._unsampled: _Step | None = None
         self._answers = [Prefixes(answer) for answer in device.page_locked(_TURNS, NUM_SUMS + max_samples)]
         # Of the steps that were read. Any thread may read them.
-        self._waited_s = self._sampled_s = self._mask_wait_s = 0.0
+        self._waited_s = self._mask_wait_s = self.seconds_sampled = 0.0
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
     @property
@@ -114,19 +115,10 @@ class FusedBackend:
         return self.model.weight_bytes
 
     @property
-    def cache_block_bytes(self) -> int:
-        return self._cache_shape.block_bytes
-
-    @property
     def working_bytes(self) -> int:
-        kept = (
-            self.model.kept_bytes,
-            self._slots.nbytes,
-            self._buffers.nbytes,
-            self._head.nbytes,
-            self._hidden_states.nbytes,
-        )
-        return sum(kept) + self.unallocated_bytes(self._config.max_seq_len)
+        holders = self._slots, self._buffers, self._head, self._hidden_states
+        kept = self.model.kept_bytes + sum(each.nbytes for each in holders)
+        return kept + self.unallocated_bytes(self._config.max_seq_len)
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
         about = replace(self._config, max_seq_len=max_seq_len), self.model.config, self.model.parallel, self.model.dtype
@@ -135,10 +127,6 @@ class FusedBackend:
     @property
     def seconds_waited(self) -> float:
         return self._waited_s + self._mask_wait_s
-
-    @property
-    def seconds_sampled(self) -> float:
-        return self._sampled_s
 
     def allocate_cache(self, num_blocks: int) -> None:
         begin = time.perf_counter()
@@ -230,7 +218,8 @@ class FusedBackend:
         step.copied.wait()
         waited, sampled, *tokens = step.answer.tolist()
         # A step with prompt log-probabilities is read before the one that is still in flight.
-        self._waited_s, self._sampled_s = max(self._waited_s, waited / 1e9), max(self._sampled_s, sampled / 1e9)
+        self._waited_s = max(self._waited_s, waited / 1e9)
+        self.seconds_sampled = max(self.seconds_sampled, sampled / 1e9)
         result = Sampled.of(tokens, step.mask_wait_s)
         return result if step.logprobs is None else result._replace(logprobs=partial(unpacked, step.logprobs))
 

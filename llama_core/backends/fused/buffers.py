@@ -35,11 +35,7 @@ from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.step import Draft, Grow, SlotInit
 
-_TOKENS: Final = 0
-_BLOCKS: Final = 1
-_SAMPLING: Final = 2
-_RULES: Final = 3
-_ADAPTERS: Final = 4
+_TOKENS, _BLOCKS, _SAMPLING, _RULES, _ADAPTERS = range(5)
 _MOST_SHAPES: Final = 1024  # of steps, whose parts of a buffer are kept
 
 

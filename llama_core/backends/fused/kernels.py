@@ -11,7 +11,7 @@ from llama_core.backends.fused import adapter_kernels, layer_kernels
 from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.attention_launches import attend, launches
 from llama_core.backends.fused.layer_kernels import early_launch, norm_warps
-from llama_core.backends.fused.ops import Bias, HeadChanges, RowNorm, SlotTokens, TorchOps
+from llama_core.backends.fused.ops import HeadChanges, RowNorm, SlotTokens, TorchOps
 from llama_core.backends.fused.product_kernels import (
     Fuses,
     add_product,
@@ -26,7 +26,7 @@ from llama_core.backends.fused.sampling.sampler import Mode, SamplingState, Torc
 from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
 from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, StepTensors, TileSizes
 from llama_core.backends.kv_cache import KVCache
-from llama_core.backends.weight_formats.format import TorchMatrix
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix
 from llama_core.errors import ConfigError
 from llama_core.model.operations import Attend
 

@@ -16,7 +16,7 @@ from llama_core.backends.kv_cache import KVCache
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.slots import SlotTable
-from llama_core.backends.weight_formats.format import TorchMatrix, TorchMatrixType
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix, TorchMatrixType
 from llama_core.model.config import ModelConfig
 from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Operation, Rotate, Weight
 from llama_core.model.share import RankShare
@@ -48,7 +48,7 @@ class _Product(NamedTuple):
 
     name: str
     matrix: TorchMatrix
-    bias: torch.Tensor | None
+    bias: Bias
     is_timed: bool
 
 

@@ -14,12 +14,11 @@ from llama_core.backends.fused.sampling.sampler import SamplingState, TorchSampl
 from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, StepTensors, TileSizes
 from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
 from llama_core.backends.rotary import rotate
-from llama_core.backends.weight_formats.format import TorchMatrix
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix
 from llama_core.model.operations import Attend
 
 NUM_SUMS: Final = 2
 _WAITED, _SAMPLED = range(NUM_SUMS)
-Bias = torch.Tensor | None  # [outputs] of a product, added to each of its rows
 
 # An operation of torch, so that a recorded graph reads the clock at each replay.
 _library: Any = torch.library.Library("llama_core", "DEF")  # type: ignore[no-untyped-call]
