@@ -148,7 +148,7 @@ def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], r
             product(x, up)
             partial = add_product(x, between, down, None)
             if partial is not None:
-                TritonOps().add_norm(x, partial, RowNorm(norm, 1e-5), num_splits=len(partial))
+                TritonOps().add_norm(x, partial, RowNorm(norm, 1e-5))
             if shape.has_biases and name == formats[0]:
                 gated_product(x, up, torch.zeros(2 * shape.hidden, dtype=dtype))
                 add_product(x, between, down, norm)

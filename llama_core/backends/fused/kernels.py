@@ -67,15 +67,10 @@ class TritonOps(TorchOps):
         )
 
     def add_norm(
-        self,
-        hidden_states: torch.Tensor,
-        delta: torch.Tensor | None,
-        norm: RowNorm,
-        bias: Bias = None,
-        *,
-        num_splits: int = 0,
+        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, norm: RowNorm, bias: Bias = None
     ) -> torch.Tensor:
-        """As `TorchOps.add_norm`. num_splits: 0, or the number of splits of `delta`, float32 [num_splits, T, dim]."""
+        """As `TorchOps.add_norm`. delta: also float32 [splits, T, dim], whose splits are added in order."""
+        num_splits = len(delta) if delta is not None and delta.ndim == 3 else 0
         out = torch.empty_like(hidden_states)
         count, dim = hidden_states.shape
         options = {"block": triton.next_power_of_2(dim), "num_warps": norm_warps(dim), **early_launch()}
@@ -140,9 +135,7 @@ class TritonOps(TorchOps):
         if not self._fuses(matrix.held, len(x)):
             return super().add_product_norm(hidden_states, x, matrix, norm, bias)
         partial = add_product(hidden_states, x, matrix.held, bias)
-        if partial is None:
-            return self.add_norm(hidden_states, None, norm)
-        return self.add_norm(hidden_states, partial, norm, bias, num_splits=len(partial))
+        return self.add_norm(hidden_states, partial, norm, None if partial is None else bias)
 
     def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapted: Adapted | None) -> torch.Tensor:
         if adapted is not None:
