@@ -1,7 +1,5 @@
 """The operations of `ops.py` in Triton. No launch waits for the host, and no row's result depends on the other rows."""
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-
 from typing import Final
 
 import torch
