@@ -79,10 +79,18 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     """A layer's kernels over decodes, drafts and chunks, with and without biases, norms and a window, and batch-invariant."""
     from benchmarks.gpu.sections.attention import attention_tiles
     from llama_core.backends.fused.kernels import TritonOps
-    from llama_core.backends.fused.ops import HeadNorms
+    from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens
     from llama_core.backends.fused.step_memory import max_split_decode_tokens
-    from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
-    from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
+    from llama_core.backends.fused.step_plan import (
+        TILE_COLUMNS,
+        AttentionTiles,
+        SampleTensors,
+        StepArrays,
+        StepTensors,
+        plan_of,
+    )
+    from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
+    from llama_core.model.operations import Attend
     from llama_core.scheduling.step import Row
 
     n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
@@ -103,34 +111,35 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     slots, positions = (torch.from_numpy(part).to(device) for part in arrays.tokens)
     tables = torch.randperm(len(rows) * 40).view(len(rows), 40).to(device)
     mapping = tables[slots, positions // block_size] * block_size + positions % block_size
-    cache = [new(tables.numel(), block_size, n_kv_heads, head_dim) for _ in range(2)]
+    cache = KVCache(*(new(tables.numel(), block_size, n_kv_heads, head_dim) for _ in range(2)))
     dim, hidden, heads = 40, 1100, n_heads + 2 * n_kv_heads
     states, weight, table = new(count, dim), new(dim), torch.randn(200, head_dim // 2, 2, device=device)
-    norms = HeadNorms(new(head_dim), new(head_dim), 1e-5)
+    norms, norm = HeadNorms(new(head_dim), new(head_dim), 1e-5), RowNorm(weight, 1e-5)
     for bias, some in ((None, None), (new(heads * head_dim), norms)):
-        ops.add_norm(states, None if bias is None else new(count, dim), weight, 1e-5, None if bias is None else weight)
-        qkv = new(count, heads, head_dim)
-        q = ops.rotate_and_store(qkv, table, positions, mapping, cache[0], cache[1], bias, some)
+        ops.add_norm(states, None if bias is None else new(count, dim), norm, None if bias is None else weight)
+        qkv, changes = new(count, heads, head_dim), HeadChanges(bias, some, table)
+        q = ops.rotate_and_store(qkv, changes, positions, mapping, cache)
         tiles = AttentionTiles(*(torch.from_numpy(part).to(device) for part in (arrays.decodes, arrays.chunks)))
         for window in (0, 40):
-            ops.attend(q, cache[0], cache[1], tables, tiles, window)
-        invariant.attend(q, cache[0], cache[1], tables, tiles)
-        floats = [cached_as(FLOAT8_BYTES, each) for each in cache]
-        ops.rotate_and_store(qkv, table, positions, mapping, floats[0], floats[1], bias, some)
-        ops.attend(q, floats[0], floats[1], tables, tiles)
+            ops.attend(q, cache, tables, tiles, Attend(window))
+        invariant.attend(q, cache, tables, tiles, Attend())
+        floats = KVCache(*(cached_as(FLOAT8_BYTES, each) for each in cache))
+        ops.rotate_and_store(qkv, changes, positions, mapping, floats)
+        ops.attend(q, floats, tables, tiles, Attend())
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
     # Enough decodes that one program computes all splits of each.
     many = [Row(0, 150 if row < 4 else 3, 1, True) for row in range(max_split_decode_tokens(n_kv_heads) + 1)]
     tiles = attention_tiles(many, ops.tile_sizes(n_heads, n_kv_heads, head_dim, dtype), device)
-    ops.attend(new(len(many), n_heads, head_dim), cache[0], cache[1], tables, tiles)
+    ops.attend(new(len(many), n_heads, head_dim), cache, tables, tiles, Attend())
     tokens = torch.zeros((len(rows), 160), dtype=torch.int64, device=device)
-    ops.embed(tokens, tables, slots, positions, block_size, new(1, dim))
-    ops.store_samples(slots, slots, positions, tokens, torch.zeros_like(slots))
+    ops.embed(StepTensors(slots, positions, tiles), SlotTokens(tokens, tables), block_size, new(1, dim))
+    ops.store_samples(slots, SampleTensors(slots, slots, positions), tokens, torch.zeros_like(slots))
     ops.add_time(torch.zeros(2, dtype=torch.int64, device=device), 1, -n_heads)
 
 
 def launch_products(device: torch.device, dtype: torch.dtype) -> None:
     """The product of each quantized format, for one row, a few and many, and batch-invariant ones with and without splits."""
+    from llama_core.backends.weight_formats.format import HeldWeights
     from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.backends.weight_formats.kernels import multiply
 
@@ -140,11 +149,11 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
     scales = torch.rand(outputs, inputs // 32, dtype=torch.float16, device=device)
     for rows in (1, 5, 64):
         x = torch.randn(rows, inputs).to(device, dtype)
-        multiply(x, codes, torch.rand(outputs, device=device), None, is_packed=False)
-        multiply(x, codes, scales, None, is_packed=False)
-        multiply(x, codes.view(torch.uint8), torch.rand(outputs, device=device), None, is_packed=False)  # float8
-        multiply(x, packed, scales, None, is_packed=True)
-        multiply(x, packed, scales, scales, is_packed=True)
+        multiply(x, HeldWeights(codes, torch.rand(outputs, device=device)))
+        multiply(x, HeldWeights(codes, scales))
+        multiply(x, HeldWeights(codes.view(torch.uint8), torch.rand(outputs, device=device)))  # float8
+        multiply(x, HeldWeights(packed, scales, None, True))
+        multiply(x, HeldWeights(packed, scales, scales, True))
         wide = torch.randn(rows + 1, 1030).to(device, dtype)
         multiply_in_order(wide, torch.randn(outputs, 1030).to(device, dtype))
 
@@ -152,6 +161,7 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
 def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
     """Products with epilogues in each format, for a tile of each number of rows, of odd sizes, with splits and without."""
     from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.ops import RowNorm
     from llama_core.backends.weight_formats.matrices import find_weight_format
     from llama_core.model.weight_formats import QUANTIZED
 
@@ -164,9 +174,10 @@ def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
             for matrix, outputs in ((up, 2 * hidden), (down, hidden)):
                 matrix.set_rows(0, torch.randn(outputs, inputs).to(device, dtype))
             weight = torch.randn(hidden).to(device, dtype)
+            norm = RowNorm(weight, 1e-5)
             for bias in (None, torch.randn(2 * hidden).to(device, dtype))[: 1 + (rows == 1)]:
                 ops.gated_product(x, up, bias)
-                ops.add_product_norm(states, x, down, weight, 1e-5, None if bias is None else weight)
+                ops.add_product_norm(states, x, down, norm, None if bias is None else weight)
 
 
 def launch_sampling(device: torch.device) -> None:

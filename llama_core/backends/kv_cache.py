@@ -61,7 +61,10 @@ class CacheShape:
 
 
 class KVCache(NamedTuple):
-    """keys, values: [n_layers, num_blocks, block_size, n_local_kv_heads, head_dim]."""
+    """keys, values: [n_layers, num_blocks, block_size, n_local_kv_heads, head_dim]; of one layer without n_layers."""
 
     keys: torch.Tensor
     values: torch.Tensor
+
+    def layer(self, number: int) -> "KVCache":
+        return KVCache(self.keys[number], self.values[number])

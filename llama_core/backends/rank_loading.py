@@ -178,7 +178,7 @@ class _Loading:
                 transformer: FusedTransformer = FairscaleTransformer(*common)
             else:
                 transformer = FusedTransformer(*common, batch_invariant=invariant)
-        backend = FusedBackend(config, transformer, parallel, slots, ops, device, kind)
+        backend = FusedBackend(config, transformer, slots, device, kind)
         with torch.inference_mode():
             backend.load(self.planned_weights())
         return backend

@@ -51,29 +51,30 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
     from llama_core.backends.fused.adapters import Adapted, MatrixAdapters
     from llama_core.backends.fused.kernels import TritonOps
-    from llama_core.backends.fused.ops import HeadNorms
+    from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens
     from llama_core.backends.fused.step_memory import max_split_decode_tokens
-    from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles
-    from llama_core.backends.kv_cache import FLOAT8_BYTES
+    from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles, SampleTensors, StepTensors
+    from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache
+    from llama_core.model.operations import Attend
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(sizes, dtype=of)
 
     ops, rows, total = TritonOps(), 2, shape.heads + 2 * shape.kv_heads
-    keys, values = (new(2, block_size, shape.kv_heads, shape.head_dim) for _ in range(2))
+    cache = KVCache(*(new(2, block_size, shape.kv_heads, shape.head_dim) for _ in range(2)))
     positions, table = new(rows, of=torch.int64), new(64, shape.head_dim // 2, 2, of=torch.float32)
     weight = new(shape.dim)
-    ops.add_norm(new(rows, shape.dim), None, weight, 1e-5)
-    ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), weight, 1e-5)
+    norm = RowNorm(weight, 1e-5)
+    ops.add_norm(new(rows, shape.dim), None, norm)
+    ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), norm)
     qkv_bias = gate_bias = norms = None
     if shape.has_biases:
         qkv_bias, gate_bias = new(total * shape.head_dim), new(2 * shape.hidden)
-        ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), weight, 1e-5, weight)
+        ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), norm, weight)
     if shape.has_norms:
         norms = HeadNorms(new(shape.head_dim), new(shape.head_dim), 1e-5)
-    q = ops.rotate_and_store(
-        new(rows, total, shape.head_dim), table, positions, positions, keys, values, qkv_bias, norms
-    )
+    changes = HeadChanges(qkv_bias, norms, table)
+    q = ops.rotate_and_store(new(rows, total, shape.head_dim), changes, positions, positions, cache)
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
     widths = shape.heads * shape.head_dim, (shape.heads + shape.kv_heads) * shape.head_dim, total * shape.head_dim
     adapters = MatrixAdapters(
@@ -83,31 +84,31 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
     ops.add_time(new(2, of=torch.int64), 1, -shape.heads)
     index = new(rows, of=torch.int64)
     tokens = new(rows, 4096, of=torch.int64)
-    ops.embed(tokens, tokens, index, index, block_size, new(rows, shape.dim))
-    ops.store_samples(index, index, index, tokens, index)
     tiles = new(rows, TILE_COLUMNS, of=torch.int64)
+    both = AttentionTiles(tiles, tiles)
+    ops.embed(StepTensors(index, index, both), SlotTokens(tokens, tokens), block_size, new(rows, shape.dim))
+    ops.store_samples(index, SampleTensors(index, index, index), tokens, index)
     tables = new(8, 4096 // block_size, of=torch.int64)
-    step = AttentionTiles(tiles, tiles), shape.window
-    ops.attend(q, keys, values, tables, *step)
+    step = both, Attend(shape.window)
+    ops.attend(q, cache, tables, *step)
     # Enough decodes that one program computes all splits of each.
     large = max_split_decode_tokens(shape.kv_heads) + 1
-    many = AttentionTiles(new(large, TILE_COLUMNS, of=torch.int64), tiles[:0]), shape.window
+    many = AttentionTiles(new(large, TILE_COLUMNS, of=torch.int64), tiles[:0]), Attend(shape.window)
     queries = new(large, total, shape.head_dim)[:, : shape.heads]
-    ops.attend(queries, keys, values, tables, *many)
+    ops.attend(queries, cache, tables, *many)
     if in_all_modes:
         invariant = TritonOps(batch_invariant=True)
-        invariant.attend(q, keys, values, tables, *step)
-        invariant.attend(queries, keys, values, tables, *many)
-        floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
-        ops.attend(q, floats[0], floats[1], tables, *step)
-        ops.attend(queries, floats[0], floats[1], tables, *many)
-        ops.rotate_and_store(
-            new(rows, total, shape.head_dim), table, positions, positions, floats[0], floats[1], qkv_bias, norms
-        )
+        invariant.attend(q, cache, tables, *step)
+        invariant.attend(queries, cache, tables, *many)
+        floats = KVCache(*(new(*cache.keys.shape, of=FLOAT8_BYTES) for _ in range(2)))
+        ops.attend(q, floats, tables, *step)
+        ops.attend(queries, floats, tables, *many)
+        ops.rotate_and_store(new(rows, total, shape.head_dim), changes, positions, positions, floats)
 
 
 def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
     """The product of each quantized format, for each number of rows, and batch-invariant products."""
+    from llama_core.backends.weight_formats.format import HeldWeights
     from llama_core.backends.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.backends.weight_formats.kernels import multiply
 
@@ -117,22 +118,25 @@ def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
     scales = torch.zeros((outputs, inputs // 32), dtype=torch.float16)
     for rows in row_counts:
         x = torch.zeros((rows, inputs), dtype=dtype)
-        multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
-        multiply(x, codes, scales, None, is_packed=False)
-        multiply(x, codes.view(torch.uint8), torch.zeros(outputs), None, is_packed=False)  # float8
-        multiply(x, packed, scales, None, is_packed=True)
-        multiply(x, packed, scales, scales, is_packed=True)
+        multiply(x, HeldWeights(codes, torch.zeros(outputs)))
+        multiply(x, HeldWeights(codes, scales))
+        multiply(x, HeldWeights(codes.view(torch.uint8), torch.zeros(outputs)))  # float8
+        multiply(x, HeldWeights(packed, scales, None, True))
+        multiply(x, HeldWeights(packed, scales, scales, True))
     # Two splits, and numbers of rows in one tile and in two.
     weight = torch.zeros((outputs, 1024), dtype=dtype)
     for rows in (16, 128):
         multiply_in_order(torch.zeros((rows, 1024), dtype=dtype), weight)
         # The tiles that `batch_invariant` takes for few rows are those of many.
-        multiply(torch.zeros((rows, inputs), dtype=dtype), packed, scales, None, is_packed=True, batch_invariant=True)
+        multiply(
+            torch.zeros((rows, inputs), dtype=dtype), HeldWeights(packed, scales, None, True), batch_invariant=True
+        )
 
 
 def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], row_counts: Seq[int]) -> None:
     """Products with SwiGLU and the addition to hidden states in their epilogues, for each number of rows."""
     from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.ops import RowNorm
     from llama_core.backends.fused.product_kernels import add_product, gated_product, product
 
     norm = torch.zeros(shape.dim, dtype=dtype)
@@ -144,7 +148,7 @@ def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], r
             product(x, up)
             partial = add_product(x, between, down, None)
             if partial is not None:
-                TritonOps().add_norm(x, partial, norm, 1e-5, num_splits=len(partial))
+                TritonOps().add_norm(x, partial, RowNorm(norm, 1e-5))
             if shape.has_biases and name == formats[0]:
                 gated_product(x, up, torch.zeros(2 * shape.hidden, dtype=dtype))
                 add_product(x, between, down, norm)

@@ -19,7 +19,8 @@ from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.device import Work
 from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.fused.step_plan import AttentionTiles
-from llama_core.model.operations import FULL_ATTENTION
+from llama_core.backends.kv_cache import KVCache
+from llama_core.model.operations import Attend
 
 # Operations that make the host wait for a GPU, or that read memory of the host.
 _HOST_ACCESSES = {
@@ -228,15 +229,9 @@ class CapturableOps(TorchOps):
         return y
 
     def attend(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        block_tables: torch.Tensor,
-        tiles: AttentionTiles,
-        window: int = FULL_ATTENTION,
-        scale: float | None = None,
+        self, q: torch.Tensor, cache: KVCache, block_tables: torch.Tensor, tiles: AttentionTiles, how: Attend
     ) -> torch.Tensor:
+        window = how.window
         rows = torch.cat([tiles.decodes, tiles.chunks])
         token = torch.arange(len(q))
         # The tile of each token; tokens of padding are in none.
@@ -244,14 +239,15 @@ class CapturableOps(TorchOps):
         begin, _, slots, first, _ = (is_in[..., None] * rows[:, None]).sum(0).unbind(1)
         lengths = torch.where(is_in.any(0), first + token - begin + 1, 1)
         seen = block_tables[slots]
-        gathered_keys, gathered_values = (cache[seen].flatten(1, 2) for cache in (keys, values))
-        group = q.shape[1] // keys.shape[2]
+        gathered_keys, gathered_values = (each[seen].flatten(1, 2) for each in cache)
+        group = q.shape[1] // cache.keys.shape[2]
         position = torch.arange(gathered_keys.shape[1])
         visible = position < lengths[:, None]
         if window:
             visible &= position >= lengths[:, None] - window
         repeated = gathered_keys.repeat_interleave(group, dim=2)
-        scores = torch.einsum("thd,tlhd->thl", q, repeated).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scale = q.shape[-1] ** -0.5 if how.scale is None else how.scale
+        scores = torch.einsum("thd,tlhd->thl", q, repeated).float() * scale
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1).type_as(q)
         seen_values = gathered_values.masked_fill(~visible[..., None, None], 0).repeat_interleave(group, dim=2)
         return torch.einsum("thl,tlhd->thd", weights, seen_values)

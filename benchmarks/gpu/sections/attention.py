@@ -29,7 +29,9 @@ from llama_core.backends.fused.step_plan import (
     TileSizes,
     plan_of,
 )
+from llama_core.backends.kv_cache import KVCache
 from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Attend
 from llama_core.scheduling.step import Row
 
 BLOCK = 16
@@ -121,13 +123,13 @@ def _attention(
     per_row = -(-longest // BLOCK)
     order = torch.randperm(len(rows) * per_row, device=device).view(len(rows), per_row)
     shape = (order.numel(), BLOCK, model.n_kv_heads, model.head_dim)
-    keys, values = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
+    cache = KVCache(*(torch.randn(shape, device=device, dtype=dtype) for _ in range(2)))
     tokens = sum(row.length for row in rows)
     q = torch.randn(tokens, model.n_heads, model.head_dim, device=device, dtype=dtype)
     tiles = attention_tiles(rows, ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, dtype), device)
     tables = torch.zeros((len(rows), max(per_row, max_seq_len // BLOCK)), dtype=torch.int64, device=device)
     tables[:, :per_row] = order
-    return partial(ops.attend, q, keys, values, tables, tiles)
+    return partial(ops.attend, q, cache, tables, tiles, Attend())
 
 
 def attention_tiles(rows: list[Row], sizes: TileSizes, device: torch.device) -> AttentionTiles:

@@ -33,7 +33,8 @@ _COMBINED_AT_ONCE = tl.constexpr(8)  # splits whose results are loaded before th
 
 class Form(NamedTuple):
     """What `_attend` is compiled for. group: query heads that share a key head. rows: of a program, those of `queries` tokens.
-    tile: cached positions that it reads at a time. dim_block: head_dim, padded for products."""
+    tile: cached positions that it reads at a time. dim_block: head_dim, padded for products. is_decode: the tiles are those of
+    decodes. is_split, combines: see `_attend`."""
 
     group: int
     queries: int
@@ -43,6 +44,9 @@ class Form(NamedTuple):
     dim_block: int
     block_size: int
     window: int
+    is_decode: bool
+    is_split: bool
+    combines: bool
 
 
 @triton.jit
@@ -84,22 +88,11 @@ def weighted_sum(mixed, kept, part, weight):
 
 
 @triton.jit(do_not_specialize=["n_splits", "n_heads"])
-def _combine_splits(
-    partial,
-    log_sums,
-    tiles,
-    out,
-    n_splits,
-    n_heads,
-    head_dim: tl.constexpr,
-    dim_block: tl.constexpr,
-    window: tl.constexpr,
-    is_early: tl.constexpr,
-):
+def _combine_splits(partial, log_sums, tiles, out, n_splits, n_heads, form: tl.constexpr, is_early: tl.constexpr):
     """The result of a tile's tokens for one head. The arguments are those of `_attend` with is_split."""
     about, head = tiles + tl.program_id(0) * _TILE_COLUMNS, tl.program_id(1)
-    dim = tl.arange(0, dim_block)
-    in_dim = dim < head_dim
+    dim = tl.arange(0, form.dim_block)
+    in_dim = dim < form.head_dim
     first_token, count = tl.load(about), tl.load(about + 1)
     first, decode_token = tl.load(about + 3), tl.load(about + 4)
     wait_for_previous(is_early)
@@ -107,10 +100,10 @@ def _combine_splits(
     for index in range(0, count):
         length = first + index + 1
         parts = ((decode_token + index) * n_heads + head) * n_splits
-        mixed = tl.zeros([dim_block], tl.float32)
+        mixed = tl.full([form.dim_block], 0.0, tl.float32)
         total = 0.0
         best = float("-inf")
-        begin = split_of(first_seen_of(length, window))
+        begin = split_of(first_seen_of(length, form.window))
         end = split_of(length - 1) + 1
         # Unrolled, so that several splits are loaded at once. Splits after the end have a weight of 0, which changes no bit.
         for several in range(begin, end, _COMBINED_AT_ONCE):
@@ -118,11 +111,11 @@ def _combine_splits(
                 split = several + ahead
                 at = parts + split % n_splits
                 log_sum = tl.load(log_sums + at, mask=split < end, other=float("-inf"))
-                part = tl.load(partial + at * head_dim + dim, mask=in_dim & (split < end), other=0.0)
+                part = tl.load(partial + at * form.head_dim + dim, mask=in_dim & (split < end), other=0.0)
                 kept, weight, best = combine_weights(best, log_sum)
                 mixed = weighted_sum(mixed, kept, part, weight)
                 total = weighted_sum(total, kept, weight, 1.0)
-        place = out + ((first_token + index) * n_heads + head) * head_dim + dim
+        place = out + ((first_token + index) * n_heads + head) * form.head_dim + dim
         tl.store(place, (mixed / total).to(out.dtype.element_ty), mask=in_dim)
 
 
@@ -192,40 +185,27 @@ def _attend_tile(
 
 # Without `do_not_specialize`, Triton would compile further variants for some numbers of blocks while the server runs. The
 # number of heads changes no address's alignment, so one variant is enough for all.
-@triton.jit(do_not_specialize=["block_table_stride", "n_splits", "n_kv_heads"])
+@triton.jit(do_not_specialize=["table_stride", "n_splits", "n_kv_heads"])
 def _attend(
-    tiles,
-    q,
-    cache,
-    block_tables,
-    out,
-    log_sums,
-    scale,
-    q_stride,
-    block_table_stride,
-    n_splits,
-    n_kv_heads,
-    form: tl.constexpr,
-    is_decode: tl.constexpr,
-    is_split: tl.constexpr,
-    combines: tl.constexpr,
-    is_early: tl.constexpr,
+    tiles, q, cache, tables, results, table_stride, n_splits, n_kv_heads, form: tl.constexpr, is_early: tl.constexpr
 ):
     """Attention of one tile, or of a program's share of the tile's splits.
 
-    Without is_split, `out` is the result, [T, H, head_dim]. With is_split, each split writes its normalized result to `out`,
-    float32 [decode tokens, H, n_splits, head_dim], and the binary log of its sum to `log_sums` [decode tokens, H, n_splits];
-    split s is at index s % n_splits. With combines too, a program computes all splits of its tile, and writes to `out` the
-    result that `_combine_splits` would write. cache: keys and values. is_decode: the tiles are those of decodes, and the grid
-    is [K, tiles, programs]; that of chunks is [tiles, K].
+    q: the queries, the stride of a token, and the scale of scores. results: `out` and `log_sums`. Without is_split, `out` is
+    the result, [T, H, head_dim]. With is_split, each split writes its normalized result to `out`, float32 [decode tokens, H,
+    n_splits, head_dim], and the binary log of its sum to `log_sums` [decode tokens, H, n_splits]; split s is at index s %
+    n_splits. With combines too, a program computes all splits of its tile, and writes to `out` the result that
+    `_combine_splits` would write. The grid of decodes is [K, tiles, programs]; that of chunks is [tiles, K].
     """
+    queries, q_stride, scale = q
+    out, log_sums = results
     # The next kernel is `_combine_splits`, which may start at once, or a product, which may not.
-    combine_follows: tl.constexpr = is_split and not combines
+    combine_follows: tl.constexpr = form.is_split and not form.combines
     if combine_follows:
         let_next_start(is_early)
     # Programs that run at the same time read neighbouring memory: programs of decodes read all heads of a position, programs of
     # chunks one head, whose positions stay in the GPU's L2 cache for the next tile.
-    if is_decode:
+    if form.is_decode:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * _TILE_COLUMNS
     else:
         # The last tiles of a prompt see the most positions, so they start first.
@@ -237,7 +217,7 @@ def _attend(
     if not combine_follows:
         let_next_start(is_early)
     if count > 0:
-        blocks = block_tables + slot * block_table_stride
+        blocks = tables + slot * table_stride
         row = tl.arange(0, form.rows)
         index = row // form.group
         head = kv_head * form.group + row % form.group
@@ -245,16 +225,16 @@ def _attend(
         in_dim = dim < form.head_dim
         is_query = (index < count) & (index < form.queries)
         is_value = is_query[:, None] & in_dim[None, :]
-        asked = q + (first_token + index)[:, None] * q_stride + head[:, None] * form.head_dim + dim[None, :]
+        asked = queries + (first_token + index)[:, None] * q_stride + head[:, None] * form.head_dim + dim[None, :]
         query = tl.load(asked, mask=is_value, other=0.0)
         length = first + index + 1
         first_seen = first_seen_of(length, form.window)
         seen, end = first_seen_of(first + 1, form.window), first + count
         n_heads = n_kv_heads * form.group
         begin, stop = seen // form.tile * form.tile, end
-        if is_split:
+        if form.is_split:
             split = split_of(seen)
-            if combines:
+            if form.combines:
                 combined, combined_total, combined_best = _nothing_seen(form.rows, form.dim_block)
             else:
                 # A program computes the splits that begin in its share of the positions. Equal numbers of splits would be
@@ -270,18 +250,18 @@ def _attend(
             split_end = split_begin(split + 1)
         mixed, total, best = _nothing_seen(form.rows, form.dim_block)
         seeing, borders = (query, first_seen, length), (seen, end, first + 1)
-        skips_masks: tl.constexpr = form.window == 0 and not is_split
+        skips_masks: tl.constexpr = form.window == 0 and not form.is_split
         # One loop reads all splits: with a loop for each split, the program would wait for the first positions of each.
         for at in range(begin, stop, form.tile):
             mixed, total, best = _attend_tile(
                 (mixed, total, best), seeing, cache, blocks, at, borders, kv_head, n_kv_heads, scale, form, skips_masks
             )
-            if is_split:  # noqa: SIM102, known when the kernel is compiled
+            if form.is_split:  # noqa: SIM102, known when the kernel is compiled
                 if (at + form.tile >= split_end) | (at + form.tile >= stop):
                     part, log_sum = mixed / total[:, None], best + tl.log2(total)
                     # A split may lie outside the window of some of the tile's queries.
                     sees = is_query & (first_seen < split_end) & (length > split_begin(split))
-                    if combines:
+                    if form.combines:
                         kept, weight, highest = combine_weights(combined_best, log_sum)
                         both = weighted_sum(combined, kept[:, None], part, weight[:, None])
                         combined = tl.where(sees[:, None], both, combined)
@@ -295,9 +275,9 @@ def _attend(
                     mixed, total, best = _nothing_seen(form.rows, form.dim_block)
                     split += 1
                     split_end = split_begin(split + 1)
-        if combines:
+        if form.combines:
             mixed, total = combined, combined_total
-        if combines or not is_split:
+        if form.combines or not form.is_split:
             result = (mixed / total[:, None]).to(out.dtype.element_ty)
             whole = ((first_token + index) * n_heads + head) * form.head_dim
             tl.store(out + whole[:, None] + dim[None, :], result, mask=is_value)

@@ -13,14 +13,15 @@ from llama_core.backends.fused.attention_kernels import Form
 from llama_core.backends.fused.layer_kernels import early_launch, has_much_shared_memory
 from llama_core.backends.fused.step_memory import PROGRAMS_PER_MULTIPROCESSOR, combines_in_kernel, split_count
 from llama_core.backends.fused.step_plan import AttentionTiles
-from llama_core.backends.kv_cache import FLOAT8_BYTES
-from llama_core.model.operations import FULL_ATTENTION
+from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache
+from llama_core.model.operations import Attend
 
 MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 # With this num_stages or more, a program loads the next positions' keys and values, and the block numbers of those after them,
 # while it computes. With fewer, it waits for the load that it has just begun, because the keys' addresses are loaded as well.
 _DOUBLE_BUFFERED: Final = 5
 _LOG2_E: Final = math.log2(math.e)
+Results = tuple[torch.Tensor, torch.Tensor]  # `out` and `log_sums` of `_attend`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +35,15 @@ class Launch:
     num_stages: int
     most_registers: int | None = None
 
-    def options(self, group: int, head_dim: int, block_size: int, window: int) -> dict[str, Any]:
-        """Of `_attend`."""
-        queries, dim_block = self.rows // group, _dim_block(head_dim)
-        return {
-            "form": Form(group, queries, self.rows, self.positions, head_dim, dim_block, block_size, window),
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "maxnreg": self.most_registers,
-        }
+    def form(self, group: int, head_dim: int, block_size: int, window: int, **mode: bool) -> Form:
+        dim_block = max(MIN_DOT, triton.next_power_of_2(head_dim))
+        return Form(
+            group, self.rows // group, self.rows, self.positions, head_dim, dim_block, block_size, window, **mode
+        )
 
-
-def _dim_block(head_dim: int) -> int:
-    return max(MIN_DOT, int(triton.next_power_of_2(head_dim)))
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.most_registers}
 
 
 def _registers_for(programs: int, num_warps: int) -> int:
@@ -108,66 +105,49 @@ def reading_float8(decode: Launch, chunk: Launch, dtype: torch.dtype) -> tuple[L
 
 def attend(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    cache: KVCache,
     block_tables: torch.Tensor,
     tiles: AttentionTiles,
-    window: int = FULL_ATTENTION,
-    scale: float | None = None,
+    how: Attend,
     *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """See `ops.TorchOps.attend`. The tiles have the sizes of `TritonOps.tile_sizes` for the same `batch_invariant`."""
     n_heads, head_dim = q.shape[1:]
-    block_size, n_kv_heads = keys.shape[1:3]
-    group = n_heads // n_kv_heads
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    about = group, head_dim, block_size, window
-    read = q, (keys, values), block_tables
-    sizes = (head_dim**-0.5 if scale is None else scale) * _LOG2_E, q.stride(0), block_tables.stride(0)
+    block_size, n_kv_heads = cache.keys.shape[1:3]
+    group, out = n_heads // n_kv_heads, torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    queries = q, q.stride(0), (head_dim**-0.5 if how.scale is None else how.scale) * _LOG2_E
+
+    def launch(
+        grid: tuple[int, ...], chosen: Launch, tiles: torch.Tensor, results: Results, num_splits: int, **mode: bool
+    ) -> Form:
+        form = chosen.form(group, head_dim, block_size, how.window, **mode)
+        sizes, options = (block_tables.stride(0), num_splits, n_kv_heads), chosen.options | early_launch()
+        attention_kernels._attend[grid](tiles, queries, cache, block_tables, results, *sizes, form, **options)
+        return form
+
     decode, chunk = launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
-    if keys.dtype == FLOAT8_BYTES:
+    if cache.keys.dtype == FLOAT8_BYTES:
         decode, chunk = reading_float8(decode, chunk, q.dtype)
     if count := len(tiles.decodes):
-        num_splits = split_count(block_tables.shape[1] * block_size, window)
+        num_splits = split_count(block_tables.shape[1] * block_size, how.window)
         combines, programs = combines_in_kernel(count, n_kv_heads), 1
-        results = log_sums = out  # the kernel writes no log_sums where it combines
+        results = out, out  # the kernel writes no sums where it combines
         if not combines:
             most = PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(q.device)
             programs = min(num_splits, triton.cdiv(most, count * n_kv_heads))
-            results = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
-            log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
-        attention_kernels._attend[(n_kv_heads, count, programs)](
-            tiles.decodes,
-            *read,
-            results,
-            log_sums,
-            *sizes,
-            num_splits,
-            n_kv_heads,
-            **decode.options(*about),
-            **early_launch(),
-            is_decode=True,
-            is_split=True,
-            combines=combines,
-        )
+            shape = count, n_heads, num_splits
+            results = (
+                torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device),
+                torch.empty(shape, dtype=torch.float32, device=q.device),
+            )
+        grid, mode = (n_kv_heads, count, programs), {"is_decode": True, "is_split": True, "combines": combines}
+        form = launch(grid, decode, tiles.decodes, results, num_splits, **mode)
         if not combines:
-            combine_splits(results, log_sums, tiles.decodes, out, window)
+            combine_splits(*results, tiles.decodes, out, form)
     if count := len(tiles.chunks):
-        attention_kernels._attend[(count, n_kv_heads)](
-            tiles.chunks,
-            *read,
-            out,
-            out,
-            *sizes,
-            1,
-            n_kv_heads,
-            **chunk.options(*about),
-            **early_launch(),
-            is_decode=False,
-            is_split=batch_invariant,
-            combines=batch_invariant,
-        )
+        mode = {"is_decode": False, "is_split": batch_invariant, "combines": batch_invariant}
+        launch((count, n_kv_heads), chunk, tiles.chunks, (out, out), 1, **mode)
     return out
 
 
@@ -179,21 +159,11 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def combine_splits(
-    partial: torch.Tensor, log_sums: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor, window: int
+    partial: torch.Tensor, log_sums: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor, form: Form
 ) -> None:
     """Write the results of all decode tokens to `out` [T, H, head_dim], from those that `_attend` has written for each split:
     partial float32 [decode tokens, H, splits, head_dim], log_sums [decode tokens, H, splits]."""
-    n_heads, num_splits, head_dim = partial.shape[1:]
+    n_heads, num_splits = partial.shape[1:3]
     attention_kernels._combine_splits[(len(tiles), n_heads)](
-        partial,
-        log_sums,
-        tiles,
-        out,
-        num_splits,
-        n_heads,
-        head_dim=head_dim,
-        dim_block=_dim_block(head_dim),
-        window=window,
-        num_warps=1,
-        **early_launch(),
+        partial, log_sums, tiles, out, num_splits, n_heads, form, num_warps=1, **early_launch()
     )

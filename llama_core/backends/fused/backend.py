@@ -19,16 +19,15 @@ from llama_core.backends.fused.adapters import AdapterTables
 from llama_core.backends.fused.buffers import DeviceSlots, Prefixes, StepBuffers
 from llama_core.backends.fused.device import Event, StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
-from llama_core.backends.fused.ops import NUM_SUMS, TorchOps
+from llama_core.backends.fused.ops import NUM_SUMS
 from llama_core.backends.fused.sampling.sampler import unpacked
 from llama_core.backends.fused.sampling.sampling_head import SamplingHead
 from llama_core.backends.fused.step_memory import received_size, unallocated_bytes
 from llama_core.backends.fused.step_plan import LaunchShape, StepBuckets, StepPlan, plan_of
 from llama_core.backends.kv_cache import CacheShape, KVCache, cache_dtype
-from llama_core.backends.parallel import Parallel, before_leaving, smallest
+from llama_core.backends.parallel import before_leaving, smallest
 from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
-from llama_core.model.operations import Attend
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
 from llama_core.weights.loader import GroupedWeight
@@ -70,9 +69,7 @@ class FusedBackend:
         self,
         config: EngineConfig,
         model: FusedTransformer,
-        parallel: Parallel,
         slots: DeviceSlots,
-        ops: TorchOps,
         device: StepDevice,
         name: str = "fused",
     ) -> None:
@@ -82,15 +79,15 @@ class FusedBackend:
             model.adapters = AdapterTables(*about)
         self._name = name
         self._config = config
-        self._parallel = parallel
         self._slots = slots
-        self._ops = ops
         self._device = device
-        self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
+        cached = cache_dtype(config, model.dtype)
+        self._cache_shape = CacheShape.of(model.config, config.block_size, model.parallel, cached)
+        self.cache_block_bytes = self._cache_shape.block_bytes
         self._cache: KVCache | None = None
         self._num_blocks = 0
         self.start_seconds = dict.fromkeys(("load", "cache", "warm_up", "capture"), 0.0)
-        self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
+        self._tile_sizes = model.ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
         self._bodies: dict[tuple[LaunchShape, bool], Work] = {}  # with and without adapters
@@ -100,14 +97,12 @@ class FusedBackend:
         # Graphs write to this tensor, so it stays in place. The largest bucket of decodes may be larger than any step.
         max_tokens = max(config.max_step_tokens, max_samples)
         self._hidden_states = torch.zeros((max_tokens, model.config.dim), dtype=model.dtype, device=device.torch_device)
-        self._head = SamplingHead(
-            config, model, parallel, slots, device, self._buffers, self._hidden_states, ops, _TURNS
-        )
+        self._head = SamplingHead(config, model, slots, device, self._buffers, self._hidden_states, _TURNS)
         self._turn = 0
         self._unsampled: _Step | None = None
         self._answers = [Prefixes(answer) for answer in device.page_locked(_TURNS, NUM_SUMS + max_samples)]
         # Of the steps that were read. Any thread may read them.
-        self._waited_s = self._sampled_s = self._mask_wait_s = 0.0
+        self._waited_s = self._mask_wait_s = self.seconds_sampled = 0.0
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
     @property
@@ -120,31 +115,18 @@ class FusedBackend:
         return self.model.weight_bytes
 
     @property
-    def cache_block_bytes(self) -> int:
-        return self._cache_shape.block_bytes
-
-    @property
     def working_bytes(self) -> int:
-        kept = (
-            self.model.kept_bytes,
-            self._slots.nbytes,
-            self._buffers.nbytes,
-            self._head.nbytes,
-            self._hidden_states.nbytes,
-        )
-        return sum(kept) + self.unallocated_bytes(self._config.max_seq_len)
+        holders = self._slots, self._buffers, self._head, self._hidden_states
+        kept = self.model.kept_bytes + sum(each.nbytes for each in holders)
+        return kept + self.unallocated_bytes(self._config.max_seq_len)
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
-        about = replace(self._config, max_seq_len=max_seq_len), self.model.config, self._parallel, self.model.dtype
+        about = replace(self._config, max_seq_len=max_seq_len), self.model.config, self.model.parallel, self.model.dtype
         return unallocated_bytes(*about, is_eager=not self._device.captures)
 
     @property
     def seconds_waited(self) -> float:
         return self._waited_s + self._mask_wait_s
-
-    @property
-    def seconds_sampled(self) -> float:
-        return self._sampled_s
 
     def allocate_cache(self, num_blocks: int) -> None:
         begin = time.perf_counter()
@@ -236,7 +218,8 @@ class FusedBackend:
         step.copied.wait()
         waited, sampled, *tokens = step.answer.tolist()
         # A step with prompt log-probabilities is read before the one that is still in flight.
-        self._waited_s, self._sampled_s = max(self._waited_s, waited / 1e9), max(self._sampled_s, sampled / 1e9)
+        self._waited_s = max(self._waited_s, waited / 1e9)
+        self.seconds_sampled = max(self.seconds_sampled, sampled / 1e9)
         result = Sampled.of(tokens, step.mask_wait_s)
         return result if step.logprobs is None else result._replace(logprobs=partial(unpacked, step.logprobs))
 
@@ -252,21 +235,8 @@ class FusedBackend:
         """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
         shape or branch depends on a value. adapted: some token may have an adapter."""
         assert self._cache is not None, "allocate_cache comes first"
-        cache, ops, slots, block_tables = self._cache, self._ops, self._slots, self._slots.block_tables
-        step = self._buffers.tensors(shape)
-
-        def attend(layer: int, how: Attend, q: torch.Tensor) -> torch.Tensor:
-            cached = cache.keys[layer], cache.values[layer]
-            return ops.attend(q, *cached, block_tables, step.tiles, how.window, how.scale)
-
         self._hidden_states[: shape.tokens] = self.model.hidden_states(
-            step,
-            slots.tokens,
-            block_tables,
-            cache,
-            attend,
-            self._head.clock,
-            slots.adapter_places[step.slots] if adapted else None,
+            self._buffers.tensors(shape), self._slots, self._cache, self._head.clock, adapted=adapted
         )
 
     def _capture(self) -> None:
@@ -289,7 +259,7 @@ class FusedBackend:
             self._head.capture()
         except RuntimeError as error:
             failed = str(error).splitlines()[0]
-        if not smallest(self._parallel, not failed):
+        if not smallest(self.model.parallel, not failed):
             self.release_graphs()
             reason = failed or "another rank failed"
             log.warning("steps run without CUDA graphs, which is slower: %s", reason)

@@ -35,11 +35,7 @@ from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.step import Draft, Grow, SlotInit
 
-_TOKENS: Final = 0
-_BLOCKS: Final = 1
-_SAMPLING: Final = 2
-_RULES: Final = 3
-_ADAPTERS: Final = 4
+_TOKENS, _BLOCKS, _SAMPLING, _RULES, _ADAPTERS = range(5)
 _MOST_SHAPES: Final = 1024  # of steps, whose parts of a buffer are kept
 
 
@@ -132,6 +128,19 @@ class Prefixes:
         return found
 
 
+def _parts(buffer: torch.Tensor, max_samples: int, shape: LaunchShape) -> tuple[torch.Tensor, ...]:
+    """Views of a buffer, as `StepArrays` has them."""
+    begin = samples_size(max_samples)
+    samples = buffer[:begin].view(SAMPLE_COLUMNS, -1)[:, :max_samples]
+    tokens, decodes, chunks = buffer[begin : begin + shape.size].split_with_sizes(shape.sizes)
+    return (
+        samples,
+        tokens.view(TOKEN_COLUMNS, -1)[:, : shape.tokens],
+        decodes[: TILE_COLUMNS * shape.decode_tokens].view(-1, TILE_COLUMNS),
+        chunks[: TILE_COLUMNS * shape.chunk_tiles].view(-1, TILE_COLUMNS),
+    )
+
+
 class _SentBuffer:
     """One buffer on the host, and its parts for each shape that was sent before."""
 
@@ -153,14 +162,8 @@ class _SentBuffer:
         if found is None:
             if len(self._arrays) >= _MOST_SHAPES:
                 self._arrays.clear()
-            begin = samples_size(self._max_samples)
-            tokens, decodes, chunks, _ = np.split(self.numbers[begin:], np.cumsum(shape.sizes))
-            found = StepArrays(
-                self.numbers[:begin].reshape(SAMPLE_COLUMNS, -1)[:, : self._max_samples],
-                tokens.reshape(TOKEN_COLUMNS, -1)[:, : shape.tokens],
-                decodes[: TILE_COLUMNS * shape.decode_tokens].reshape(-1, TILE_COLUMNS),
-                chunks[: TILE_COLUMNS * shape.chunk_tiles].reshape(-1, TILE_COLUMNS),
-            )
+            parts = _parts(self.parts.tensor, self._max_samples, shape)
+            found = StepArrays(*(part.numpy() for part in parts))
             self._arrays[shape] = found
         return found
 
@@ -194,14 +197,9 @@ class StepBuffers:
 
     def tensors(self, shape: LaunchShape) -> StepTensors:
         """The tensors of steps of this shape, on the device, at the same addresses in every such step."""
-        begin = samples_size(self._max_samples)
-        tokens, decodes, chunks = self._received[begin : begin + shape.size].split_with_sizes(shape.sizes)
-        slots, positions = tokens.view(TOKEN_COLUMNS, -1)[:, : shape.tokens].unbind(0)
-        tiles = AttentionTiles(
-            decodes[: TILE_COLUMNS * shape.decode_tokens].view(-1, TILE_COLUMNS),
-            chunks[: TILE_COLUMNS * shape.chunk_tiles].view(-1, TILE_COLUMNS),
-        )
-        return StepTensors(slots, positions, tiles)
+        _, tokens, decodes, chunks = _parts(self._received, self._max_samples, shape)
+        slots, positions = tokens.unbind(0)
+        return StepTensors(slots, positions, AttentionTiles(decodes, chunks))
 
     def send(self, turn: int, plan: StepPlan, shape: LaunchShape, changes: Seq[Ints]) -> Seq[torch.Tensor]:
         """Queue the copy of a step, padded to `shape`, and of `changes`. Returns these on the device, valid until the next

@@ -18,7 +18,7 @@ from torch import nn
 
 from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.model import FusedTransformer
-from llama_core.backends.fused.ops import StepClock
+from llama_core.backends.fused.ops import SlotTokens, StepClock
 from llama_core.backends.fused.step_plan import StepTensors
 from llama_core.backends.parallel import before_leaving
 from llama_core.backends.weight_formats.format import TorchMatrix
@@ -45,16 +45,11 @@ class FairscaleTransformer(FusedTransformer):
         return self._divided(cast(torch.Tensor, self._whole_output(hidden_states)))
 
     def _embed(
-        self,
-        step: StepTensors,
-        slot_tokens: torch.Tensor,
-        block_tables: torch.Tensor,
-        block_size: int,
-        clock: StepClock,
+        self, step: StepTensors, known: SlotTokens, block_size: int, clock: StepClock
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        blocks = block_tables[step.slots, step.positions // block_size]
+        blocks = known.block_tables[step.slots, step.positions // block_size]
         with clock.waiting():
-            whole = self._embedding(slot_tokens[step.slots, step.positions])
+            whole = self._embedding(known.tokens[step.slots, step.positions])
         return whole, blocks * block_size + step.positions % block_size
 
     def _sum_of_products(

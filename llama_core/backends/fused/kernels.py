@@ -1,7 +1,5 @@
 """The operations of `ops.py` in Triton. No launch waits for the host, and no row's result depends on the other rows."""
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-
 from typing import Final
 
 import torch
@@ -11,7 +9,7 @@ from llama_core.backends.fused import adapter_kernels, layer_kernels
 from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.attention_launches import attend, launches
 from llama_core.backends.fused.layer_kernels import early_launch, norm_warps
-from llama_core.backends.fused.ops import HeadNorms, TorchOps
+from llama_core.backends.fused.ops import HeadChanges, RowNorm, SlotTokens, TorchOps
 from llama_core.backends.fused.product_kernels import (
     Fuses,
     add_product,
@@ -24,10 +22,11 @@ from llama_core.backends.fused.sampling import logit_kernels, sampling_kernels
 from llama_core.backends.fused.sampling.logit_kernels import LogprobBuffers
 from llama_core.backends.fused.sampling.sampler import Mode, SamplingState, TorchSampler
 from llama_core.backends.fused.sampling.sampling_kernels import SamplingBuffers
-from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, TileSizes
-from llama_core.backends.weight_formats.format import TorchMatrix
+from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, StepTensors, TileSizes
+from llama_core.backends.kv_cache import KVCache
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix
 from llama_core.errors import ConfigError
-from llama_core.model.operations import FULL_ATTENTION
+from llama_core.model.operations import Attend
 
 _COLUMNS: Final = 1024  # of an embedding that one program copies
 _SAMPLES: Final = 128  # that one program stores
@@ -44,110 +43,58 @@ class TritonOps(TorchOps):
         self._batch_invariant = batch_invariant
         self._fuses = never if batch_invariant else fuses
 
-    @staticmethod
     def embed(
-        slot_tokens: torch.Tensor,
-        block_tables: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        block_size: int,
-        embeddings: torch.Tensor,
+        self, step: StepTensors, known: SlotTokens, block_size: int, embeddings: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-
-        count, columns = len(slots), embeddings.shape[1]
+        count, columns = len(step.slots), embeddings.shape[1]
         out = torch.empty((count, columns), dtype=embeddings.dtype, device=embeddings.device)
-        slot_mapping = torch.empty(count, dtype=torch.int64, device=embeddings.device)
-        column_block = min(_COLUMNS, triton.next_power_of_2(columns))
-        layer_kernels._embed[(count, triton.cdiv(columns, column_block))](
-            slot_tokens,
-            block_tables,
-            slots,
-            positions,
-            embeddings,
-            out,
-            slot_mapping,
-            slot_tokens.stride(0),
-            block_tables.stride(0),
-            columns,
-            block_size=block_size,
-            column_block=column_block,
+        results = out, torch.empty(count, dtype=torch.int64, device=embeddings.device)
+        block = min(_COLUMNS, triton.next_power_of_2(columns))
+        places, strides = (step.slots, step.positions), (known.tokens.stride(0), known.block_tables.stride(0))
+        layer_kernels._embed[(count, triton.cdiv(columns, block))](
+            known, places, embeddings, results, *strides, columns, block_size=block_size, block=block
         )
-        return out, slot_mapping
+        return results
 
-    @staticmethod
     def store_samples(
-        sampled: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        slot_tokens: torch.Tensor,
-        results: torch.Tensor,
+        self, sampled: torch.Tensor, samples: SampleTensors, slot_tokens: torch.Tensor, results: torch.Tensor
     ) -> None:
-        count = len(sampled)
+        count, places = len(sampled), (samples.slots, samples.positions)
         layer_kernels._store_samples[(triton.cdiv(count, _SAMPLES),)](
-            sampled, slots, positions, slot_tokens, results, slot_tokens.stride(0), count, block=_SAMPLES
+            sampled, *places, slot_tokens, results, slot_tokens.stride(0), count, block=_SAMPLES
         )
 
     def add_norm(
-        self,
-        hidden_states: torch.Tensor,
-        delta: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        bias: torch.Tensor | None = None,
-        *,
-        num_splits: int = 0,
+        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, norm: RowNorm, bias: Bias = None
     ) -> torch.Tensor:
-        """As `TorchOps.add_norm`. num_splits: 0, or the number of splits of `delta`, float32 [num_splits, T, dim]."""
+        """As `TorchOps.add_norm`. delta: also float32 [splits, T, dim], whose splits are added in order."""
+        num_splits = len(delta) if delta is not None and delta.ndim == 3 else 0
         out = torch.empty_like(hidden_states)
         count, dim = hidden_states.shape
+        options = {"block": triton.next_power_of_2(dim), "num_warps": norm_warps(dim), **early_launch()}
         layer_kernels._add_norm[(count,)](
-            weight,
-            hidden_states,
-            delta,
-            bias,
-            out,
-            dim,
-            eps,
-            num_splits=num_splits,
-            block=triton.next_power_of_2(dim),
-            num_warps=norm_warps(dim),
-            **early_launch(),
+            norm.weight, hidden_states, delta, bias, out, dim, norm.eps, num_splits=num_splits, **options
         )
         return out
 
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        table: torch.Tensor | None,
+        changes: HeadChanges,
         positions: torch.Tensor,
         slot_mapping: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        norms: HeadNorms | None = None,
+        cache: KVCache,
     ) -> torch.Tensor:
         count, total_heads, head_dim = qkv.shape
-        n_kv_heads = keys.shape[2]
+        n_kv_heads = cache.keys.shape[2]
         n_heads = total_heads - 2 * n_kv_heads
+        bias, norms, table = changes
         q_norm, k_norm, eps = norms or (None, None, 0.0)
         heads = min(_HEADS_A_PROGRAM, triton.next_power_of_2(total_heads))
+        read = qkv, table, positions, slot_mapping
+        sizes = {"head_dim": head_dim, "dim_block": triton.next_power_of_2(head_dim), "heads": heads}
         layer_kernels._rotate_and_store[(count, triton.cdiv(total_heads, heads))](
-            qkv,
-            table,
-            positions,
-            slot_mapping,
-            keys,
-            values,
-            q_norm,
-            k_norm,
-            bias,
-            eps,
-            n_heads,
-            n_kv_heads,
-            head_dim=head_dim,
-            dim_block=triton.next_power_of_2(head_dim),
-            heads=heads,
-            **early_launch(),
+            *read, *cache, q_norm, k_norm, bias, eps, n_heads, n_kv_heads, **sizes, **early_launch()
         )
         return qkv[:, :n_heads]
 
@@ -158,19 +105,11 @@ class TritonOps(TorchOps):
         return TileSizes(decode.rows // group, chunk.rows // group)
 
     def attend(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        block_tables: torch.Tensor,
-        tiles: AttentionTiles,
-        window: int = FULL_ATTENTION,
-        scale: float | None = None,
+        self, q: torch.Tensor, cache: KVCache, block_tables: torch.Tensor, tiles: AttentionTiles, how: Attend
     ) -> torch.Tensor:
-        invariant = self._batch_invariant
-        return attend(q, keys, values, block_tables, tiles, window, scale, batch_invariant=invariant)
+        return attend(q, cache, block_tables, tiles, how, batch_invariant=self._batch_invariant)
 
-    def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def gated_silu(self, gate_up: torch.Tensor, bias: Bias = None) -> torch.Tensor:
         count, width = gate_up.shape
         hidden = width // 2
         out = torch.empty((count, hidden), dtype=gate_up.dtype, device=gate_up.device)
@@ -183,26 +122,18 @@ class TritonOps(TorchOps):
             return product(x, matrix.held)
         return super().product(x, matrix)
 
-    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None) -> torch.Tensor:
         if self._fuses(matrix.held, len(x)):
             return gated_product(x, matrix.held, bias)
         return super().gated_product(x, matrix, bias)
 
     def add_product_norm(
-        self,
-        hidden_states: torch.Tensor,
-        x: torch.Tensor,
-        matrix: TorchMatrix,
-        weight: torch.Tensor,
-        eps: float,
-        bias: torch.Tensor | None = None,
+        self, hidden_states: torch.Tensor, x: torch.Tensor, matrix: TorchMatrix, norm: RowNorm, bias: Bias = None
     ) -> torch.Tensor:
         if not self._fuses(matrix.held, len(x)):
-            return super().add_product_norm(hidden_states, x, matrix, weight, eps, bias)
+            return super().add_product_norm(hidden_states, x, matrix, norm, bias)
         partial = add_product(hidden_states, x, matrix.held, bias)
-        if partial is None:
-            return self.add_norm(hidden_states, None, weight, eps)
-        return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))
+        return self.add_norm(hidden_states, partial, norm, None if partial is None else bias)
 
     def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapted: Adapted | None) -> torch.Tensor:
         if adapted is not None:

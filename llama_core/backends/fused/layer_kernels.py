@@ -104,16 +104,7 @@ def has_much_shared_memory() -> bool:
 
 @triton.jit
 def _add_norm(
-    weight,
-    hidden_states,
-    delta,
-    bias,
-    out,
-    dim,
-    eps,
-    num_splits: tl.constexpr,
-    block: tl.constexpr,
-    is_early: tl.constexpr,
+    weight, states, delta, bias, out, dim, eps, num_splits: tl.constexpr, block: tl.constexpr, is_early: tl.constexpr
 ):
     """delta: [T, dim], or float32 [num_splits, T, dim], added in order; None to add none. bias: of delta, or None.
     num_splits: 0 where delta has none."""
@@ -123,7 +114,7 @@ def _add_norm(
     norm_weight = tl.load(weight + column, mask=inside, other=0.0)
     wait_for_previous(is_early)
     let_next_start(is_early)
-    x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
+    x = tl.load(states + row + column, mask=inside, other=0.0)
     if delta is not None:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
         if num_splits > 0:
@@ -134,7 +125,7 @@ def _add_norm(
         if bias is not None:
             added = plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
-        tl.store(hidden_states + row + column, x, mask=inside)
+        tl.store(states + row + column, x, mask=inside)
     store_norm(out + row + column, x, norm_weight, inside, dim, eps)
 
 
@@ -227,33 +218,23 @@ def _add_time(sums, factor, index: tl.constexpr, has_clock: tl.constexpr):
 
 @triton.jit(do_not_specialize=["token_stride", "table_stride"])
 def _embed(
-    slot_tokens,
-    block_tables,
-    slots,
-    positions,
-    embeddings,
-    out,
-    slot_mapping,
-    token_stride,
-    table_stride,
-    columns,
-    block_size: tl.constexpr,
-    column_block: tl.constexpr,
+    known, places, weight, results, token_stride, table_stride, columns, block_size: tl.constexpr, block: tl.constexpr
 ):
-    """Some columns of one token's embedding; the first program of each token also writes its slot mapping."""
+    """Some columns of one token's embedding; the first program of each token also writes its slot mapping. known: the slots'
+    tokens and block tables. places: slots and positions. results: embeddings and slot mapping."""
+    tokens, block_tables = known
+    slots, positions = places
+    out, slot_mapping = results
     row = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + row), tl.load(positions + row)
-    token = tl.load(slot_tokens + slot * token_stride + position)
+    token = tl.load(tokens + slot * token_stride + position)
     if tl.program_id(1) == 0:
         block_number = tl.load(block_tables + slot * table_stride + position // block_size)
         tl.store(slot_mapping + row, block_number * block_size + position % block_size)
-    column = tl.program_id(1) * column_block + tl.arange(0, column_block)
+    column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < columns
-    tl.store(
-        out + row * columns + column,
-        tl.load(embeddings + token * columns + column, mask=inside, other=0.0),
-        mask=inside,
-    )
+    target = out + row * columns + column
+    tl.store(target, tl.load(weight + token * columns + column, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["token_stride", "count"])

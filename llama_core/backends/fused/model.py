@@ -10,31 +10,30 @@ from typing import Any, NamedTuple
 import torch
 
 from llama_core.backends.fused.adapters import Adapted, AdapterTables
-from llama_core.backends.fused.ops import HeadNorms, StepClock, TorchOps
+from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens, StepClock, TorchOps
 from llama_core.backends.fused.step_plan import StepTensors
 from llama_core.backends.kv_cache import KVCache
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
-from llama_core.backends.weight_formats.format import TorchMatrix, TorchMatrixType
+from llama_core.backends.slots import SlotTable
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix, TorchMatrixType
 from llama_core.model.config import ModelConfig
 from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Operation, Rotate, Weight
 from llama_core.model.share import RankShare
 from llama_core.model.weights import FINAL_NORM, first_rows, weight_specs
 from llama_core.weights.loader import GroupedWeight
 
-# (number of the layer, its `Attend`, queries [T, H, head_dim]) -> [T, H, head_dim]
-AttendCall = Callable[[int, Attend, torch.Tensor], torch.Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One step on its way through the layers. residual: [T, dim]. places: see `hidden_states`."""
+    """One step on its way through the layers. residual: [T, dim]. places: int64 [T], of the tokens' LoRA adapters, 0 for none;
+    None where no token has one."""
 
     residual: torch.Tensor
     step: StepTensors
     slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
     cache: KVCache
-    attend: AttendCall
     clock: StepClock
     places: torch.Tensor | None
 
@@ -49,7 +48,7 @@ class _Product(NamedTuple):
 
     name: str
     matrix: TorchMatrix
-    bias: torch.Tensor | None
+    bias: Bias
     is_timed: bool
 
 
@@ -75,7 +74,7 @@ class FusedTransformer:
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
-        self._ops = ops
+        self.ops = ops
         self._sum_over_ranks = parallel.sum_in_rank_order if batch_invariant else parallel.sum
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
         self.share = self._shares[parallel.rank]
@@ -116,26 +115,20 @@ class FusedTransformer:
         return self._rotary.nbytes + (0 if self.adapters is None else self.adapters.nbytes)
 
     def hidden_states(
-        self,
-        step: StepTensors,
-        slot_tokens: torch.Tensor,
-        block_tables: torch.Tensor,
-        cache: KVCache,
-        attend: AttendCall,
-        clock: StepClock,
-        places: torch.Tensor | None = None,
+        self, step: StepTensors, slots: SlotTable, cache: KVCache, clock: StepClock, *, adapted: bool
     ) -> torch.Tensor:
-        """The last layer's normed hidden states [T, dim]. slot_tokens, block_tables: as in `TorchOps.embed`. places: int64 [T],
-        of the tokens' LoRA adapters, 0 for none; None where no token has one.
+        """The last layer's normed hidden states [T, dim]. adapted: some token may have a LoRA adapter.
 
-        Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in two
-        collectives: that of the embeddings, where a rank waits for ranks that began the step later, and those of one layer,
-        which stand for all layers because each reading of the clock is a kernel.
+        Each layer attends after it has written its keys and values to the cache. `clock` gets the time in two collectives: that
+        of the embeddings, where a rank waits for ranks that began the step later, and those of one layer, which stand for all
+        layers because each reading of the clock is a kernel.
         """
-        h, slot_mapping = self._embed(step, slot_tokens, block_tables, cache.keys[0].shape[1], clock)
+        places = slots.adapter_places[step.slots] if adapted else None
+        known = SlotTokens(slots.tokens, slots.block_tables)
+        h, slot_mapping = self._embed(step, known, cache.keys.shape[2], clock)
         if self.config.embedding_multiplier != 1.0:
             h *= self.config.embedding_multiplier
-        way, x = _Pass(h, step, slot_mapping, cache, attend, clock, places), h
+        way, x = _Pass(h, step, slot_mapping, known.block_tables, cache, clock, places), h
         for compute, arguments in self._program:
             x = compute(self, *arguments, way, x)
         return x
@@ -151,17 +144,17 @@ class FusedTransformer:
             done = 1
             match operation, *(each for _, each in following):
                 case Linear(is_summed=True) as linear, Add(1.0), Norm(weight):
-                    norm = self._held(following[1][0], weight)
+                    norm = self._row_norm(following[1][0], weight)
                     yield FusedTransformer._add_product_norm, (self._product(i, linear), norm)
                     done = 3
                 case Linear(is_summed=True) as linear, *_:
                     yield FusedTransformer._sum, (self._product(i, linear),)
-                case Linear() as linear, Rotate(rope, norms), *_:
-                    heads = self._head_norms(i, norms)
-                    yield FusedTransformer._rotate, (self._product(i, linear), i, rope is not None, heads)
+                case Linear() as linear, Rotate() as how, *_:
+                    product = self._product(i, linear)
+                    yield FusedTransformer._rotate, (product, i, self._head_changes(i, product, how))
                     done = 2
                 case Norm(weight), *_:
-                    yield FusedTransformer._norm, (self._held(i, weight),)
+                    yield FusedTransformer._norm, (self._row_norm(i, weight),)
                 case Attend() as how, *_:
                     yield FusedTransformer._attend, (i, how)
                 case GatedLinear() as linear, *_:
@@ -178,11 +171,15 @@ class FusedTransformer:
         spec = self._specs.get(f"{begin}{weight.name}.{kind}")
         return None if spec is None else self._tensors[spec.tensor]
 
-    def _head_norms(self, layer: int, weights: tuple[Weight, Weight] | None) -> HeadNorms | None:
-        if weights is None:
-            return None
-        q, k = (self._held(layer, each) for each in weights)
-        return HeadNorms(q, k, self.config.norm_eps)
+    def _row_norm(self, layer: int, weight: Weight) -> RowNorm:
+        return RowNorm(self._held(layer, weight), self.config.norm_eps)
+
+    def _head_changes(self, layer: int, product: _Product, how: Rotate) -> HeadChanges:
+        norms = None
+        if how.norms is not None:
+            q, k = (self._held(layer, each) for each in how.norms)
+            norms = HeadNorms(q, k, self.config.norm_eps)
+        return HeadChanges(product.bias, norms, None if how.rope is None else self._rotary)
 
     def _product(self, layer: int, linear: Linear | GatedLinear) -> _Product:
         first, is_timed = linear.parts[0], layer == self.config.n_layers // 2
@@ -190,34 +187,23 @@ class FusedTransformer:
             f"layers.{layer}.{linear.tensor}", self._held(layer, first), self._held(layer, first, "bias"), is_timed
         )
 
-    def _norm(self, weight: torch.Tensor, way: _Pass, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.add_norm(x, None, weight, self.config.norm_eps)
+    def _norm(self, norm: RowNorm, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return self.ops.add_norm(x, None, norm)
 
-    def _rotate(
-        self,
-        product: _Product,
-        layer: int,
-        turns: bool,
-        norms: HeadNorms | None,
-        way: _Pass,
-        x: torch.Tensor,
-    ) -> torch.Tensor:
-        qkv = self._ops.add_adapters(self._ops.product(x, product.matrix), x, self._adapted(product, way))
-        caches = way.cache.keys[layer], way.cache.values[layer]
-        heads = qkv.view(len(x), -1, self.head_dim)
-        return self._ops.rotate_and_store(
-            heads, self._rotary if turns else None, way.step.positions, way.slot_mapping, *caches, product.bias, norms
-        )
+    def _rotate(self, product: _Product, layer: int, changes: HeadChanges, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        qkv = self.ops.add_adapters(self.ops.product(x, product.matrix), x, self._adapted(product, way))
+        heads, places = qkv.view(len(x), -1, self.head_dim), (way.step.positions, way.slot_mapping)
+        return self.ops.rotate_and_store(heads, changes, *places, way.cache.layer(layer))
 
-    def _attend(self, layer: int, operation: Attend, way: _Pass, x: torch.Tensor) -> torch.Tensor:
-        return way.attend(layer, operation, x).flatten(1)
+    def _attend(self, layer: int, how: Attend, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return self.ops.attend(x, way.cache.layer(layer), way.block_tables, way.step.tiles, how).flatten(1)
 
     def _gate(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         lora = self._adapted(product, way)
         if lora is None:
-            return self._ops.gated_product(x, product.matrix, product.bias)
-        gate_up = self._ops.add_adapters(self._ops.product(x, product.matrix), x, lora)
-        return self._ops.gated_silu(gate_up, product.bias)
+            return self.ops.gated_product(x, product.matrix, product.bias)
+        gate_up = self.ops.add_adapters(self.ops.product(x, product.matrix), x, lora)
+        return self.ops.gated_silu(gate_up, product.bias)
 
     def _add(self, multiplier: float, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         residual = way.residual
@@ -229,27 +215,23 @@ class FusedTransformer:
         total = self._total(product, way, x)
         return total if product.bias is None else total + product.bias
 
-    def _add_product_norm(self, product: _Product, norm: torch.Tensor, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+    def _add_product_norm(self, product: _Product, norm: RowNorm, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         """The residual += `_sum`; then its norm."""
-        eps = self.config.norm_eps
         if self.parallel.world_size == 1 and self._adapted(product, way) is None:
-            return self._ops.add_product_norm(way.residual, x, product.matrix, norm, eps, product.bias)
-        return self._ops.add_norm(way.residual, self._total(product, way, x), norm, eps, product.bias)
+            return self.ops.add_product_norm(way.residual, x, product.matrix, norm, product.bias)
+        return self.ops.add_norm(way.residual, self._total(product, way, x), norm, product.bias)
 
     def _total(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
-        lora = self._adapted(product, way)
-        if self.parallel.world_size == 1:
-            return self._ops.add_adapters(product.matrix.multiply(x), x, lora)
-        timed = product.is_timed
-        return self._sum_of_products(
-            x, product.matrix, way.clock.waiting(self.config.n_layers) if timed else nullcontext(), lora
-        )
+        """The product, summed over the ranks."""
+        times = self.config.n_layers if product.is_timed and self.parallel.world_size > 1 else 0
+        waiting = way.clock.waiting(times) if times else nullcontext()
+        return self._sum_of_products(x, product.matrix, waiting, self._adapted(product, way))
 
     def _sum_of_products(
         self, x: torch.Tensor, matrix: TorchMatrix, waiting: AbstractContextManager[None], lora: Adapted | None
     ) -> torch.Tensor:
         """The sum over the ranks, made within `waiting`."""
-        part = self._ops.add_adapters(matrix.multiply(x), x, lora)
+        part = self.ops.add_adapters(matrix.multiply(x), x, lora)
         with waiting:
             return self._sum_over_ranks(part)
 
@@ -260,28 +242,18 @@ class FusedTransformer:
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> [R, vocab_size] in the model's dtype, whole on every rank."""
-        return self._divided(
-            self.parallel.gather_columns(
-                self._output.multiply(hidden_states), [len(share.vocab) for share in self._shares]
-            )
-        )
+        widths = [len(share.vocab) for share in self._shares]
+        return self._divided(self.parallel.gather_columns(self._output.multiply(hidden_states), widths))
 
     def _divided(self, logits: torch.Tensor) -> torch.Tensor:
         """In place."""
         return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
 
     def _embed(
-        self,
-        step: StepTensors,
-        slot_tokens: torch.Tensor,
-        block_tables: torch.Tensor,
-        block_size: int,
-        clock: StepClock,
+        self, step: StepTensors, known: SlotTokens, block_size: int, clock: StepClock
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The embeddings [T, dim] and the slot mapping, int64 [T], of the step's tokens."""
         columns = [len(share.columns) for share in self._shares]
-        part, slot_mapping = self._ops.embed(
-            slot_tokens, block_tables, step.slots, step.positions, block_size, self._embeddings
-        )
+        part, slot_mapping = self.ops.embed(step, known, block_size, self._embeddings)
         with clock.waiting() if self.parallel.world_size > 1 else nullcontext():
             return self.parallel.gather_columns(part, columns), slot_mapping

@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from llama_core.backends.attention import attend_decodes, attend_prefill
 from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.sampling.sampler import SamplingState, TorchSampler
-from llama_core.backends.fused.step_plan import AttentionTiles, TileSizes
-from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
+from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, StepTensors, TileSizes
+from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
 from llama_core.backends.rotary import rotate
-from llama_core.backends.weight_formats.format import TorchMatrix
-from llama_core.model.operations import FULL_ATTENTION
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix
+from llama_core.model.operations import Attend
 
 NUM_SUMS: Final = 2
 _WAITED, _SAMPLED = range(NUM_SUMS)
-_WHOLE_ROWS: Final = TileSizes(1 << 30, 1 << 30)
 
 # An operation of torch, so that a recorded graph reads the clock at each replay.
 _library: Any = torch.library.Library("llama_core", "DEF")  # type: ignore[no-untyped-call]
@@ -37,12 +36,35 @@ for _key in ("CPU", "CUDA"):
 _library.impl("add_time", lambda sums, index, factor: None, "Meta")
 
 
+class SlotTokens(NamedTuple):
+    """Of all slots: tokens int64 [slots, max_seq_len], and block_tables int64 [slots, N] of block numbers."""
+
+    tokens: torch.Tensor
+    block_tables: torch.Tensor
+
+
+class RowNorm(NamedTuple):
+    """RMSNorm of whole rows: its factors, [dim]."""
+
+    weight: torch.Tensor
+    eps: float
+
+
 class HeadNorms(NamedTuple):
     """RMSNorm of each head of q and of k: the factors of both, [head_dim]."""
 
     q: torch.Tensor
     k: torch.Tensor
     eps: float
+
+
+class HeadChanges(NamedTuple):
+    """What happens to the heads of q, k and v before they are used, in this order. bias: [(H + 2 K) head_dim]. norms: of q and
+    k. table: `rotary_table`, whose angles turn q and k; None for no rotation."""
+
+    bias: Bias = None
+    norms: HeadNorms | None = None
+    table: torch.Tensor | None = None
 
 
 class TorchOps:
@@ -53,55 +75,37 @@ class TorchOps:
     """
 
     def embed(
-        self,
-        slot_tokens: torch.Tensor,
-        block_tables: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        block_size: int,
-        embeddings: torch.Tensor,
+        self, step: StepTensors, known: SlotTokens, block_size: int, embeddings: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The embeddings [T, columns] of the tokens at `positions` of `slots`, int64 [T] each, and the slot mapping of these
-        tokens, int64 [T]: their physical positions in the cache.
-
-        slot_tokens: int64 [all slots, max_seq_len]. block_tables: int64 [all slots, N] block numbers. embeddings: [vocab,
-        columns].
-        """
-        blocks = block_tables[slots, positions // block_size]
-        return F.embedding(slot_tokens[slots, positions], embeddings), blocks * block_size + positions % block_size
+        """The embeddings [T, columns] of the step's tokens, from `embeddings` [vocab, columns], and the slot mapping of these
+        tokens, int64 [T]: their physical positions in the cache."""
+        blocks = known.block_tables[step.slots, step.positions // block_size]
+        places = blocks * block_size + step.positions % block_size
+        return F.embedding(known.tokens[step.slots, step.positions], embeddings), places
 
     def add_norm(
-        self,
-        hidden_states: torch.Tensor,
-        delta: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        bias: torch.Tensor | None = None,
+        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, norm: RowNorm, bias: Bias = None
     ) -> torch.Tensor:
         """hidden_states [T, dim] += delta + bias [dim], in place; then RMSNorm of it, a new tensor. No bias without a delta."""
         if delta is not None:
             hidden_states += delta if bias is None else delta + bias
-        return _norm(hidden_states, weight, eps)
+        return _norm(hidden_states, *norm)
 
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        table: torch.Tensor | None,
+        changes: HeadChanges,
         positions: torch.Tensor,
         slot_mapping: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        norms: HeadNorms | None = None,
+        cache: KVCache,
     ) -> torch.Tensor:
-        """Queries [T, H, head_dim], rotated by their positions, of qkv [T, H + 2 K, head_dim], which may be overwritten.
+        """Queries [T, H, head_dim] of qkv [T, H + 2 K, head_dim], which may be overwritten, after its changes.
 
-        The bias [(H + 2 K) head_dim] is added first, then `norms` are applied. Keys, rotated likewise, and values are stored at
-        the physical positions `slot_mapping` int64 [T] of one layer's cache, each [num_blocks, block_size, K, head_dim], of the
-        dtype of qkv or FLOAT8_BYTES.
-        table: `rotary_table`; None for no rotation. positions: int64 [T].
+        Keys and values are stored at the physical positions `slot_mapping` int64 [T] of one layer's cache, of the dtype of qkv
+        or FLOAT8_BYTES. positions: int64 [T], by which q and k are rotated.
         """
-        n_kv_heads = keys.shape[2]
+        bias, norms, table = changes
+        n_kv_heads = cache.keys.shape[2]
         n_heads = qkv.shape[1] - 2 * n_kv_heads
         if bias is not None:
             qkv = qkv + bias.view(qkv.shape[1:])
@@ -110,31 +114,25 @@ class TorchOps:
             q, k = _norm(q, norms.q, norms.eps), _norm(k, norms.k, norms.eps)
         if table is not None:
             q, k = (rotate(each, table[positions]) for each in (q, k))
-        keys.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(keys.dtype, k))
-        values.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(values.dtype, v))
+        for cached, new in zip(cache, (k, v), strict=True):
+            cached.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(cached.dtype, new))
         return q
 
     def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
         """The sizes of the tiles that `attend` expects."""
-        return _WHOLE_ROWS
+        return TileSizes(1 << 30, 1 << 30)
 
     def attend(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        block_tables: torch.Tensor,
-        tiles: AttentionTiles,
-        window: int = FULL_ATTENTION,
-        scale: float | None = None,
+        self, q: torch.Tensor, cache: KVCache, block_tables: torch.Tensor, tiles: AttentionTiles, how: Attend
     ) -> torch.Tensor:
         """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
-        the last `window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
+        the last `how.window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
 
-        keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers. scale: of scores; None: head_dim ** -0.5.
+        cache: one layer's. block_tables: int64 [slots, N] block numbers.
         """
+        (keys, values), window, scale = cache, how.window, how.scale
         if keys.dtype == FLOAT8_BYTES:
-            keys, values = (cache.view(torch.float8_e4m3fn).to(q.dtype) for cache in (keys, values))
+            keys, values = (each.view(torch.float8_e4m3fn).to(q.dtype) for each in cache)
         out, block_size = torch.zeros(q.shape, dtype=q.dtype, device=q.device), keys.shape[1]
         single = tiles.decodes[tiles.decodes[:, 1] == 1]
         if len(single):
@@ -152,7 +150,7 @@ class TorchOps:
             out[begin : begin + count] = attend_prefill(asked, seen_keys, seen_values, window, scale)
         return out
 
-    def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def gated_silu(self, gate_up: torch.Tensor, bias: Bias = None) -> torch.Tensor:
         """silu(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
         return F.silu(gate) * up
@@ -161,21 +159,15 @@ class TorchOps:
         """x [T, inputs] times a matrix [outputs, inputs]: [T, outputs]."""
         return matrix.multiply(x)
 
-    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None) -> torch.Tensor:
         """`gated_silu` of x [T, inputs] times a matrix [2 * hidden, inputs]: [T, hidden]."""
         return self.gated_silu(matrix.multiply(x), bias)
 
     def add_product_norm(
-        self,
-        hidden_states: torch.Tensor,
-        x: torch.Tensor,
-        matrix: TorchMatrix,
-        weight: torch.Tensor,
-        eps: float,
-        bias: torch.Tensor | None = None,
+        self, hidden_states: torch.Tensor, x: torch.Tensor, matrix: TorchMatrix, norm: RowNorm, bias: Bias = None
     ) -> torch.Tensor:
         """`add_norm` of x [T, inputs] times a matrix [dim, inputs] as its delta."""
-        return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
+        return self.add_norm(hidden_states, matrix.multiply(x), norm, bias)
 
     def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapted: Adapted | None) -> torch.Tensor:
         """y [T, outputs], the product of x [T, inputs] and a matrix, with what the tokens' LoRA adapters add, in place."""
@@ -184,20 +176,13 @@ class TorchOps:
         return y
 
     def store_samples(
-        self,
-        sampled: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        slot_tokens: torch.Tensor,
-        results: torch.Tensor,
+        self, sampled: torch.Tensor, samples: SampleTensors, slot_tokens: torch.Tensor, results: torch.Tensor
     ) -> None:
-        """Write samples to `results`, and to `slot_tokens` at [slots, positions]. A negative sample (NOT_FINITE,
-        NOTHING_ALLOWED) is 0 in `slot_tokens`.
-
-        sampled, slots, positions, results: int64 [S]. slot_tokens: int64 [all slots, max_seq_len]. Samples of padding may have
-        the same slot and position.
+        """Write `sampled` to `results`, int64 [S] each, and to slot_tokens int64 [all slots, max_seq_len] at the slots and
+        positions of the samples. A negative sample (NOT_FINITE, NOTHING_ALLOWED) is 0 in `slot_tokens`. Samples of padding may
+        have the same slot and position.
         """
-        slot_tokens[slots, positions] = sampled.clamp(min=0)
+        slot_tokens[samples.slots, samples.positions] = sampled.clamp(min=0)
         results.copy_(sampled)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> TorchSampler:

@@ -25,7 +25,7 @@ from llama_core.backends.fused.layer_kernels import (
     silu_times,
     wait_for_previous,
 )
-from llama_core.backends.weight_formats.format import HeldWeights
+from llama_core.backends.weight_formats.format import Bias, HeldWeights
 from llama_core.backends.weight_formats.tile_kernels import Tile, operand, product_of_tile
 
 # Rows of a product that reading the weights limits on every GPU of sm_80 and later. More rows go to cuBLAS.
@@ -208,7 +208,7 @@ def _product_of_rows(
         tl.store(out + target, (states.to(tl.float32) + added.to(tl.float32)).to(states.dtype), mask=inside)
 
 
-def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None) -> torch.Tensor:
+def gated_product(x: torch.Tensor, weights: HeldWeights, bias: Bias) -> torch.Tensor:
     """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
     x = x.contiguous()
     (rows, inputs), outputs = x.shape, len(weights.codes)
@@ -222,12 +222,7 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
     return out
 
 
-def add_product(
-    hidden_states: torch.Tensor,
-    x: torch.Tensor,
-    weights: HeldWeights,
-    bias: torch.Tensor | None,
-) -> torch.Tensor | None:
+def add_product(hidden_states: torch.Tensor, x: torch.Tensor, weights: HeldWeights, bias: Bias) -> torch.Tensor | None:
     """hidden_states [T, outputs] += x [T, inputs] times weights + bias, in place.
 
     Where the inputs are split, the hidden states stay as they are, and the result is the sums of the splits without the bias,
@@ -253,14 +248,7 @@ def product(x: torch.Tensor, weights: HeldWeights) -> torch.Tensor:
 
 
 def _launch_product(
-    x: torch.Tensor,
-    weights: HeldWeights,
-    out: torch.Tensor,
-    tiles: Tiles,
-    split: int,
-    bias: torch.Tensor | None,
-    *,
-    is_added: bool,
+    x: torch.Tensor, weights: HeldWeights, out: torch.Tensor, tiles: Tiles, split: int, bias: Bias, *, is_added: bool
 ) -> None:
     """split: codes of each split. bias: None where there are several splits."""
     x = x.contiguous()

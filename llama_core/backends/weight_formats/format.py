@@ -10,6 +10,8 @@ import torch
 
 from llama_core.weights.loader import GroupedWeight
 
+Bias = torch.Tensor | None  # [outputs] of a product, added to each of its rows
+
 
 class HeldWeights(NamedTuple):
     """The weights of one linear layer, [outputs, inputs], as kernels read them.

@@ -100,21 +100,9 @@ def multiply_in_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     # More rows than a tile has occupy the GPU without splits, whose partial sums would grow with the rows.
     is_split = num_splits > 1 and rows <= tile.rows
     partial = torch.empty((num_splits, rows, outputs), dtype=torch.float32, device=x.device) if is_split else out
-    _multiply_in_order[
-        (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), num_splits if is_split else 1)
-    ](
-        x,
-        weight,
-        partial,
-        rows,
-        outputs,
-        inputs,
-        split,
-        is_split=is_split,
-        tile=tile,
-        num_warps=4,
-        num_stages=tile.num_stages,
-    )
+    grid = triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), num_splits if is_split else 1
+    options = {"is_split": is_split, "tile": tile, "num_warps": 4, "num_stages": tile.num_stages}
+    _multiply_in_order[grid](x, weight, partial, rows, outputs, inputs, split, **options)
     if is_split:
         block = min(_SUMMED_OUTPUTS, triton.next_power_of_2(outputs))
         _add_splits[(rows, triton.cdiv(outputs, block))](partial, out, rows, outputs, num_splits, block=block)

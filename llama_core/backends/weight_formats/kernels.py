@@ -21,20 +21,11 @@ def _multiply(x, weights, out, rows, outputs, sizes, form: tl.constexpr, tile: t
     tl.store(target, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & is_output[None, :])
 
 
-def multiply(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    minima: torch.Tensor | None,
-    *,
-    is_packed: bool,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
-    """x [T, inputs] -> [T, outputs]. codes, scales, minima: `HeldWeights`. batch_invariant: the same tiles for any T, because
-    other tiles may use instructions that add in another order."""
+def multiply(x: torch.Tensor, weights: HeldWeights, *, batch_invariant: bool = False) -> torch.Tensor:
+    """x [T, inputs] -> [T, outputs]. batch_invariant: the same tiles for any T, because other tiles may use instructions that
+    add in another order."""
     x = x.contiguous()
-    rows, inputs = x.shape
-    outputs = len(codes)
+    (rows, inputs), outputs, is_packed = x.shape, len(weights.codes), weights.is_packed
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     # float32 products use no tensor cores, and hold both factors in registers.
     is_wide = x.dtype == torch.float32
@@ -44,7 +35,7 @@ def multiply(
     tile_rows = 1 if is_one_row else 64 if not is_decode else 16 if rows <= 16 or is_wide else 32
     width = 128 if is_one_row else 32 if is_packed else 64
     tile = Tile(tile_rows, 32 if is_decode else 64, width, 4 if is_one_row else None)
-    weights, sizes, form = operand(HeldWeights(codes, scales, minima, is_packed), inputs)
+    held, sizes, form = operand(weights, inputs)
     grid = triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows)
-    _multiply[grid](x, weights, out, rows, outputs, sizes, form, tile, num_warps=4)
+    _multiply[grid](x, held, out, rows, outputs, sizes, form, tile, num_warps=4)
     return out

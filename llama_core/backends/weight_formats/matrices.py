@@ -84,7 +84,7 @@ def triton_product(device_type: str) -> Product | None:
         from llama_core.backends.weight_formats.kernels import multiply
 
         zeros = torch.zeros((16, 64), dtype=torch.int8, device=device_type)
-        multiply(zeros.half(), zeros, torch.zeros(16, device=device_type), None, is_packed=False)
+        multiply(zeros.half(), HeldWeights(zeros, torch.zeros(16, device=device_type)))
     except Exception as error:  # any error of Triton, the compiler or the file system
         log.warning("Triton does not work here: each product expands quantized weights: %s", error)
         return None
@@ -115,30 +115,7 @@ class PlainMatrix(TorchMatrix):
 
 
 class QuantizedMatrix(TorchMatrix):
-    """What matrices of codes share."""
-
-    def __init__(self, held: HeldWeights, *, batch_invariant: bool) -> None:
-        self.held = held
-        self._product = triton_product(held.codes.device.type)
-        if batch_invariant:
-            from llama_core.backends.weight_formats.kernels import multiply
-
-            self._product = partial(multiply, batch_invariant=True)
-
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        codes, scales, minima, is_packed = self.held
-        if self._product is not None and scales is not None:
-            return self._product(x, codes, scales, minima, is_packed=is_packed)
-        return F.linear(x, self.dequantized().to(x.dtype))
-
-    def dequantized(self) -> torch.Tensor:
-        """float32 [outputs, inputs]."""
-        raise NotImplementedError
-
-
-class OneScaleMatrix(QuantizedMatrix):
-    """Codes of one byte [outputs, inputs], one float32 scale for each output: int8, or the bits of float8_e4m3fn, which Triton
-    reads as bytes, because GPUs before sm_89 have no such type."""
+    """Of codes, in the format `name`."""
 
     def __init__(
         self,
@@ -150,10 +127,37 @@ class OneScaleMatrix(QuantizedMatrix):
         *,
         batch_invariant: bool = False,
     ) -> None:
-        self._is_fp8 = name == "fp8"
-        self._codes = torch.zeros((outputs, inputs), dtype=torch.uint8 if self._is_fp8 else torch.int8, device=device)
+        self._name, self._inputs = name, inputs
+        self.held = self._allocated(outputs, device)
+        self._product = triton_product(device.type)
+        if batch_invariant:
+            from llama_core.backends.weight_formats.kernels import multiply
+
+            self._product = partial(multiply, batch_invariant=True)
+
+    def _allocated(self, outputs: int, device: torch.device) -> HeldWeights:
+        raise NotImplementedError
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self._product is None:
+            return F.linear(x, self.dequantized().to(x.dtype))
+        return self._product(x, self.held)
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [outputs, inputs]."""
+        raise NotImplementedError
+
+
+class OneScaleMatrix(QuantizedMatrix):
+    """Codes of one byte [outputs, inputs], one float32 scale for each output: int8, or the bits of float8_e4m3fn, which Triton
+    reads as bytes, because GPUs before sm_89 have no such type."""
+
+    def _allocated(self, outputs: int, device: torch.device) -> HeldWeights:
+        self._is_fp8 = self._name == "fp8"
+        code_type = torch.uint8 if self._is_fp8 else torch.int8
+        self._codes = torch.zeros((outputs, self._inputs), dtype=code_type, device=device)
         self._scales = torch.zeros(outputs, device=device)
-        super().__init__(HeldWeights(self._codes, self._scales), batch_invariant=batch_invariant)
+        return HeldWeights(self._codes, self._scales)
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         assert isinstance(weight, torch.Tensor), "no checkpoint stores these codes"
@@ -174,28 +178,16 @@ class GroupedMatrix(QuantizedMatrix):
     j + 16 in its high half. scales and minima: float16 [outputs, groups], padded (`_padded`).
     """
 
-    def __init__(
-        self,
-        name: str,
-        outputs: int,
-        inputs: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        batch_invariant: bool = False,
-    ) -> None:
-        self._name = name
-        self._inputs = inputs
-        self._is_packed = name != "int8_groups"
-        groups = -(-inputs // GROUP)
-        width = groups * GROUP // (2 if self._is_packed else 1)
-        code_type = torch.uint8 if self._is_packed else torch.int8
+    def _allocated(self, outputs: int, device: torch.device) -> HeldWeights:
+        self._is_packed = self._name != "int8_groups"
+        self._groups = -(-self._inputs // GROUP)
+        width, code_type = self._groups * GROUP, torch.int8
+        if self._is_packed:
+            width, code_type = width // 2, torch.uint8
         self._codes = torch.zeros((outputs, width), dtype=code_type, device=device)
-        self._groups = groups
-        self._scales = torch.zeros((outputs, _padded(groups)), dtype=torch.float16, device=device)
-        self._minima = torch.zeros_like(self._scales) if name == "int4_min" else None
-        held = HeldWeights(self._codes, self._scales, self._minima, self._is_packed)
-        super().__init__(held, batch_invariant=batch_invariant)
+        self._scales = torch.zeros((outputs, _padded(self._groups)), dtype=torch.float16, device=device)
+        self._minima = torch.zeros_like(self._scales) if self._name == "int4_min" else None
+        return HeldWeights(self._codes, self._scales, self._minima, self._is_packed)
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         if isinstance(weight, GroupedWeight):

@@ -159,6 +159,7 @@ def test_a_product_is_near_that_of_the_dense_weights(name: str, inputs: int) -> 
 
 EVERY_FP8 = """
 import torch
+from llama_core.backends.weight_formats.format import HeldWeights
 from llama_core.backends.weight_formats.kernels import multiply
 codes = torch.arange(256, dtype=torch.uint8).view(8, 32)
 expected = codes.view(torch.float8_e4m3fn).float()
@@ -166,7 +167,7 @@ is_number = ~expected.isnan()
 assert is_number.sum() == 254
 codes = torch.where(is_number, codes, 0)
 for dtype in (torch.float32, torch.float16):  # the interpreter multiplies no bfloat16
-    product = multiply(torch.eye(32, dtype=dtype), codes, torch.ones(8), None, is_packed=False).T.float()
+    product = multiply(torch.eye(32, dtype=dtype), HeldWeights(codes, torch.ones(8))).T.float()
     assert torch.equal(product[is_number], expected[is_number])
 """
 

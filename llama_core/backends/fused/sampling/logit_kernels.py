@@ -119,22 +119,13 @@ def _ban_words(edited, table, tokens, prompt_length, position, words: tl.constex
 
 @triton.jit
 def _apply_rules(
-    edited,
-    uses,
-    tables,
-    tokens,
-    slots,
-    positions,
-    penalties,
-    table_stride,
-    token_stride,
-    stride,
-    vocab,
-    tile: tl.constexpr,
-    words: tl.constexpr,
+    edited, uses, tables, tokens, places, penalties, strides, vocab, tile: tl.constexpr, words: tl.constexpr
 ):
-    """penalties: presence, frequency and repetition of each slot. Bans come last, because no bias or penalty changes -inf."""
+    """places: slots and positions of the samples. penalties: presence, frequency and repetition of each slot. strides: of
+    tables, tokens and penalties. Bans come last, because no bias or penalty changes -inf."""
+    slots, positions = places
     presences, frequencies, repetitions = penalties
+    table_stride, token_stride, stride = strides
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
@@ -155,38 +146,18 @@ def edit(
     logits: torch.Tensor, state: SamplingState, samples: SampleTensors, buffers: SamplingBuffers, *, has_masks: bool
 ) -> None:
     """Write logits float32 [B, vocab] with the rules of their slots to `buffers.probs`. has_masks: some have grammars."""
-    (count, vocab), tables, sampling = logits.shape, state.rules, state.sampling
+    (count, vocab), tables, masks, sampling = logits.shape, state.rules, state.masks, state.sampling
+    written, indices = (buffers.probs, buffers.listed), state.mask_indices if has_masks else None
+    strides = tables.stride(0), masks.stride(0)
     _copy_allowed[(count, buffers.chunks)](
-        logits,
-        buffers.probs,
-        buffers.listed,
-        tables,
-        state.mask_indices if has_masks else None,
-        state.masks,
-        samples.slots,
-        tables.stride(0),
-        state.masks.stride(0),
-        vocab,
-        num_warps=8,
+        logits, *written, tables, indices, masks, samples.slots, *strides, vocab, num_warps=8
     )
+    places = samples.slots, samples.positions
+    penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
+    of_slots = tables.stride(0), state.tokens.stride(0), sampling.temperature.stride(0)
     # Products and sums are rounded apart, as the other backends round them.
-    _apply_rules[(count,)](
-        buffers.probs,
-        buffers.listed,
-        tables,
-        state.tokens,
-        samples.slots,
-        samples.positions,
-        (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty),
-        tables.stride(0),
-        state.tokens.stride(0),
-        sampling.temperature.stride(0),
-        vocab,
-        tile=_TILE,
-        words=_WORDS,
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
+    options = {"tile": _TILE, "words": _WORDS, "num_warps": 8, "enable_fp_fusion": False}
+    _apply_rules[(count,)](*written, tables, state.tokens, places, penalties, of_slots, vocab, **options)
 
 
 @triton.jit
@@ -260,16 +231,6 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, buffers: LogprobBuffers
     columns = 1 + min(MAX_TOP_LOGPROBS, vocab)
     out = torch.empty((count, columns), dtype=torch.int64, device=logits.device)
     _chunk_logprobs[(count, chunks)](logits, buffers.sums, buffers.tops, vocab, num_warps=8)
-    _combine_logprobs[(count,)](
-        logits,
-        buffers.sums,
-        buffers.tops,
-        tokens,
-        out,
-        vocab,
-        chunks,
-        columns,
-        chunk_block=triton.next_power_of_2(chunks),
-        num_warps=4,
-    )
+    options = {"chunk_block": triton.next_power_of_2(chunks), "num_warps": 4}
+    _combine_logprobs[(count,)](logits, buffers.sums, buffers.tops, tokens, out, vocab, chunks, columns, **options)
     return out

@@ -11,10 +11,9 @@ import torch
 from llama_core.backends.fused.buffers import DeviceSlots, MaskBuffers, Prefixes, StepBuffers
 from llama_core.backends.fused.device import StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
-from llama_core.backends.fused.ops import NUM_SUMS, StepClock, TorchOps
+from llama_core.backends.fused.ops import NUM_SUMS, StepClock
 from llama_core.backends.fused.sampling.sampler import Mode, SamplingState
 from llama_core.backends.fused.step_plan import StepPlan, bucket_sizes
-from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
@@ -33,35 +32,31 @@ class SamplingHead:
         self,
         config: EngineConfig,
         model: FusedTransformer,
-        parallel: Parallel,
         slots: DeviceSlots,
         device: StepDevice,
         buffers: StepBuffers,
         hidden_states: torch.Tensor,
-        ops: TorchOps,
         turns: int,
     ) -> None:
         """turns: the most steps whose results may be unread, each with a mask buffer of its own."""
         self._model = model
-        self._parallel = parallel
         self._slots = slots
         self._device = device
         self._buffers = buffers
         self._hidden_states = hidden_states
-        self._ops = ops
         rows, vocab = config.max_step_samples, config.vocab_size
         self._buckets = bucket_sizes(rows)
         self._graphs: dict[tuple[int, Part], Work] = {}
         self._masks = MaskBuffers(rows, vocab, turns, device)
         state = SamplingState(slots.tokens, slots.sampling, slots.rule_words, self._masks.indices, self._masks.masks)
-        self._sampler = ops.sampler(state, rows, vocab)
+        self._sampler = model.ops.sampler(state, rows, vocab)
         # Graphs write to these tensors, so they stay in place.
         torch_device = device.torch_device
         self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=torch_device)
         self._results = torch.zeros(NUM_SUMS + rows, dtype=torch.int64, device=torch_device)
         self._result_parts = Prefixes(self._results)
         self._sampled = self._results[NUM_SUMS:]
-        self.clock = StepClock(ops, self._results[:NUM_SUMS])
+        self.clock = StepClock(model.ops, self._results[:NUM_SUMS])
         self.num_logprobs = 1 + min(MAX_TOP_LOGPROBS, vocab)
         self._logprobs = torch.zeros((rows, self.num_logprobs), dtype=torch.int64, device=torch_device)
 
@@ -141,11 +136,10 @@ class SamplingHead:
         samples = self._buffers.samples(bucket)
         logits = self.logits[:bucket]
         logits.copy_(self._model.logits(self._hidden_states[samples.tokens]))
-        with self.clock.sampling() if self._parallel.samples else nullcontext():
+        with self.clock.sampling() if self._model.parallel.samples else nullcontext():
             tokens = self._sampler.sample(logits, samples, mode)
-        self._parallel.share_samples(tokens)
-        places = samples.slots, samples.positions
-        self._ops.store_samples(tokens, *places, self._slots.tokens, self._sampled[:bucket])
+        self._model.parallel.share_samples(tokens)
+        self._model.ops.store_samples(tokens, samples, self._slots.tokens, self._sampled[:bucket])
 
     def _report(self, bucket: int) -> None:
         self._logprobs[:bucket] = self._sampler.logprobs(self.logits[:bucket], self._sampled[:bucket])

@@ -132,21 +132,13 @@ def _spread(
 
 @triton.jit
 def _pick(
-    buffers,
-    out,
-    slots,
-    positions,
-    fields,
-    float_stride,
-    int_stride,
-    vocab,
-    chunks,
-    replicas,
-    is_greedy: tl.constexpr,
-    chunk_block: tl.constexpr,
-    tile: tl.constexpr,
+    buffers, out, places, fields, strides, sizes, is_greedy: tl.constexpr, chunk_block: tl.constexpr, tile: tl.constexpr
 ):
-    """fields: temperature, top_p, top_k and seed of each slot."""
+    """places: slots and positions of the samples. fields: temperature, top_p, top_k and seed of each slot. strides: of the
+    floats and of the integers among them."""
+    slots, positions = places
+    float_stride, int_stride = strides
+    vocab, chunks, replicas = sizes
     probs, listed, parts, bins = buffers
     temperatures, top_ps, top_ks, seeds = fields
     row = tl.program_id(0).to(tl.int64)
@@ -200,41 +192,20 @@ def sample(
     sampling: of all slots. Where the mode has rules, `buffers.probs` holds the logits after them, which may be -inf.
     """
     count, vocab = logits.shape
-    chunks, replicas, parts, bins = buffers.chunks, buffers.replicas, buffers.parts, buffers.bins
+    chunks, replicas, probs, parts = buffers.chunks, buffers.replicas, buffers.probs, buffers.parts
     out = torch.empty(count, dtype=torch.int64, device=logits.device)
-    is_greedy, chunk_block = mode == "greedy", triton.next_power_of_2(chunks)
-    edited = buffers.probs if mode in ("ruled", "masked") else None
-    tile = min(_TILE, triton.next_power_of_2(vocab))
-    _greatest[(count, chunks)](logits, edited, parts, bins, vocab, 0 if is_greedy else replicas, num_warps=8)
+    is_greedy, grid = mode == "greedy", (count, chunks)
+    edited = probs if mode in ("ruled", "masked") else None
+    tile, chunk_block = min(_TILE, triton.next_power_of_2(vocab)), triton.next_power_of_2(chunks)
+    _greatest[grid](logits, edited, parts, buffers.bins, vocab, 0 if is_greedy else replicas, num_warps=8)
     strides = sampling.temperature.stride(0), sampling.seed.stride(0)
     if not is_greedy:
-        _spread[(count, chunks)](
-            logits if edited is None else edited,
-            buffers.probs,
-            parts,
-            bins,
-            samples.slots,
-            sampling.temperature,
-            sampling.min_p,
-            strides[0],
-            vocab,
-            replicas,
-            chunk_block=chunk_block,
-            num_warps=8,
-        )
-    _pick[(count,)](
-        (buffers.probs, buffers.listed, parts, bins),
-        out,
-        samples.slots,
-        samples.positions,
-        (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed),
-        *strides,
-        vocab,
-        chunks,
-        replicas,
-        is_greedy=is_greedy,
-        chunk_block=chunk_block,
-        tile=tile,
-        num_warps=1 if is_greedy else max(4, tile // 512),
-    )
+        read, passed = logits if edited is None else edited, (probs, parts, buffers.bins)
+        limits = sampling.temperature, sampling.min_p, strides[0]
+        _spread[grid](read, *passed, samples.slots, *limits, vocab, replicas, chunk_block=chunk_block, num_warps=8)
+    fields = sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
+    options = {"is_greedy": is_greedy, "chunk_block": chunk_block, "tile": tile}
+    options["num_warps"] = 1 if is_greedy else max(4, tile // 512)
+    found, places = (probs, buffers.listed, parts, buffers.bins), (samples.slots, samples.positions)
+    _pick[(count,)](found, out, places, fields, strides, (vocab, chunks, replicas), **options)
     return out

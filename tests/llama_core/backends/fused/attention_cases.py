@@ -10,7 +10,8 @@ import torch
 
 from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, TileSizes, plan_of
-from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
+from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
+from llama_core.model.operations import Attend
 from llama_core.scheduling.step import Row
 
 # (query heads, key heads, head_dim, block size in tokens)
@@ -101,7 +102,7 @@ class Case:
         sizes = ops.tile_sizes(self.n_heads, self.n_kv_heads, self.head_dim, self.dtype)
         arrays = planned(rows, sizes)
         tiles = AttentionTiles(*(torch.from_numpy(part).to(self.device) for part in (arrays.decodes, arrays.chunks)))
-        return ops.attend(q, self.keys, self.values, self.tables, tiles, window)
+        return ops.attend(q, KVCache(self.keys, self.values), self.tables, tiles, Attend(window))
 
     def expected(self, window: int) -> torch.Tensor:
         """Attention in float64, token by token."""

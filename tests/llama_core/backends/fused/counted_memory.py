@@ -156,4 +156,4 @@ def meta_backend(
     common = model, parallel, config.max_seq_len, torch.bfloat16, ops, matrix_types(plan), ()
     transformer = FusedTransformer(*common, batch_invariant=config.batch_invariant)
     slots = DeviceSlots(config, META)
-    return FusedBackend(config, transformer, parallel, slots, ops, device), slots, config
+    return FusedBackend(config, transformer, slots, device), slots, config

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from llama_core.backends.fused.ops import HeadNorms, TorchOps
-from llama_core.backends.kv_cache import FLOAT8_BYTES, cached_as
+from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens, TorchOps
+from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, StepTensors
+from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.weight_formats.matrices import QuantizedMatrix, find_weight_format
 from llama_core.model.rope import RopeConfig
@@ -32,17 +33,19 @@ def check_copies(device: torch.device, dtype: torch.dtype) -> None:
         count, dim = 5, n_heads * head_dim
         slots, places = torch.tensor([[2, 0, 1, 2, 0], [3, 0, 95, 64, 47]], device=device)
         tokens = torch.randperm(3 * 96, generator=generator).view(3, 96).to(device)
-        tables = torch.arange(72).view(3, 24)
+        tables, none = torch.arange(72).view(3, 24), AttentionTiles(slots[:0], slots[:0])
         for columns in (dim, 1365):  # a third of 4,096, of a rank among three
-            inputs = tokens, tables.flip(0, 1).to(device), slots, places, block_size, random(3 * 96, columns)
+            known = SlotTokens(tokens, tables.flip(0, 1).to(device))
+            inputs = StepTensors(slots, places, none), known, block_size, random(3 * 96, columns)
             assert all(map(torch.equal, kernels.embed(*inputs), meaning.embed(*inputs)))
         for many in (1, 5, 300):
             sampled = torch.randint(-2, 500, (many,), generator=generator).to(device)
             at = torch.arange(many, device=device)
             stored = [torch.zeros(many, 9 + many, dtype=torch.int64, device=device) for _ in range(2)]
             results = [torch.zeros(many, dtype=torch.int64, device=device) for _ in range(2)]
-            kernels.store_samples(sampled, at, at + 7, stored[0], results[0])
-            meaning.store_samples(sampled, at, at + 7, stored[1], results[1])
+            samples = SampleTensors(at, at, at + 7)
+            kernels.store_samples(sampled, samples, stored[0], results[0])
+            meaning.store_samples(sampled, samples, stored[1], results[1])
             assert torch.equal(*stored) and torch.equal(*results)
         table = rotary_table(RopeConfig(), head_dim, 400, device)
         qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
@@ -54,10 +57,10 @@ def check_copies(device: torch.device, dtype: torch.dtype) -> None:
             [torch.arange(size // 2) / 1024 - 2.0, torch.randn(size - size // 2, generator=generator) * 300]
         )
         wide = spread.view(qkv.shape).to(device, dtype)
-        floats = [torch.zeros(cache[0].shape, dtype=FLOAT8_BYTES, device=device) for _ in range(2)]
-        plain = [torch.zeros_like(each) for each in cache[:2]]
-        kernels.rotate_and_store(wide.clone(), table, positions, write, floats[0], floats[1])
-        kernels.rotate_and_store(wide.clone(), table, positions, write, plain[0], plain[1])
+        floats = KVCache(*(torch.zeros(cache[0].shape, dtype=FLOAT8_BYTES, device=device) for _ in range(2)))
+        plain, changes = KVCache(*map(torch.zeros_like, cache)), HeadChanges(table=table)
+        kernels.rotate_and_store(wide.clone(), changes, positions, write, floats)
+        kernels.rotate_and_store(wide.clone(), changes, positions, write, plain)
         assert all(torch.equal(floats[i], cached_as(FLOAT8_BYTES, plain[i])) for i in range(2))
 
 
@@ -106,26 +109,27 @@ def check_beside_float64(device: torch.device, dtype: torch.dtype, seed: int) ->
     # The norm is of the sum as it is stored.
     total = (states.double() + delta.double()).to(dtype).double()
     mine = states.clone()
-    got = kernels.add_norm(mine, delta, weight, 1e-5)
+    norm, wide_norm = RowNorm(weight, 1e-5), RowNorm(weight.double(), 1e-5)
+    got = kernels.add_norm(mine, delta, norm)
     agree(mine, total)
     biased = states.clone()
-    kernels.add_norm(biased, delta, weight, 1e-5, weight)
+    kernels.add_norm(biased, delta, norm, weight)
     agree(biased, states.double() + delta.double() + weight.double())
-    agree(got, meaning.add_norm(total.clone(), None, weight.double(), 1e-5))
+    agree(got, meaning.add_norm(total.clone(), None, wide_norm))
     gate_up, bias = random(count, 2 * width), random(2 * width)
     agree(kernels.gated_silu(gate_up, bias), meaning.gated_silu(gate_up.double(), bias.double()))
     table = rotary_table(RopeConfig(), head_dim, 400, device)
     qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
     positions, places = (torch.randperm(most, generator=generator)[:count].to(device) for most in (400, 64))
-    caches = [torch.zeros(4, 16, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)]
-    wide = [cache.double() for cache in caches]
+    caches = KVCache(*(torch.zeros(4, 16, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)))
+    wide = KVCache(*(cache.double() for cache in caches))
     norms = HeadNorms(random(head_dim), random(head_dim), 1e-5) if seed % 2 else None
     wide_norms = norms and HeadNorms(norms.q.double(), norms.k.double(), 1e-5)
     added = random(qkv[0].numel()) if seed % 3 else None
-    q = kernels.rotate_and_store(qkv.clone(), table, positions, places, caches[0], caches[1], added, norms)
+    q = kernels.rotate_and_store(qkv.clone(), HeadChanges(added, norms, table), positions, places, caches)
     wide_added = None if added is None else added.double()
-    given = qkv.double(), table.double(), positions, places, wide[0], wide[1]
-    agree(q, meaning.rotate_and_store(*given, wide_added, wide_norms))
+    changes = HeadChanges(wide_added, wide_norms, table.double())
+    agree(q, meaning.rotate_and_store(qkv.double(), changes, positions, places, wide))
     for cache, expected in zip(caches, wide, strict=True):
         agree(cache, expected)
     matrix = matrix_of(name, torch.randn(width + 1, inputs, generator=generator).to(device), dtype)

@@ -89,8 +89,9 @@ def check_bits(case: ProductCase) -> None:
     """Equal to a product, rounded once, before the kernels that the epilogues replace, and the norm within its roundings;
     nothing beyond the rows is written."""
     from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.ops import RowNorm
 
-    ops, separate, norm = TritonOps(fuses=always), TritonOps(), case.values(case.hidden)
+    ops, separate, norm = TritonOps(fuses=always), TritonOps(), RowNorm(case.values(case.hidden), 1e-5)
     x = case.integers(-3, 3, case.rows, case.inputs).to(case.dtype)
     matrix, dense = case.exact_matrix(2 * case.hidden)
     bias = case.bias(2 * case.hidden)
@@ -104,9 +105,9 @@ def check_bits(case: ProductCase) -> None:
     states = case.values(case.rows + 2, case.hidden)
     before, expected = states.clone(), states[: case.rows].clone()
     product = F.linear(x.double(), dense).to(case.dtype)
-    normed = ops.add_product_norm(states[: case.rows], x, matrix, norm, 1e-5, bias)
+    normed = ops.add_product_norm(states[: case.rows], x, matrix, norm, bias)
     # The norm's kernel is another one where it adds splits, and may sum the squares in another order.
-    expected_norm = separate.add_norm(expected, product, norm, 1e-5, bias)
+    expected_norm = separate.add_norm(expected, product, norm, bias)
     assert ((normed - expected_norm).abs() <= 2 * STEPS[case.dtype] * expected_norm.abs()).all(), case
     assert torch.equal(states[: case.rows], expected) and torch.equal(states[case.rows :], before[case.rows :]), case
 
@@ -114,8 +115,9 @@ def check_bits(case: ProductCase) -> None:
 def check_neighbours(case: ProductCase) -> None:
     """A row has the same bits beside other rows, which may hold anything."""
     from llama_core.backends.fused.kernels import TritonOps
+    from llama_core.backends.fused.ops import RowNorm
 
-    ops, norm = TritonOps(fuses=always), case.values(case.hidden)
+    ops, norm = TritonOps(fuses=always), RowNorm(case.values(case.hidden), 1e-5)
     kept = case.seed % case.rows
     x, states = case.values(case.rows, case.inputs), case.values(case.rows, case.hidden)
     others, other_states = case.values(*x.shape) * 100, case.values(*states.shape)
@@ -125,7 +127,7 @@ def check_neighbours(case: ProductCase) -> None:
     found = []
     for given, into in ((x, states), (others, other_states)):
         gated = ops.gated_product(given, up)
-        found.append((gated[kept], ops.add_product_norm(into, given, down, norm, 1e-5)[kept], into[kept]))
+        found.append((gated[kept], ops.add_product_norm(into, given, down, norm)[kept], into[kept]))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other), case
 
