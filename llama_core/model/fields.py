@@ -27,7 +27,7 @@ class Fields:
         """A whole number, positive unless `least` is lower. Without a default the field must exist."""
         value = self.given.get(name, default)
         if value is None:
-            raise ConfigError(f"{self.source}: field {name!r} is missing")
+            raise self.fault(name, "is missing")
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self.wrong(name, f"a positive integer, at most {most}" if least else "an integer of at least 0")
         return value
@@ -80,4 +80,7 @@ class Fields:
 
     def wrong(self, name: str, expected: str) -> ConfigError:
         """The error for a value that is not what is expected."""
-        return ConfigError(f"{self.source}: field {name!r} must be {expected}, is {shown(self.given.get(name))}")
+        return self.fault(name, f"must be {expected}, is {shown(self.given.get(name))}")
+
+    def fault(self, name: str, what: str) -> ConfigError:
+        return ConfigError(f"{self.source}: field {name!r} {what}")

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -32,63 +32,34 @@ _NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
 }
 
 
-class GgufKeys:
-    """The metadata below the architecture's name. Raises ConfigError that names the file and the key."""
+class GgufKeys(Fields):
+    """The metadata below the architecture's name. A list of equal values, one for each layer, counts as the value."""
 
     def __init__(self, model: GgufModel) -> None:
-        self._path = model.path
-        self._metadata = model.metadata
-        self.architecture = self._metadata.get("general.architecture")
+        self.architecture = model.metadata.get("general.architecture")
+        begin = f"{self.architecture}."
+        values = {key.removeprefix(begin): each for key, each in model.metadata.items() if key.startswith(begin)}
+        for name, value in values.items():
+            if isinstance(value, list) and 0 < len(value) <= MAX_LAYERS and all(each == value[0] for each in value):
+                values[name] = value[0] if name != _PATTERN else value
+        super().__init__(values, f"{model.path}: {self.architecture}")
 
     def family(self) -> Family:
         """Raises ConfigError for an unknown one, and for keys that change the model and that it does not read."""
         family = gguf_families().get(self.architecture) if isinstance(self.architecture, str) else None
         if family is None:
-            raise ConfigError(
-                f"{self._path}: the architecture {shown(self.architecture)} is not supported; supported are "
-                f"{', '.join(gguf_families())}"
-            )
+            raise ConfigError(f"{self.source}: the architecture is not supported, only {', '.join(gguf_families())}")
         for name, neutral in _NEUTRAL.items():
-            value = self.value(name)
+            value = self.given.get(name)
             if value is not None and name not in family.reads.values() and value not in neutral:
                 raise self.fault(name, f"is {shown(value)}, which is not supported")
         return family
 
     def fault(self, name: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._path}: {self.architecture}.{name} {what}")
-
-    def value(self, name: str) -> Value | None:
-        return self._metadata.get(f"{self.architecture}.{name}")
-
-    def below(self, prefix: str) -> Iterator[str]:
-        """The names below the architecture's that begin so."""
-        whole = f"{self.architecture}."
-        return (key.removeprefix(whole) for key in self._metadata if key.startswith(whole + prefix))
-
-    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A number, or a list of equal ones, one for each layer."""
-        value = self.value(name)
-        if isinstance(value, list) and len(value) <= MAX_LAYERS and len(set(value)) == 1:
-            value = value[0]
-        if value is None:
-            value = default
-        if value is None:
-            raise self.fault(name, "is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.fault(name, f"must be a whole number from {least} to {most}, is {shown(value)}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.value(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.fault(name, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.fault(name, f"must be a positive finite number, is {shown(value)}")
-        return float(value)
+        return ConfigError(f"{self.source}.{name} {what}")
 
 
+_PATTERN: Final = "attention.sliding_window_pattern"
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -106,10 +77,12 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         raise keys.fault("rope.dimension_count", f"must be the width {head_dim} of a head: others are not supported")
     layers = keys.integer("block_count", most=MAX_LAYERS)
     tensors = model.tensors
+    if (eps := keys.number("attention.layer_norm_rms_epsilon")) is None:
+        raise keys.fault("attention.layer_norm_rms_epsilon", "is missing")
     rope, context = read_rope(keys, model, rotated)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
     read = {
-        stored: (keys.value(name) or None) if name else family.defaults.get(stored)
+        stored: (keys.given.get(name) or None) if name else family.defaults.get(stored)
         for stored, name in family.reads.items()
     }
     fields = Fields(read, str(model.path))
@@ -130,7 +103,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         hidden_dim=keys.integer("feed_forward_length"),
         vocab_size=_vocab_size(model, vocab_size),
         layers=tuple(family.layer(said, i) for i in range(layers)),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=eps,
         tied_embeddings=_OUTPUT not in tensors,
         context_length=context,
         **{name: fields.number(stored) or 1.0 for name, stored in family.model.items()},
@@ -166,11 +139,11 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
 def _windows(keys: GgufKeys, layers: int, *, needs_pattern: bool) -> tuple[int, ...]:
     """The window of each layer. needs_pattern: not every layer has one."""
     window = keys.integer("attention.sliding_window", 0, least=0)
-    pattern = keys.value("attention.sliding_window_pattern")
+    pattern = keys.given.get(_PATTERN)
     if not window or (pattern is None and not needs_pattern):
         return (window,) * layers
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
-        raise keys.fault("attention.sliding_window_pattern", f"must be {layers} truth values, one a layer")
+        raise keys.fault(_PATTERN, f"must be {layers} truth values, one a layer")
     return tuple(window if has_window else 0 for has_window in pattern)
 
 
@@ -205,13 +178,13 @@ def read_rope(keys: GgufKeys, model: GgufModel, rotated: int) -> tuple[RopeConfi
 
 
 def _rope(keys: GgufKeys, model: GgufModel, rotated: int, context: int | None) -> RopeConfig:
-    theta = keys.number("rope.freq_base", 10000.0)
+    theta = keys.number("rope.freq_base") or 10000.0
     RopeConfig(theta=theta).check(str(model.path))
-    kind = keys.value("rope.scaling.type")
+    kind = keys.given.get("rope.scaling.type")
     factors = model.tensors.get(ROPE_FACTORS)
     if factors is not None:
         for name in ("type", "factor"):
-            if keys.value(_SCALING + name) not in (None, "none", 1.0):
+            if keys.given.get(_SCALING + name) not in (None, "none", 1.0):
                 raise keys.fault(_SCALING + name, f"must be absent beside {ROPE_FACTORS}")
         return _llama3(model.path, _floats(model.path, factors, rotated), theta, rotated)
     if kind == "none":
@@ -222,23 +195,23 @@ def _rope(keys: GgufKeys, model: GgufModel, rotated: int, context: int | None) -
             "longrope",
             theta,
             original_context=keys.integer("rope.scaling.original_context_length", context),
-            attention_factor=keys.number("rope.scaling.attn_factor", 1.0),
+            attention_factor=(keys.number("rope.scaling.attn_factor") or 1.0),
             short_factor=short,
             long_factor=long,
         )
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear") or 1.0
     if kind in (None, "linear"):
         return RopeConfig(theta=theta) if factor == 1.0 else RopeConfig("linear", theta, factor)
     if kind != "yarn":
         raise keys.fault("rope.scaling.type", f"is {shown(kind)}; supported are none, linear and yarn")
-    multiple = keys.number("rope.scaling.attn_factor", 1.0) * keys.number("rope.scaling.yarn_attn_factor", 1.0)
+    multiple = (keys.number("rope.scaling.attn_factor") or 1.0) * (keys.number("rope.scaling.yarn_attn_factor") or 1.0)
     return RopeConfig(
         "yarn",
         theta,
         factor,
         original_context=keys.integer("rope.scaling.original_context_length", context),
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=(keys.number("rope.scaling.yarn_beta_fast") or 32.0),
+        beta_slow=(keys.number("rope.scaling.yarn_beta_slow") or 1.0),
         attention_factor=multiple * (0.1 * math.log(max(factor, 1.0)) + 1.0),
     )
 
@@ -246,10 +219,10 @@ def _rope(keys: GgufKeys, model: GgufModel, rotated: int, context: int | None) -
 def _refuse_unread(keys: GgufKeys, *, has_attention_factor: bool) -> None:
     """Raises ConfigError for a key below rope.scaling that would change the model, and that `_rope` does not read."""
     neutral = _NEUTRAL_OF_YARN if has_attention_factor else _NEUTRAL_SCALING
-    for name in sorted(keys.below(_SCALING)):
+    for name in sorted(name for name in keys.given if name.startswith(_SCALING)):
         short = name.removeprefix(_SCALING)
         is_read = short in _READ or (has_attention_factor and short in _READ_BY_YARN)
-        value = keys.value(name)
+        value = keys.given.get(name)
         if not is_read and value not in neutral.get(short, ()):
             raise keys.fault(name, f"is {shown(value)}, which is not supported")
 
