@@ -12,6 +12,15 @@ MAX_SIZE = 2**31 - 1
 MAX_CONTEXT = 2**24  # no model has more; a file that says more would let ranks make tables of terabytes
 
 
+def num_rows(given: int, num_tokens: int, what: str) -> int:
+    """`given` rows of an embedding, which may be padded. Raises ConfigError where the tokenizer has more tokens."""
+    if given < num_tokens:
+        raise ConfigError(
+            f"{what} is {given}, but the tokenizer has {num_tokens} tokens: tokenizer and checkpoint belong to different models"
+        )
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder: an embedding, layers, a norm, and an output layer.

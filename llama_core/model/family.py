@@ -24,7 +24,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """model_type, architectures: in config.json. layer: what a file says, number of a layer -> its operations.
+    """model_type: in config.json. layer: what a file says, number of a layer -> its operations.
 
     defaults: of transformers' configuration class, for fields that config.json lacks. A family has windows if sliding_window is
     among them, a flag for windows if use_sliding_window is, and full layers beside sliding ones if layer_types is. is_sliding:
@@ -38,7 +38,6 @@ class Family:
     """
 
     model_type: str
-    architectures: tuple[str, ...]
     layer: Callable[[Given, int], Layer]
     defaults: Mapping[str, Any]
     is_sliding: Callable[[Fields, int], bool] = lambda fields, layer: True

@@ -10,7 +10,7 @@ from typing import Final
 from llama_core.errors import ConfigError
 from llama_core.files.gguf.file import GgufTensor, Value
 from llama_core.files.gguf.model import GgufModel
-from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig
+from llama_core.model.config import MAX_LAYERS, MAX_SIZE, ModelConfig, num_rows
 from llama_core.model.families import gguf_families
 from llama_core.model.family import Family, Given
 from llama_core.model.fields import Fields, shown
@@ -128,12 +128,7 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
     embedding = model.tensors.get(_EMBEDDING)
     if embedding is None:
         raise ConfigError(f"{model.path}: has no tensor {_EMBEDDING}: a file without a model's weights")
-    if embedding.shape[0] < tokenizer_size:
-        raise ConfigError(
-            f"{model.path}: {_EMBEDDING} has {embedding.shape[0]} rows, but the tokenizer has {tokenizer_size} tokens: "
-            "tokenizer and checkpoint belong to different models"
-        )
-    return embedding.shape[0]
+    return num_rows(embedding.shape[0], tokenizer_size, f"{model.path}: the number of rows of {_EMBEDDING}")
 
 
 def _windows(keys: GgufKeys, layers: int, *, needs_pattern: bool) -> tuple[int, ...]:

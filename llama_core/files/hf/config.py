@@ -9,7 +9,7 @@ from typing import Any, Final
 from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import packed_bits
 from llama_core.files.hf.rope import read_rope
-from llama_core.model.config import MAX_LAYERS, ModelConfig
+from llama_core.model.config import MAX_LAYERS, ModelConfig, num_rows
 from llama_core.model.families import families
 from llama_core.model.family import Family, Given
 from llama_core.model.fields import Fields, shown
@@ -61,7 +61,7 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
         n_kv_heads=given.integer("num_key_value_heads", n_heads),
         head_dim=head_dim,
         hidden_dim=given.integer("intermediate_size"),
-        vocab_size=_vocab_size(given, vocab_size),
+        vocab_size=num_rows(given.integer("vocab_size"), vocab_size, f"{source}: vocab_size"),
         layers=tuple(family.layer(said, i) for i in range(n_layers)),
         norm_eps=given.number("rms_norm_eps") or 1e-6,
         tied_embeddings=given.flag("tie_word_embeddings"),
@@ -77,11 +77,11 @@ def _family(given: Fields) -> Family:
         raise ConfigError(
             f"{given.source}: model_type {shown(model_type)} is not supported, only {', '.join(families())}"
         )
-    architectures = given.texts("architectures")
-    if architectures and not set(architectures) & set(family.architectures):
-        raise ConfigError(
-            f"{given.source}: architecture {shown(architectures[0])} is not supported, only {family.architectures[0]}"
-        )
+    for architecture in given.texts("architectures") or ():
+        if not architecture.endswith("ForCausalLM"):
+            raise ConfigError(
+                f"{given.source}: architecture {shown(architecture)} is not supported, only ...ForCausalLM"
+            )
     return family
 
 
@@ -101,17 +101,6 @@ def _head_dim(given: Fields, n_heads: int) -> int:
     if "head_dim" not in given.given and dim % n_heads:
         raise ConfigError(f"{given.source}: hidden_size {dim} is not divisible by num_attention_heads {n_heads}")
     return given.integer("head_dim", max(1, dim // n_heads))
-
-
-def _vocab_size(given: Fields, tokenizer_size: int) -> int:
-    """Rows of the embedding: they may be padded to more than the tokenizer's ids."""
-    vocab_size = given.integer("vocab_size")
-    if vocab_size < tokenizer_size:
-        raise ConfigError(
-            f"{given.source}: vocab_size is {vocab_size}, but the tokenizer has {tokenizer_size} tokens: tokenizer and "
-            "checkpoint belong to different models"
-        )
-    return vocab_size
 
 
 def _windows(given: Fields, family: Family, n_layers: int) -> tuple[int, ...]:

@@ -23,7 +23,6 @@ def _is_sliding(fields: Fields, i: int) -> bool:
 FAMILIES = (
     Family(
         "exaone4",
-        ("Exaone4ForCausalLM",),
         _layer,
         {
             **{"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5},

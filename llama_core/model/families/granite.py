@@ -13,7 +13,6 @@ def _layer(given: Given, i: int) -> Layer:
 FAMILIES = (
     Family(
         "granite",
-        ("GraniteForCausalLM",),
         _layer,
         {"max_position_embeddings": 2048},
         optional_bias=("attention_bias", "mlp_bias"),

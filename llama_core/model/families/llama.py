@@ -7,12 +7,11 @@ _MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "slidi
 FAMILIES = (
     Family(
         "llama",
-        ("LlamaForCausalLM", "LLaMAForCausalLM"),
         llama_layer,
         {"max_position_embeddings": 2048},
         optional_bias=("attention_bias", "mlp_bias"),
         gguf="llama",
     ),
-    Family("mistral", ("MistralForCausalLM",), llama_layer, _MISTRAL),
-    Family("ministral", ("MinistralForCausalLM",), llama_layer, _MISTRAL | {"layer_types": None}),
+    Family("mistral", llama_layer, _MISTRAL),
+    Family("ministral", llama_layer, _MISTRAL | {"layer_types": None}),
 )

@@ -18,7 +18,6 @@ def _layer(given: Given, i: int) -> Layer:
 FAMILIES = (
     Family(
         "phi3",
-        ("Phi3ForCausalLM",),
         _layer,
         {
             **{"max_position_embeddings": 4096, "original_max_position_embeddings": 4096},

@@ -19,7 +19,6 @@ def _is_sliding(fields: Fields, i: int) -> bool:
 FAMILIES = (
     Family(
         "qwen2",
-        ("Qwen2ForCausalLM",),
         llama_layer,
         _DEFAULTS,
         is_sliding=_is_sliding,
@@ -29,7 +28,6 @@ FAMILIES = (
     ),
     Family(
         "qwen3",
-        ("Qwen3ForCausalLM",),
         partial(llama_layer, qk_norm=True),
         _DEFAULTS | {"head_dim": 128},
         is_sliding=_is_sliding,

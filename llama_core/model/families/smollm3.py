@@ -23,7 +23,6 @@ def _layer(given: Given, i: int) -> Layer:
 FAMILIES = (
     Family(
         "smollm3",
-        ("SmolLM3ForCausalLM",),
         _layer,
         {
             **{
