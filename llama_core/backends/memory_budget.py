@@ -65,7 +65,10 @@ def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0)
         needed = int((num_bytes + former_bytes) * _PLANNED_SHARE)
         # Fewer ranks than before have larger shares of the weights, and no room for as large a cache.
         needed = max(num_bytes, needed) if needed <= total * (1 - GPU_HEADROOM) else num_bytes
-        num_sharing, free = 1, wait_for_device_bytes(parallel.device, needed, time.monotonic() + DEVICE_WAIT_S)
+        deadline = time.monotonic() + DEVICE_WAIT_S
+        while (free := int(torch.cuda.mem_get_info(parallel.device)[0])) < needed and time.monotonic() < deadline:
+            time.sleep(_DEVICE_POLL_S)
+        num_sharing = 1
     else:
         num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
     fits = num_bytes * num_sharing <= free
@@ -76,14 +79,6 @@ def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0)
             + ("" if fits else ": use more ranks, or int8 or int4 weights"),
             param="model_parallel_size",
         )
-
-
-def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) -> int:
-    """Free bytes of the GPU, as soon as they are `needed` or more, or at the deadline (of `time.monotonic`): the ranks that
-    this one replaces may have ended a moment ago."""
-    while (free := int(torch.cuda.mem_get_info(device)[0])) < needed and time.monotonic() < deadline:
-        time.sleep(_DEVICE_POLL_S)
-    return free
 
 
 def free_cache_bytes(parallel: Parallel, planned_bytes: int = 0) -> int:

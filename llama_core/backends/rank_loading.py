@@ -165,7 +165,7 @@ class _Loading:
         config, parallel, invariant = self.config, self.parallel, self.config.batch_invariant
         ops, device = choose_ops(kind, parallel.device, batch_invariant=invariant)
         with torch.inference_mode():
-            common = self.model, parallel, config.max_seq_len, self.dtype, ops, matrix_types(self.plan), ()
+            common = self.model, parallel, config.max_seq_len, self.dtype, ops, matrix_types(self.plan)
             if (
                 kind == "torch"
                 and parallel.world_size > 1
@@ -175,13 +175,10 @@ class _Loading:
                 # Imported here, because machines with GPUs may lack fairscale.
                 from llama_core.backends.fused.fairscale_layers import FairscaleTransformer
 
-                transformer: FusedTransformer = FairscaleTransformer(*common)
+                transformer: FusedTransformer = FairscaleTransformer(*common, self.planned_weights())
             else:
-                transformer = FusedTransformer(*common, batch_invariant=invariant)
-        backend = FusedBackend(config, transformer, slots, device, kind)
-        with torch.inference_mode():
-            backend.load(self.planned_weights())
-        return backend
+                transformer = FusedTransformer(*common, self.planned_weights(), batch_invariant=invariant)
+        return FusedBackend(config, transformer, slots, device, kind)
 
     def planned_weights(self) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
         return planned_weights(

@@ -20,6 +20,7 @@ from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import SAFE_RESPONSE
 from tests.conftest import GOLDEN
+from tests.support.plain_model import poke_embedding
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_a_non_finite_embedding_fails_only_its_own_request(backend_name: Backend
     good, _ = model.generate([PROMPT, long], 16, temperature=0)
     backend = model.runner.backend
     if isinstance(backend, NativeBackend):
-        backend.poke_embedding(333, float("nan"))
+        poke_embedding(backend, 333, float("nan"))
     else:
         assert isinstance(backend, FusedBackend)
         with torch.inference_mode():

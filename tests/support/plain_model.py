@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+from llama_core.backends.native.backend import NativeBackend
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.runner import ModelRunner
@@ -180,3 +181,9 @@ def load_runner(
     runner.allocate_cache(runner.max_num_blocks())
     runner.warm_up()
     return runner
+
+
+def poke_embedding(backend: NativeBackend, token: int, value: float) -> None:
+    """Overwrite a token's embedding on this rank."""
+    row = torch.full((2**16,), value)  # more than any rank's columns
+    backend._native.llama_poke_embedding(backend._engine, token, row.data_ptr())

@@ -30,12 +30,9 @@ from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
-from llama_core.weights.loader import GroupedWeight
 
 log = logging.getLogger(__name__)
 
-Weight = tuple[str, torch.Tensor | GroupedWeight]
-Weights = Iterable[Weight]
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
 # For queued work when a rank leaves. torchrun kills a process 30 s after it asked it to end.
@@ -86,7 +83,7 @@ class FusedBackend:
         self.cache_block_bytes = self._cache_shape.block_bytes
         self._cache: KVCache | None = None
         self._num_blocks = 0
-        self.start_seconds = dict.fromkeys(("load", "cache", "warm_up", "capture"), 0.0)
+        self.start_seconds = dict.fromkeys(("cache", "warm_up", "capture"), 0.0)
         self._tile_sizes = model.ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._buckets = StepBuckets(config, self._tile_sizes.chunk)
@@ -140,12 +137,6 @@ class FusedBackend:
             before_leaving(_release_all_graphs)
             with torch.inference_mode():
                 self._capture()
-
-    def load(self, weights: Weights) -> None:
-        """Load the model's weights. Raises what reading them raises."""
-        begin = time.perf_counter()
-        self.model.load(weights)
-        self.start_seconds["load"] = time.perf_counter() - begin
 
     def load_adapter(self, place: int, pairs: Iterable[LowRank]) -> None:
         assert self.model.adapters is not None, "max_loras is 0"

@@ -155,7 +155,6 @@ class NativeBackend:
         share = RankShare.of(model, parallel.rank, parallel.world_size)
         self._shape = _shape(config, model, parallel, dtype)
         threads = self._shape.threads
-        self._columns = len(share.columns)
         rotary = rotary_table(model.rope, model.head_dim, config.max_seq_len, parallel.device)
         arrays = Slots(
             slots.tokens.data_ptr(),
@@ -268,11 +267,6 @@ class NativeBackend:
             self._native.llama_logits_of(self._engine, (ctypes.c_int32 * len(part))(*part), len(part))
             parts.append(self._logits[: len(part)].clone())
         return torch.cat(parts)
-
-    def poke_embedding(self, token: int, value: float) -> None:
-        """Overwrite a token's embedding on this rank, for tests of values that are not finite."""
-        row = torch.full((self._columns,), value, dtype=torch.float32)
-        self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
 
     def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
         part = self._model.part(name, (weight.codes if isinstance(weight, GroupedWeight) else weight).shape)

@@ -107,29 +107,19 @@ def load_library() -> ctypes.CDLL:
         raise Unavailable(str(error)) from None
     library.llama_abi.restype = ctypes.c_char_p
     check_abi(library.llama_abi().decode())
-    pointer, integer, size, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
+    of, pointer, integer, size, text = ctypes.POINTER, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
+    counted = pointer, integer
     for name, result, arguments in (
         ("unsupported_reason", text, (integer, integer, integer, text)),
-        (
-            "create",
-            pointer,
-            (
-                *(ctypes.POINTER(Shape), pointer, ctypes.POINTER(text), integer),
-                *(pointer, integer, pointer, integer, ctypes.POINTER(Slots), pointer, pointer),
-            ),
-        ),
+        ("create", pointer, (of(Shape), pointer, of(text), integer, *counted, *counted, of(Slots), pointer, pointer)),
         ("destroy", None, (pointer,)),
-        ("pack", None, (pointer, ctypes.POINTER(WeightPart), pointer, integer)),
-        ("pack_groups", None, (pointer, ctypes.POINTER(WeightPart), pointer, pointer, pointer)),
+        ("pack", None, (pointer, of(WeightPart), pointer, integer)),
+        ("pack_groups", None, (pointer, of(WeightPart), pointer, pointer, pointer)),
         ("clear_adapter", None, (pointer, integer)),
-        (
-            "pack_adapter",
-            None,
-            (pointer, integer, ctypes.POINTER(WeightPart), integer, ctypes.c_float, pointer, pointer),
-        ),
+        ("pack_adapter", None, (pointer, integer, of(WeightPart), integer, ctypes.c_float, pointer, pointer)),
         ("make_cache", integer, (pointer, integer)),
-        ("gather_bytes", size, (ctypes.POINTER(Shape),)),
-        ("shared_bytes", size, (ctypes.POINTER(Shape),)),
+        ("gather_bytes", size, (of(Shape),)),
+        ("shared_bytes", size, (of(Shape),)),
         ("share_memory", None, (pointer, pointer)),
         ("use_fallback", None, (pointer, pointer)),
         ("step", integer, (pointer, pointer, integer, pointer, integer, pointer)),

@@ -11,13 +11,11 @@ from llama_core.model.family import Family
 from llama_core.model.fields import Fields, shown
 from llama_core.model.rope import RopeConfig, RopeKind
 
-_KNOWN = frozenset(
-    {
-        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
-        *("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale"),
-        *("mscale_all_dim", "truncate", "finetuned", "short_factor", "long_factor"),
-    }
-)
+_KNOWN = frozenset({
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor", "low_freq_factor",
+    "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned",
+    "short_factor", "long_factor",
+})  # fmt: skip
 
 
 def read_rope(config: Fields, positions: int, head_dim: int, family: Family) -> tuple[RopeConfig, int]:

@@ -2,7 +2,6 @@
 layers without one are not rotated."""
 
 from llama_core.model.family import Family, Given
-from llama_core.model.fields import Fields
 from llama_core.model.llama import attention, feed_forward
 from llama_core.model.operations import Add, Layer, Norm, Weight
 
@@ -16,10 +15,6 @@ def _layer(given: Given, i: int) -> Layer:
     return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(given), Norm(_FFN_NORM), Add()
 
 
-def _is_sliding(fields: Fields, i: int) -> bool:
-    return (i + 1) % fields.integer("sliding_window_pattern") != 0
-
-
 FAMILIES = (
     Family(
         "exaone4",
@@ -28,7 +23,7 @@ FAMILIES = (
             **{"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5},
             **{"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
         },
-        is_sliding=_is_sliding,
+        is_sliding=lambda fields, i: (i + 1) % fields.integer("sliding_window_pattern") != 0,
         reads={"sliding_window": "attention.sliding_window"},
         gguf="exaone4",
         gguf_is_neox=True,

@@ -24,7 +24,7 @@ from tests.support import plain_model
 from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
-from tests.support.plain_model import decoder
+from tests.support.plain_model import decoder, poke_embedding
 
 # Divided by 1 rank only: 6 query heads on 3 key/value heads, and dimensions that neither 2 nor 4 ranks divide.
 SIZES: dict[str, Any] = {
@@ -110,7 +110,7 @@ class Prompts:
         """Blocks behind every layer's window belong to another sequence, whose keys and values are NaN, or are -1."""
         backend, window = self.runner.backend, self.runner.model_config.longest_window
         assert isinstance(backend, NativeBackend)
-        backend.poke_embedding(130, float("nan"))
+        poke_embedding(backend, 130, float("nan"))
         foreign = SlotInit(6, [130] * 16, self._blocks(6), GREEDY)
         self.runner.step(StepInput(0, 0, [Row(6, 0, 16, False)], admit=[foreign]))
         tables = self.runner._slots.block_tables
