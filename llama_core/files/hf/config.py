@@ -50,13 +50,16 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
     _refuse_unsupported(given, family)
     n_layers = given.integer("num_hidden_layers", most=MAX_LAYERS)
     n_heads = given.integer("num_attention_heads")
-    head_dim = _head_dim(given, n_heads)
+    dim = given.integer("hidden_size")
+    if "head_dim" not in given.given and dim % n_heads:
+        raise ConfigError(f"{source}: hidden_size {dim} is not divisible by num_attention_heads {n_heads}")
+    head_dim = given.integer("head_dim", max(1, dim // n_heads))
     rope, context = read_rope(given, given.integer("max_position_embeddings"), head_dim, family)
     attention_bias = given.flag("attention_bias")
     biases = attention_bias or family.qkv_bias, attention_bias, given.flag("mlp_bias")
     said = Given(rope, _windows(given, family, n_layers), *biases, given)
     return ModelConfig(
-        dim=given.integer("hidden_size"),
+        dim=dim,
         n_heads=n_heads,
         n_kv_heads=given.integer("num_key_value_heads", n_heads),
         head_dim=head_dim,
@@ -94,13 +97,6 @@ def _refuse_unsupported(given: Fields, family: Family) -> None:
         if given.flag(name) and name not in family.optional_bias:
             raise ConfigError(f"{given.source}: model_type {given.given['model_type']} has no {name}")
     packed_bits(given)
-
-
-def _head_dim(given: Fields, n_heads: int) -> int:
-    dim = given.integer("hidden_size")
-    if "head_dim" not in given.given and dim % n_heads:
-        raise ConfigError(f"{given.source}: hidden_size {dim} is not divisible by num_attention_heads {n_heads}")
-    return given.integer("head_dim", max(1, dim // n_heads))
 
 
 def _windows(given: Fields, family: Family, n_layers: int) -> tuple[int, ...]:

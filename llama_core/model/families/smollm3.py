@@ -1,9 +1,8 @@
 """SmolLM3: every fourth layer is not rotated."""
 
-from llama_core.model.family import Family, Given
+from llama_core.model.family import Family
 from llama_core.model.fields import Fields
 from llama_core.model.llama import llama_layer
-from llama_core.model.operations import Layer
 
 
 def _has_rope(fields: Fields, i: int) -> bool:
@@ -16,14 +15,10 @@ def _has_rope(fields: Fields, i: int) -> bool:
     return bool(layers[i])
 
 
-def _layer(given: Given, i: int) -> Layer:
-    return llama_layer(given, i, rotates=_has_rope(given.fields, i))
-
-
 FAMILIES = (
     Family(
         "smollm3",
-        _layer,
+        lambda given, i: llama_layer(given, i, rotates=_has_rope(given.fields, i)),
         {
             **{
                 "max_position_embeddings": 32_768,
