@@ -107,9 +107,8 @@ def _windows(given: Fields, family: Family, n_layers: int) -> tuple[int, ...]:
     for kind in layer_types or ():
         if kind not in (_SLIDING, _FULL):
             raise ConfigError(f"{given.source}: layer type {shown(kind)} is not supported")
-    has_windows = "sliding_window" in family.defaults and "sliding_window" in given.given
-    if "use_sliding_window" in family.defaults and not given.flag("use_sliding_window"):
-        has_windows = False
+    is_on = "use_sliding_window" not in family.defaults or given.flag("use_sliding_window")
+    has_windows = is_on and "sliding_window" in family.defaults and "sliding_window" in given.given
     if layer_types is None:
         layer_types = [_SLIDING if has_windows and family.is_sliding(given, i) else _FULL for i in range(n_layers)]
     elif "layer_types" not in family.defaults and set(layer_types) != {_SLIDING if has_windows else _FULL}:
