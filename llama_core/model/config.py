@@ -75,20 +75,16 @@ class ModelConfig:
         return FULL_ATTENTION if FULL_ATTENTION in windows else max(windows)
 
     def _ropes(self) -> set[RopeConfig]:
-        found = {each.rope for layer in dict.fromkeys(self.layers) for each in layer if isinstance(each, Rotate)}
-        return {each for each in found if each is not None}
+        operations = (each for layer in dict.fromkeys(self.layers) for each in layer)
+        return {each.rope for each in operations if isinstance(each, Rotate) and each.rope is not None}
 
     def check(self, source: str) -> "ModelConfig":
         """Raises ConfigError for fields that are out of range or do not make a model together.
 
         Returns itself, with a context of at most MAX_CONTEXT positions.
         """
-        sizes = {
-            name: getattr(self, name)
-            for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
-        }
-        for name, value in sizes.items():
-            if not 0 < value <= MAX_SIZE:
+        for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
+            if not 0 < (value := getattr(self, name)) <= MAX_SIZE:
                 raise ConfigError(f"{source}: {name} is {value}, which is out of range")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"{source}: n_heads {self.n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")

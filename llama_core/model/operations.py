@@ -103,16 +103,17 @@ def weights_of(operation: Operation) -> tuple[Weight, ...]:
             return ()
 
 
+_DIM: Final[tuple[str, ...]] = ("dim",)
 _QKV: Final = ("heads", "kv_heads", "kv_heads")
 # What a product may take and make.
-_LINEAR: Final = ((("dim",), _QKV), (("heads",), ("dim",)), (("hidden",), ("dim",)))
-_GATED: Final = ((("dim",), ("hidden", "hidden")),)
+_LINEAR: Final = ((_DIM, _QKV), (("heads",), _DIM), (("hidden",), _DIM))
+_GATED: Final = ((_DIM, ("hidden", "hidden")),)
 
 
 def check_layer(layer: Layer, place: str) -> None:
     """Raises ConfigError, with the operation's place, for a list whose widths do not fit, in which an operation would have no
     effect, or that no backend computes."""
-    value: tuple[str, ...] = ("dim",)
+    value = _DIM
     names: set[str] = set()
     before: Operation = Add()
     for number, operation in enumerate(layer):
@@ -120,14 +121,14 @@ def check_layer(layer: Layer, place: str) -> None:
         weights = weights_of(operation)
         own = [each.name for each in weights]
         made: tuple[str, ...] = tuple(each.outputs for each in weights)
-        taken: tuple[str, ...] = ("dim",)
-        given: tuple[str, ...] = ("dim",)
+        taken = given = _DIM
         match operation:
-            case Norm() if made != value or isinstance(before, Norm):
+            case Norm(weight) if made != value or isinstance(before, Norm) or weight.has_bias:
                 raise ConfigError(f"{at}: norms {', '.join(made)}, but the value before it is {', '.join(value)}")
             case Linear(tensor) | GatedLinear(tensor):
                 taken, given = tuple({each.inputs or "nothing": None for each in weights}), made
-                if (taken, made) not in (_LINEAR if isinstance(operation, Linear) else _GATED):
+                computed = _LINEAR if isinstance(operation, Linear) else _GATED
+                if (taken, made) not in computed or (taken == _DIM and isinstance(before, Linear)):
                     raise ConfigError(f"{at}: no backend multiplies {', '.join(taken)} to {', '.join(made)}")
                 if len({each.has_bias for each in weights}) > 1:
                     raise ConfigError(f"{at}: all its weights have a bias, or none has")

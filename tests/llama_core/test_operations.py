@@ -56,6 +56,11 @@ REFUSED: dict[str, tuple[Layer, str]] = {
         "norms head, but the value before it is dim",
     ),
     "parts of different inputs": ((Linear("qkv", (Q, K, replace(V, inputs="hidden"))),), "multiplies dim, hidden"),
+    "a product of a product": ((*ATTENDED, *FED, Add()), "operation 4 .GatedLinear.: no backend multiplies dim"),
+    "a norm with a bias": (
+        (Norm(replace(ATTENTION_NORM, has_bias=True)), *ATTENDED, Add()),
+        "operation 0 .Norm.: norms",
+    ),
     "two norms": ((Norm(ATTENTION_NORM), Norm(FFN_NORM), *ATTENDED, Add()), "operation 1 .Norm.: norms dim"),
     "a norm of attention's output": (
         (*ATTENDED[:3], Norm(replace(FFN_NORM, outputs="heads"))),
