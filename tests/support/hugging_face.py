@@ -78,6 +78,10 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     | {"model_type": "phi3", "max_position_embeddings": 16_384}
     | {"rope_scaling": {"type": "yarn", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}},
     "phi4": _SHAPE | {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": None},
+    "seed-oss": _SHAPE
+    | {"model_type": "seed_oss", "head_dim": 16, "rope_theta": 1e7, "rope_scaling": {"rope_type": "default"}},
+    "seed-oss-biases": _SHAPE
+    | {"model_type": "seed_oss", "head_dim": 8, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
 }
 
 

@@ -24,6 +24,8 @@ ARCHITECTURES = {
     "granite": (gguf.MODEL_ARCH.GRANITE, True),
     "phi4-mini": (gguf.MODEL_ARCH.PHI3, False),
     "phi4": (gguf.MODEL_ARCH.PHI3, False),
+    "seed-oss": (gguf.MODEL_ARCH.SEED_OSS, False),
+    "seed-oss-biases": (gguf.MODEL_ARCH.SEED_OSS, False),
 }
 
 
@@ -37,13 +39,16 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     given, (architecture, permutes) = CONFIGS[name], ARCHITECTURES[name]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     layers, heads = given["num_hidden_layers"], given["num_attention_heads"]
-    head_dim = given["hidden_size"] // heads
+    head_dim = given.get("head_dim", given["hidden_size"] // heads)
     writer.add_block_count(layers)
     writer.add_context_length(given["max_position_embeddings"])
     writer.add_embedding_length(given["hidden_size"])
     writer.add_feed_forward_length(given["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(given["num_key_value_heads"])
+    if "head_dim" in given:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(given["rms_norm_eps"])
     writer.add_rope_freq_base(given.get("rope_theta", 10000.0))
     writer.add_rope_dimension_count(int(head_dim * given.get("partial_rotary_factor", 1.0)))
