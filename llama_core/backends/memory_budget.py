@@ -112,9 +112,11 @@ def fit_context(
         return config
 
     def on(*ranks: Parallel) -> int:
-        shares = {_sizes(RankShare.of(model, at.rank, at.world_size)): at for at in ranks}
+        parts = {at: RankShare.of(model, at.rank, at.world_size) for at in ranks}
+        # Equal sizes need equal memory.
+        distinct = {tuple(map(len, (p.heads, p.kv_heads, p.hidden, p.vocab, p.columns))): at for at, p in parts.items()}
         plan = plan_for(ranks[0].world_size)
-        found = (_planned_context(config, model, dtype, plan, at, step_bytes) for at in shares.values())
+        found = (_planned_context(config, model, dtype, plan, at, step_bytes) for at in distinct.values())
         return smallest(parallel, min(found))
 
     least = min(LEAST_CONTEXT, config.max_seq_len)
@@ -158,7 +160,8 @@ def _planned_context(
     free = free_cache_bytes(at, planned_weight_bytes(model, plan, at) + (config.kv_cache_bytes or 0))
 
     def cache_bytes(length: int) -> int:
-        arrays = length * _position_bytes(config, model)
+        # Of a position: its angles in the rotary table and those that it is made from, its token and block in each slot.
+        arrays = length * (12 * model.head_dim + 2 * 8 * (config.max_batch_size + 1))
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes if arrays <= free else 0
         need = step_bytes(replace(config, max_seq_len=max(2, length)), model, at, dtype)
@@ -166,18 +169,6 @@ def _planned_context(
 
     block_bytes = model.n_layers * layer_block_bytes(config.block_size, model, cache_dtype(config, dtype), at)
     return longest_context(config, model, block_bytes, cache_bytes)
-
-
-def _sizes(share: RankShare) -> tuple[int, ...]:
-    """Ranks with equal sizes need equal memory."""
-    parts = (share.heads, share.kv_heads, share.hidden, share.vocab, share.columns)
-    return tuple(len(part) for part in parts)
-
-
-def _position_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Bytes of one position of the context: its angles in the rotary table, those that the table is made from, and its token
-    and block in each slot."""
-    return 12 * model.head_dim + 2 * 8 * (config.max_batch_size + 1)
 
 
 def layer_block_bytes(block_size: int, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> int:

@@ -14,11 +14,10 @@ def code_version(root: Path = _ROOT) -> str:
     """A digest of the sources that read weights, compute, sample and mask, as they are on the disk now, and of their libraries'
     versions. Takes some milliseconds. root: the folder of this package."""
     digest = hashlib.sha256(" ".join(map(_version, _LIBRARIES)).encode())
-    for name in _SOURCES:
-        files = (file for file in (root / name).rglob("*") if file.suffix in (".py", ".hpp", ".cpp"))
-        for file in sorted(files):
-            source = file.read_bytes()
-            digest.update(f"{file.relative_to(root)} {len(source)}\n".encode() + source)
+    files = (file for name in _SOURCES for file in (root / name).rglob("*") if file.suffix in (".py", ".hpp", ".cpp"))
+    for file in sorted(files):
+        source = file.read_bytes()
+        digest.update(f"{file.relative_to(root)} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 

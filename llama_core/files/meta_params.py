@@ -36,8 +36,15 @@ def config_from_params(params: dict[str, Any], *, vocab_size: int, source: str =
 
     Raises ConfigError that names the field.
     """
-    given = _Params(params, source)
-    given.check_vocab_size(vocab_size)
+    given = Fields({key: value for key, value in params.items() if key not in _IGNORED_FIELDS}, source)
+    for key in given.given:
+        if key not in _FIELDS:
+            raise ConfigError(f"{source}: unknown field {shown(key)}")
+    if given.given.get("vocab_size", -1) != -1 and (declared := given.integer("vocab_size")) != vocab_size:
+        raise ConfigError(
+            f"{source}: vocab_size is {declared}, but the tokenizer has {vocab_size} tokens: "
+            "tokenizer and checkpoint belong to different models"
+        )
     n_heads = given.integer("n_heads")
     dim = given.integer("dim")
     if dim % n_heads:
@@ -56,7 +63,7 @@ def config_from_params(params: dict[str, Any], *, vocab_size: int, source: str =
     ).check(source)
 
 
-def _hidden_dim(given: "_Params", dim: int, source: str) -> int:
+def _hidden_dim(given: Fields, dim: int, source: str) -> int:
     """Width of the feed-forward layer: multiple_of * ceil(int(ffn_dim_multiplier * int(2 * 4 * dim / 3)) / multiple_of)."""
     multiple_of, multiplier = given.integer("multiple_of", 256), given.number("ffn_dim_multiplier")
     if 1 <= (multiplier or 1.0) * dim * 8 / 3 <= MAX_SIZE:
@@ -71,7 +78,7 @@ def _hidden_dim(given: "_Params", dim: int, source: str) -> int:
     )
 
 
-def _rope(given: "_Params", dim: int) -> tuple[RopeConfig, int | None]:
+def _rope(given: Fields, dim: int) -> tuple[RopeConfig, int | None]:
     """The rotary embedding, and the context length where the release can be told from it: params.json does not have it."""
     theta = given.number("rope_theta") or 10000.0
     if given.flag("use_scaled_rope"):
@@ -87,26 +94,6 @@ def may_be_tied(config: ModelConfig) -> bool:
     """Whether the model is of a release whose output layer has the embedding's weights, and whose files may leave it out:
     Llama 3.2 with 1 or 3 billion weights."""
     return config.rope.kind == "llama3" and config.dim in _DIMS_3_2
-
-
-class _Params(Fields):
-    """The fields of params.json that describe the model."""
-
-    def __init__(self, params: dict[str, Any], source: str) -> None:
-        super().__init__({key: value for key, value in params.items() if key not in _IGNORED_FIELDS}, source)
-        for key in self.given:
-            if key not in _FIELDS:
-                raise ConfigError(f"{source}: unknown field {shown(key)}")
-
-    def check_vocab_size(self, vocab_size: int) -> None:
-        if self.given.get("vocab_size", -1) == -1:
-            return
-        declared = self.integer("vocab_size")
-        if declared != vocab_size:
-            raise ConfigError(
-                f"{self.source}: vocab_size is {declared}, but the tokenizer has {vocab_size} tokens: "
-                "tokenizer and checkpoint belong to different models"
-            )
 
 
 def read_params(ckpt_dir: str | Path, *, vocab_size: int) -> ModelConfig:

@@ -1,6 +1,7 @@
 """The layer of Llama and of its nearest relatives, in parts of which other families make theirs."""
 
 from dataclasses import replace
+from typing import Any
 
 from llama_core.model.family import Given
 from llama_core.model.operations import (
@@ -56,11 +57,12 @@ def llama_layer(
     given: Given,
     i: int,
     *,
-    rotates: bool = True,
-    qk_norm: bool = False,
-    scale: float | None = None,
+    gate: Weight = GATE,
+    up: Weight = UP,
+    ffn_norm: Weight = FFN_NORM,
     multiplier: float = 1.0,
+    **of_attention: Any,
 ) -> Layer:
     """Layer `i`, with a norm before the attention and one before the feed-forward layer. multiplier: of what each adds."""
-    attended = attention(given, i, rotates=rotates, qk_norm=qk_norm, scale=scale)
-    return Norm(ATTENTION_NORM), *attended, Add(multiplier), Norm(FFN_NORM), *feed_forward(given), Add(multiplier)
+    attended, fed = attention(given, i, **of_attention), feed_forward(given, gate=gate, up=up)
+    return Norm(ATTENTION_NORM), *attended, Add(multiplier), Norm(ffn_norm), *fed, Add(multiplier)

@@ -81,11 +81,6 @@ def unpack(stored: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
 
 
-def is_exact_in_half(scales: torch.Tensor) -> bool:
-    """Whether float16 holds every scale exactly, as the weight formats need. False for NaN."""
-    return bool((scales.float() == scales.half().float()).all())
-
-
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers stored the frequencies
 _PREFIX = "model."
@@ -136,7 +131,8 @@ class HuggingFaceWeights(WeightReader):
             scales = self._stored(self._packed[name].scale)
             is_exact = True
             for begin, end in row_chunks(scales):
-                is_exact = is_exact and is_exact_in_half(scales[begin:end])
+                some = scales[begin:end].float()
+                is_exact = is_exact and bool((some == some.half().float()).all())  # false for NaN
                 release(scales[begin:end])
             self._formats[name] = FORMATS[self._packed[name].bits] if is_exact else DENSE
         return self._formats[name]

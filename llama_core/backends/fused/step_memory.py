@@ -76,7 +76,8 @@ def kept_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     numbers = _INT * (
         samples_size(rows) + received_size(config, LaunchShape.of_bucket(config.max_step_tokens, rows, 1))
     )
-    return hidden_states + results + rules + numbers + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab)
+    masks = rows * 8 * (1 + bit_words(vocab))  # `MaskBuffers` on the device
+    return hidden_states + results + rules + numbers + sampler_bytes(rows, vocab) + masks
 
 
 def received_size(config: EngineConfig, largest: LaunchShape) -> int:
@@ -219,8 +220,3 @@ def sampler_bytes(rows: int, vocab: int) -> int:
     sampling = 8 * (vocab + chunks + num_replicas(vocab) * BINS)
     logprobs = chunks * (4 + 8 * TOP_BLOCK)
     return rows * (sampling + logprobs)
-
-
-def mask_bytes(rows: int, vocab_size: int) -> int:
-    """Bytes of `MaskBuffers` on the device."""
-    return rows * 8 * (1 + bit_words(vocab_size))

@@ -43,8 +43,8 @@ class NativeModel:
     @property
     def arguments(self) -> tuple[object, ...]:
         """Of `llama_create`, behind the shape."""
-        arrays = self._modules, self._program
-        return self._tensors, self._formats, len(self._tensors), *(each for one in arrays for each in (one, len(one)))
+        counted = self._modules, len(self._modules), self._program, len(self._program)
+        return self._tensors, self._formats, len(self._tensors), *counted
 
     def part(self, name: str, shape: tuple[int, ...]) -> WeightPart:
         """Where a rank holds its part of a weight, which has this shape."""

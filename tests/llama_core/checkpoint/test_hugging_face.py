@@ -217,4 +217,4 @@ def test_peak_memory_of_a_rank_is_its_share_of_the_weights(tmp_path: Path, num_f
     given = CONFIGS["qwen3"] | {"hidden_size": 1024, "head_dim": 128, "intermediate_size": 2816}
     given |= {"num_hidden_layers": 8}
     write(tmp_path, given, random_weights(read(given), dtype=torch.bfloat16), num_files)
-    assert 0.9 < peak_ratio(tmp_path, world_size - 1, world_size) < 1.2
+    assert 0.9 < peak_ratio(tmp_path, world_size - 1, world_size) < 1.25
