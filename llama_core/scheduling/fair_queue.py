@@ -130,8 +130,8 @@ class WaitingQueue:
         self, owner: str, num_more: int, without: Collection[Sequence], *, by_tokens: bool
     ) -> list[Sequence]:
         """The last request of the owner with the most waiting sequences, or the most tokens of them, all its sequences: it may
-        give way to `num_more` of `owner`, which then has no more. [] if there is none that has not begun. without: sequences
-        that give way already."""
+        give way to `num_more` of `owner`, which then has no more. An owner whose requests have all begun is passed over. []
+        if there is none. without: sequences that give way already."""
         sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items() if one})
         for seq in self._begun:
             if seq.terms.owner and not seq.progress.has_begun:  # it waits for its adapter's place
@@ -139,14 +139,14 @@ class WaitingQueue:
         for seq in without:
             if seq not in self._begun:
                 sizes[seq.terms.owner] -= seq.length if by_tokens else 1
-        largest = max(sizes, key=lambda one: sizes[one], default="")
-        if not largest or sizes[largest] <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
-            return []
-        for priority in sorted(self._classes, reverse=True):
-            waiting = self._classes[priority].by_owner.get(largest, OrderedDict())
-            for seq in reversed(waiting):
-                if not seq.progress.has_begun and seq not in without:
-                    return [other for other in (*self._begun, *waiting) if other.progress is seq.progress]
+        for largest, size in sizes.most_common():
+            if size <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
+                break
+            for priority in sorted(self._classes, reverse=True):
+                waiting = self._classes[priority].by_owner.get(largest, OrderedDict())
+                for seq in reversed(waiting):
+                    if not seq.progress.has_begun and seq not in without:
+                        return [other for other in (*self._begun, *waiting) if other.progress is seq.progress]
         return []
 
     def tokens_behind(self, num_free: int, without: Collection[Sequence]) -> int:

@@ -118,3 +118,14 @@ def test_a_request_gives_way_although_its_owners_first_one_waits_for_an_adapters
     queue.add_first(first)
     for by_tokens in (False, True):
         assert queue.last_of_largest("new", 1, (), by_tokens=by_tokens) == [last]
+
+
+def test_an_owner_whose_requests_have_all_begun_does_not_keep_others_from_giving_way() -> None:
+    """Found by the simulation at seed 203472: many waited that another engine had begun."""
+    queue = WaitingQueue()
+    begun, flood = [seq("begun") for _ in range(5)], [seq("flood") for _ in range(3)]
+    for one in (*begun, *flood):
+        queue.add(one)
+    for one in begun:
+        one.progress.has_begun = True
+    assert queue.last_of_largest("new", 1, (), by_tokens=False) == [flood[-1]]
