@@ -96,8 +96,7 @@ class FusedTransformer:
         self.load(weights)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]]) -> None:
-        """Copy this rank's part of each weight into its tensor. Weights have Meta's names, and are in `dtype` or in groups. The
-        tensors exist from the start, so a graph may be captured before this call."""
+        """Copy this rank's part of each weight into its tensor. Weights have Meta's names, and are in `dtype` or in groups."""
         for name, weight in weights:
             tensor, first = self._tensors[self._specs[name].tensor], self._first_rows[name]
             if isinstance(tensor, TorchMatrix):

@@ -44,11 +44,12 @@ class GgufKeys(Fields):
                 values[name] = value[0] if name != _PATTERN else value
         super().__init__(values, f"{model.path}: {self.architecture}")
 
-    def family(self) -> Family:
+    def family(self, path: Path) -> Family:
         """Raises ConfigError for an unknown one, and for keys that change the model and that it does not read."""
         family = gguf_families().get(self.architecture) if isinstance(self.architecture, str) else None
         if family is None:
-            raise ConfigError(f"{self.source}: the architecture is not supported, only {', '.join(gguf_families())}")
+            known = ", ".join(gguf_families())
+            raise ConfigError(f"{path}: the architecture {shown(self.architecture)} is not supported, only {known}")
         for name, neutral in _NEUTRAL.items():
             value = self.given.get(name)
             if value is not None and name not in family.reads.values() and value not in neutral:
@@ -66,7 +67,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     """The architecture. vocab_size: the tokenizer's. Raises ConfigError that names the file and the key."""
     keys = GgufKeys(model)
-    family = keys.family()
+    family = keys.family(model.path)
     heads = keys.integer("attention.head_count")
     dim = keys.integer("embedding_length")
     head_dim = keys.integer("attention.key_length", dim // heads or 1)
@@ -85,14 +86,10 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     }
     fields = Fields(read, str(model.path))
     qkv_bias, out_bias, mlp_bias = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_output", "ffn_gate"))
-    said = Given(
-        rope,
-        _windows(keys, layers, needs_pattern="sliding_window_pattern" in family.defaults),
-        qkv_bias,
-        out_bias,
-        mlp_bias,
-        fields,
-    )
+    windows = _windows(keys, layers, needs_pattern="sliding_window_pattern" in family.defaults)
+    said = Given(rope, windows, qkv_bias, out_bias, mlp_bias, fields)
+    if (eps := keys.number("attention.layer_norm_rms_epsilon")) is None:
+        raise keys.fault("attention.layer_norm_rms_epsilon", "is missing")
     return ModelConfig(
         dim=dim,
         n_heads=heads,
@@ -101,7 +98,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         hidden_dim=keys.integer("feed_forward_length"),
         vocab_size=_vocab_size(model, vocab_size),
         layers=tuple(family.layer(said, i) for i in range(layers)),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon") or 0.0,  # refused
+        norm_eps=eps,
         tied_embeddings=_OUTPUT not in tensors,
         context_length=context,
         **{name: fields.number(stored) or 1.0 for name, stored in family.model.items()},

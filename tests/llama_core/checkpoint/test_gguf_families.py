@@ -14,6 +14,7 @@ from llama_core.errors import ConfigError
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
 from tests.support import families
+from tests.support.gguf_models import write_model
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE
 from tests.support.rank_weights import rank_weights
 
@@ -125,3 +126,20 @@ def test_a_part_of_a_head_is_rotated_in_no_other_family(tmp_path: Path) -> None:
     path.write_bytes(data[:at] + few + data[at + 4 :])
     with pytest.raises(ConfigError, match="must be the width 8 of a head"):
         _load(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "message"),
+    [
+        ("exaone4", {"attention.sliding_window": 8}, "sliding_window_pattern must be 2 truth values"),
+        ("exaone4", {"attention.layer_norm_rms_epsilon": []}, "layer_norm_rms_epsilon is missing"),
+        ("of\ntomorrow", {}, r"the architecture 'of\\ntomorrow' is not supported, only exaone4"),
+    ],
+)
+def test_what_a_family_needs_is_refused_by_name(
+    tmp_path: Path, architecture: str, keys: dict[str, object], message: str
+) -> None:
+    path = write_model(tmp_path, architecture, keys=keys)
+    with pytest.raises(ConfigError, match=message) as refused:
+        open_checkpoint(path).model_config(96)
+    assert str(path) in str(refused.value)
