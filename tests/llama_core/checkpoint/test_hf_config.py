@@ -35,6 +35,13 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_t
     assert config.windows == tuple(window if kind == "sliding_attention" else FULL_ATTENTION for kind in kinds)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_transformers_completes_is_read_alike(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert read(json.loads((tmp_path / "config.json").read_text())) == read(CONFIGS[name])
+
+
 @pytest.mark.parametrize(
     ("scaling", "context"),
     [
@@ -72,6 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
     ({"rope_scaling": {"rope_type": "ntk"}}, "rope type 'ntk' is not supported, only default, linear"),
     ({"rope_scaling": {"rope_type": "longrope"}}, "field 'short_factor' must be a list of at most 4 numbers"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 9}}, "a list of at most 4 numbers"),
     ({"model_type": "phi3", "partial_rotary_factor": 1e308}, "partial_rotary_factor other than 1"),
     ({"model_type": "phi3", "partial_rotary_factor": 0.4}, "3 of 8 values of a head are rotated"),
     ({"model_type": "smollm3", "no_rope_layers": [1, 2, 1]}, "a list of 0 or 1 for each layer"),
