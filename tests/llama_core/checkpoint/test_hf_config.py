@@ -79,7 +79,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
     ({"rope_scaling": {"rope_type": "ntk"}}, "rope type 'ntk' is not supported, only default, linear"),
     ({"rope_scaling": {"rope_type": "longrope"}}, "field 'short_factor' must be a list of at most 4 numbers"),
-    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 9}}, "a list of at most 4 numbers"),
+    (
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 9}},
+        "'short_factor' must be a list of at most 4 numbers",
+    ),
     ({"model_type": "phi3", "partial_rotary_factor": 1e308}, "partial_rotary_factor other than 1"),
     ({"model_type": "phi3", "partial_rotary_factor": 0.4}, "3 of 8 values of a head are rotated"),
     ({"model_type": "smollm3", "no_rope_layers": [1, 2, 1]}, "a list of 0 or 1 for each layer"),
