@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from deployments.args import ServerArgs
-from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config
+from deployments.local.config_file import IMPORT_PATH
+from deployments.local.model_argument import read_argument
 from llama_core.errors import ConfigError, LlamaError
 from llama_core.sizes import format_bytes
 
@@ -28,9 +28,9 @@ GPU_BYTES: Final = {name: mib * 2**20 for name, mib in _MIB.items()}
 _CONTEXT_BYTES: Final = 600 * 2**20
 
 
-def run(ckpt: Path, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) -> int:
-    """Print the estimate. Returns the exit status. ckpt: a checkpoint, or a configuration file, whose arguments count where
-    `given` has none."""
+def run(ckpt: str, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) -> int:
+    """Print the estimate. Returns the exit status. ckpt: a model, or a configuration file, whose arguments count where `given`
+    has none."""
     try:
         estimate, context = make(server_args(ckpt, given), on_gpu=gpu is not None)
         grid = _grid(estimate, context)
@@ -47,17 +47,12 @@ def run(ckpt: Path, given: Mapping[str, Any], gpu: str | None, *, as_json: bool)
     return 0
 
 
-def server_args(ckpt: Path, given: Mapping[str, Any]) -> ServerArgs:
-    """The server's arguments for a checkpoint, or those of a configuration file, overridden by `given`. Raises ConfigError."""
-    content: dict[str, Any] = {"applications": [{"import_path": IMPORT_PATH, "args": {"ckpt_dir": str(ckpt)}}]}
-    if ckpt.suffix in (".yaml", ".yml"):
-        content = read_config(ckpt, ()).content
-    application = content["applications"][0]
-    application["args"] = {**(application.get("args") or {}), **given}
-    args = ConfigFile(ckpt, content).server_args
+def server_args(ckpt: str, given: Mapping[str, Any]) -> ServerArgs:
+    """The server's arguments for a model, or those of a configuration file, overridden by `given`. Raises LlamaError."""
+    args = read_argument(ckpt, ()).with_args(given).server_args
     if args is None:
         raise ConfigError(f"{ckpt}: its first application is not {IMPORT_PATH}")
-    return args
+    return args.pinned()
 
 
 def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", int | None]:
@@ -73,6 +68,7 @@ def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", i
     num_ranks = args.model_parallel_size or num_shards
     args = args.model_copy(update={"model_parallel_size": num_ranks})
     config = args.engine_config(model.vocab_size, context_length=model.context_length)
+    config = replace(config, ckpt_dir=str(args.checkpoint))
     device = torch.device("cuda") if on_gpu or args.device == "cuda" else None
     return estimate_memory(config, num_ranks, device), model.context_length
 
@@ -85,6 +81,7 @@ def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[s
         "backend": estimate.backend,
         "device": str(estimate.device),
         "format": str(estimate.plan),
+        "expansion": estimate.expansion,
         "max_seq_len": config.max_seq_len,
         "max_batch_size": config.max_batch_size,
         "ranks": [{**asdict(one), "total": one.total} for one in estimate.ranks],
@@ -129,6 +126,8 @@ def _show(estimate: "MemoryEstimate", grid: Sequence[tuple[int, int, int]], on_g
         highlight=False,
         markup=False,
     )
+    if estimate.expansion:
+        console.print(f"{estimate.expansion}.", highlight=False)
     table = Table(
         title=f"Memory of each rank: max_seq_len {config.max_seq_len:,}, max_batch_size {config.max_batch_size}"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.args import NUMERIC, SAME, EngineArgs, resolve
+from deployments.args import NUMERIC, SAME, EngineArgs, remote, resolve
 from deployments.fleet.cluster import Cluster
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
@@ -43,12 +43,18 @@ class Successor:
 
     def _is_equal(self, args: EngineArgs) -> bool:
         resolved = {"device": self._args.device, "model_parallel_size": args.num_ranks()}  # as `build_engine` does
-        args = args.model_copy(update=resolved)
+        args = args.pinned().model_copy(update=resolved)
         is_same = all(args.marked(mark) == self._args.marked(mark) for mark in (NUMERIC, SAME))
         return is_same and _identity(args) == self._identity and code_version() == self._code
 
 
 def _identity(args: EngineArgs) -> int:
-    adapters = [resolve(folder) / name for folder in args.lora_adapters.values() for name in (CONFIG, WEIGHTS)]
-    template = [Path(args.chat_template).expanduser()] if args.chat_template else template_files(args.checkpoint)
-    return identity([*open_checkpoint(args.checkpoint).files, *tokenizer_files(args.tokenizer), *template, *adapters])
+    """Of the files on this machine: the name of a remote model says its revision."""
+    folders = (folder for folder in args.lora_adapters.values() if not remote(folder))
+    adapters = [resolve(folder) / name for folder in folders for name in (CONFIG, WEIGHTS)]
+    checkpoint: list[Path] = [] if remote(args.ckpt_dir) else [*open_checkpoint(args.checkpoint).files]
+    tokenizer = [] if remote(args.tokenizer_path or args.ckpt_dir) else tokenizer_files(args.tokenizer)
+    template = [Path(args.chat_template).expanduser()] if args.chat_template else []
+    if not template and checkpoint:
+        template = template_files(args.checkpoint)
+    return identity([*checkpoint, *tokenizer, *template, *adapters])

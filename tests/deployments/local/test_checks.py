@@ -246,10 +246,10 @@ def test_what_cannot_be_served_ends_up_and_its_check_with_one_line(
     """Status 2 for what is wrong with the setting itself, 1 for what is found with its help."""
     listener = socket.create_server(("127.0.0.1", 0))
     setting, says = (text.replace("TAKEN", str(listener.getsockname()[1])) for text in (setting, says))
-    assert up.serve_file(config, [setting]) == status
+    assert up.serve(str(config), [setting]) == status
     shown = capfd.readouterr().err
     assert shown.startswith(says) and shown.count("\n") == 1
-    assert up.check_file(config, [setting]) == status
+    assert up.check(str(config), [setting]) == status
     assert says in "".join(capfd.readouterr())
     listener.close()
 
@@ -272,7 +272,7 @@ def test_up_leaves_files_and_placement_on_another_cluster_to_its_nodes(
         monkeypatch.setenv("RAY_ADDRESS", address)
     assert (joined_cluster() is None) is not starts
     with pytest.raises(SystemExit, match="1"):
-        sys.exit(up.serve_file(config, ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True))
+        sys.exit(up.serve(str(config), ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True))
     assert bool(begun) is starts
 
 
