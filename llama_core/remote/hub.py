@@ -144,8 +144,10 @@ def _cached(name: RemoteName) -> str:
 def _similar(name: RemoteName) -> str:
     """Names that were probably meant; "" where there are none, or the hub does not tell."""
     with suppress(Exception):
-        words = name.path.rpartition("/")[2]
-        found = [each.id for each in huggingface_hub.HfApi().list_models(search=words, limit=_SEARCHED)]
-        if near := difflib.get_close_matches(name.path, found, n=3, cutoff=0.5):
+        author, _, words = name.path.partition("/")
+        api = huggingface_hub.HfApi()
+        lists = (api.list_models(author=author, limit=_SEARCHED), api.list_models(search=words, limit=_SEARCHED))
+        found = {each.id for models in lists for each in models}
+        if near := difflib.get_close_matches(name.path, found):
             return f" (did you mean {' or '.join(near)}?)"
     return ""

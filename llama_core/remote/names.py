@@ -8,6 +8,7 @@
 A pinned name has the commit of a hub's repository, or after "#" the digest of what a store has listed.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +50,12 @@ class RemoteName:
         """The last part, without what every such name has."""
         last = self.path.rpartition("/")[2]
         return last.removesuffix(".gguf").removesuffix("-GGUF")
+
+    @property
+    def file_name(self) -> str:
+        """Another one for every name."""
+        plain = re.sub(r"[^\w.-]+", "--", self.path)
+        return f"{plain[-100:]}-{hashlib.sha256(str(self).encode()).hexdigest()[:12]}"
 
     def pinned(self, revision: str) -> "RemoteName":
         return replace(self, revision=revision)

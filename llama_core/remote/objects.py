@@ -33,9 +33,8 @@ class ObjectStore:
 
     def listed(self, name: RemoteName) -> tuple[str, Sequence[RemoteFile]]:
         with _explained(name):
-            entries = _entries(name)
-        if not entries:
-            raise FetchError(f"{name}: there is nothing", param="ckpt_dir")
+            if not (entries := _entries(name)):
+                raise FileNotFoundError
         files = [RemoteFile(own, size) for own, (size, _) in sorted(entries.items())]
         revision = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()[:16]
         if name.revision not in ("", revision):
@@ -52,7 +51,7 @@ class ObjectStore:
             return _read(name, file, begin, end)
 
     def folder(self, name: RemoteName) -> Path:
-        return cache_dir() / "objects" / hashlib.sha256(str(name).encode()).hexdigest()[:32]
+        return cache_dir() / "objects" / name.file_name
 
     def unfinished(self, name: RemoteName) -> Iterator[Path]:
         return self.folder(name).glob(f"*{_UNFINISHED}")
@@ -79,7 +78,7 @@ def _fetch(name: RemoteName, file: RemoteFile, target: Path) -> None:
 def _read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
     for tries_left in reversed(range(_NUM_TRIES)):
         try:
-            content: bytes = _file_system(name).cat_file(_url(name, file), begin, end)
+            content: bytes = _file_system(name).cat_file(_url(name, file), start=begin, end=end)
             break
         except FileNotFoundError:
             raise
@@ -96,6 +95,7 @@ def _read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
 def _entries(name: RemoteName) -> dict[str, tuple[int, str]]:
     """Size and ETag of each file, by its name."""
     file_system = _file_system(name)
+    file_system.invalidate_cache()
     if name.path.endswith(SUFFIX):
         found = {name.url: file_system.info(name.url)}
     elif name.scheme in _PACKAGES:
@@ -106,7 +106,7 @@ def _entries(name: RemoteName) -> dict[str, tuple[int, str]]:
     for url, info in found.items():
         if info.get("size") is None:
             raise FetchError(f"{url}: the server does not tell its size")
-        entries[url.rpartition("/")[2]] = int(info["size"]), str(info.get("ETag") or info.get("etag") or "")
+        entries[url.rpartition("/")[2]] = int(info["size"]), str(info.get("ETag") or "")
     return entries
 
 

@@ -4,7 +4,6 @@ A record of what was pinned is kept beside the cache, so that a later start need
 """
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -154,7 +153,7 @@ def outline(model: RemoteModel) -> Path:
     is a hole. Readers of headers find in it what they need. Raises FetchError."""
     if (path := local_path(model)) is not None:
         return path
-    folder = cache_dir() / "outlines" / _key(str(model.name))
+    folder = cache_dir() / "outlines" / model.name.file_name
     if not all((folder / file.name).exists() for file in model.files):
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +200,7 @@ def _write_gguf_head(target: Path, size: int, read: Callable[[int, int], bytes])
         _write_at(target, done, read(done, end))
         done, wanted = end, 2 * wanted
         with suppress(CheckpointError):  # it ends in the hole
-            if all(tensor.offset <= done for tensor in GgufFile(target).tensors.values()):
+            if min((tensor.offset for tensor in GgufFile(target).tensors.values()), default=size) <= done:
                 return
 
 
@@ -241,7 +240,7 @@ def _watching(model: RemoteModel, on_progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def _lock(name: RemoteName) -> Iterator[None]:
-    path = cache_dir() / "locks" / _key(str(name))
+    path = cache_dir() / "locks" / name.file_name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -282,12 +281,8 @@ def _kind(model: RemoteModel) -> Kind:
     return "model" if any(name.endswith(_WEIGHTS) for name in names) else "tokenizer"
 
 
-def _key(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def _record_path(name: RemoteName, kind: Kind) -> Path:
-    return cache_dir() / "remote" / f"{_key(f'{kind} {name}')}.json"
+    return cache_dir() / "remote" / f"{name.file_name}.{kind}.json"
 
 
 def _recorded(name: RemoteName, kind: Kind) -> RemoteModel | None:
