@@ -215,8 +215,9 @@ def test_what_cannot_be_had_is_told_with_its_remedy(hub: FakeHub, text: str, wor
 def test_a_token_opens_private_and_gated_models(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.tokens = {"owner"}
     monkeypatch.setenv("HF_TOKEN", "owner")
-    for name, access in (("private", {"private": True}), ("gated", {"gated": True})):
-        hub.add(f"lab/{name}", {"config.json": b"{}", WEIGHTS: b"12345678"}, **access)
+    for name in ("private", "gated"):
+        files = {"config.json": b"{}", WEIGHTS: b"12345678"}
+        hub.add(f"lab/{name}", files, private=name == "private", gated=name == "gated")
         assert (fetched(f"lab/{name}") / WEIGHTS).read_bytes() == b"12345678"
 
 
@@ -235,7 +236,9 @@ def test_a_full_disk_is_told_before_the_download(hub: FakeHub, monkeypatch: pyte
     hub.add(REPO, big())
     free = shutil.disk_usage("/")._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(FetchError, match=r"needs 30\.0 MB more in .*, where 1\.0 MB are free: make room, or set HF_HOME"):
+    with pytest.raises(
+        FetchError, match=r"needs 30\.0 MB more in .*, where 1\.0 MB are free: make room, or set HF_HOME"
+    ):
         fetched(REPO)
     assert WEIGHTS not in hub.bytes_served
 
