@@ -136,7 +136,6 @@ class Supervisor:
             self.info = await self._start_group(None)
         except DamagedDownload as error:
             log.warning("%s", error.message)
-            self.epoch += 1
             self.info = await self._start_group(None)
         self._first_start_s = time.monotonic() - began
         self._num_blocks = self.info.num_blocks

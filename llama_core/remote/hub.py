@@ -22,6 +22,8 @@ _SHOWN: Final = 8
 _SEARCHED: Final = 50
 _HTTP_LIBRARIES: Final = ("httpx", "httpx2", "requests", "urllib3")  # that versions of huggingface_hub use
 
+constants.HF_HUB_DISABLE_TELEMETRY = True  # else each process first asks the hub what it knows of its environment
+
 
 class HubStore:
     """Implements `llama_core.remote.store.Store`."""
@@ -63,7 +65,10 @@ class HubStore:
             answer = get_session().get(url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S)
             hf_raise_for_status(answer)
         content: bytes = answer.content
-        return content if answer.status_code == 206 else content[begin:end]
+        content = content if answer.status_code == 206 else content[begin:end]
+        if len(content) != end - begin:
+            raise FetchError(f"{name}: {url} sends {len(content)} bytes where {end - begin} were asked for")
+        return content
 
     def folder(self, name: RemoteName) -> Path:
         return _folder(name) / "snapshots" / name.revision

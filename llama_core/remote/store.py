@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -34,6 +35,7 @@ _WEIGHTS: Final = (".safetensors", SUFFIX)
 _MAX_SAFETENSORS_HEADER: Final = 16 * 2**20
 _FIRST_GGUF_READ, _MAX_GGUF_HEADER = 2 * 2**20, 2**28
 _LOOK_EVERY_S: Final = 1.0
+_LEFT_AFTER_S: Final = 600.0  # without a byte
 _FREE_BYTES: Final = 64 * 2**20  # that a download leaves
 
 
@@ -119,6 +121,7 @@ def fetch(model: RemoteModel, on_progress: Progress = lambda done, total: None) 
     with _watching(model, on_progress), _lock(model.name):
         path = local_path(model)
         if path is None:
+            _remove_leftovers(model)
             check_disk(model)
             log.info("fetching %s, %s", model.name, format_bytes(model.size))
             store_of(model.name).fetch(model, model.files)
@@ -135,17 +138,24 @@ def check_downloads(model: RemoteModel, digests: Mapping[str, str] | None = None
     folder = store_of(model.name).folder(model.name)
     for file in model.files:
         path = folder / file.name
-        if not file.sha256 or not path.exists():
+        found = _sha256(path) if digests is None else digests.get(path.name, file.sha256)
+        if file.sha256 in ("", found):
             continue
-        found = sha256_of(path) if digests is None else digests.get(path.name, file.sha256)
-        if found != file.sha256:
-            path.resolve().unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            raise DamagedDownload(
-                f"{model.name}: {file.name} was damaged: its SHA-256 is {found}, the hub publishes {file.sha256}; the file "
-                "is removed, and downloaded again at the next start",
-                param="ckpt_dir",
-            )
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise DamagedDownload(
+            f"{model.name}: {file.name} was damaged: its SHA-256 is {found}, the hub publishes {file.sha256}; the file is "
+            "removed, and downloaded again at the next start",
+            param="ckpt_dir",
+        )
+
+
+def _sha256(path: Path) -> str:
+    """Of a file that another rank of this node may have removed."""
+    try:
+        return sha256_of(path)
+    except CheckpointError:
+        return "absent"
 
 
 def outline(model: RemoteModel) -> Path:
@@ -210,14 +220,23 @@ def _write_at(target: Path, at: int, content: bytes) -> None:
         opened.write(content)
 
 
-def _bytes_here(model: RemoteModel) -> int:
+def _bytes_here(model: RemoteModel, *, with_unfinished: bool) -> int:
     store = store_of(model.name)
-    paths = [*(store.folder(model.name) / file.name for file in model.files), *store.unfinished(model.name)]
+    paths = [store.folder(model.name) / file.name for file in model.files]
     sizes = 0
-    for path in paths:
+    for path in [*paths, *(store.unfinished(model.name) if with_unfinished else ())]:
         with suppress(OSError):
             sizes += path.stat().st_size
     return min(sizes, model.size)
+
+
+def _remove_leftovers(model: RemoteModel) -> None:
+    """Of downloads that were killed, with which huggingface_hub does not go on. Another program may be writing newer ones."""
+    if model.name.scheme == HUB:
+        for path in store_of(model.name).unfinished(model.name):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFT_AFTER_S:
+                    path.unlink()
 
 
 @contextmanager
@@ -227,7 +246,7 @@ def _watching(model: RemoteModel, on_progress: Progress) -> Iterator[None]:
 
     def watch() -> None:
         while not has_ended.wait(_LOOK_EVERY_S):
-            on_progress(_bytes_here(model), model.size)
+            on_progress(_bytes_here(model, with_unfinished=True), model.size)
 
     thread = threading.Thread(target=watch, daemon=True, name="fetch-progress")
     thread.start()
@@ -251,7 +270,7 @@ def check_disk(model: RemoteModel) -> int:
     """The bytes that are missing here. Raises FetchError where they do not fit."""
     folder = store_of(model.name).folder(model.name)
     place = next(each for each in (folder, *folder.parents) if each.exists())
-    missing = model.size - _bytes_here(model)
+    missing = model.size - _bytes_here(model, with_unfinished=model.name.scheme != HUB)
     free = shutil.disk_usage(place).free
     if free < missing + _FREE_BYTES:
         variable = "HF_HOME" if model.name.scheme == HUB else "LLAMA_CACHE_DIR"

@@ -93,8 +93,8 @@ class FakeHub:
         self._cuts: defaultdict[str, list[int]] = defaultdict(list)
         self._damages: Counter[str] = Counter()
         self.lock = threading.Lock()
-        self.ports = [port, 0]  # of the hub and of its CDN
-        self._servers: list[_Server] = []
+        self.port = port
+        self._server: _Server | None = None
 
     def __enter__(self) -> "FakeHub":
         self.down = False
@@ -110,24 +110,22 @@ class FakeHub:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.ports[0]}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def down(self) -> bool:
         """While true, connections are refused, and bodies on their way end."""
-        return not self._servers
+        return self._server is None
 
     @down.setter
     def down(self, down: bool) -> None:
-        servers, self._servers = self._servers, []
-        for server in servers:
-            server.shutdown()
-            server.server_close()
-        if not down:
-            self._servers = [_Server(self, port) for port in self.ports]
-            self.ports = [server.server_port for server in self._servers]
-            for server in self._servers:
-                threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        if self._server:
+            self._server.shutdown()
+            self._server.server_close()
+        self._server = None if down else _Server(self, self.port)
+        if self._server:
+            self.port = self._server.server_port
+            threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def add(self, repo: str, files: Files, *, gated: bool = False, private: bool = False, branch: str = "main") -> str:
         """The hash of a commit that has these files alone, the new head of `branch`. A tag is a branch that stays."""
@@ -149,7 +147,8 @@ class FakeHub:
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables of a process that uses this hub, without a token and with a cache of its own."""
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_TOKEN": ""}
+        folders = {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
+        return folders | {"HF_ENDPOINT": self.url, "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def fault(self, name: str) -> tuple[float, bool]:
         """Of the next body: after how many bytes it is cut, and whether it is damaged."""
@@ -169,8 +168,8 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, hub: FakeHub, port: int) -> None:
-        self.hub = hub
         super().__init__(("127.0.0.1", port), _Handler)
+        self.hub = hub
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -236,14 +235,14 @@ class _Handler(BaseHTTPRequestHandler):
         return found
 
     def _resolve(self, repo: _Repository, revision: str, path: str) -> None:
-        """Files of git come from here. Those of LFS come from another origin, to which the client sends no token."""
+        """Files of git come from here. Those of LFS come from a host of another name, to which the client sends no token."""
         sha = repo.sha(revision)
         if (file := repo.commits[sha].get(path)) is None:
             raise _Refused(404, "EntryNotFound", "Entry not found", **{"X-Repo-Commit": sha})
         if not file.lfs:
             return self._send_file(file, {"X-Repo-Commit": sha, "ETag": f'"{file.blob_id}"'})
         linked = {"X-Linked-ETag": f'"{file.lfs["lfs"]["sha256"]}"', "X-Linked-Size": str(file.size)}
-        location = f"http://127.0.0.1:{self.server.hub.ports[1]}/cdn/{repo.name}/{sha}/{quote(path)}"
+        location = f"http://localhost:{self.server.hub.port}/cdn/{repo.name}/{sha}/{quote(path)}"
         self._send_head(302, 0, {"X-Repo-Commit": sha, "Location": location} | linked)
 
     def _send_file(self, file: _File, headers: dict[str, str]) -> None:

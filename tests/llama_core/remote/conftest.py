@@ -18,6 +18,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
             "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
             "HF_HUB_CACHE": str(tmp_path / "hub"),
             "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_HUB_DISABLE_TELEMETRY": True,  # which asks the hub about agents, once in each process
         }.items():
             monkeypatch.setattr(constants, name, value)
         HfFileSystem.clear_instance_cache()  # an earlier hub may have had the same port
