@@ -9,6 +9,7 @@ from typing import Any, Final
 from deployments.args import PROJECT_ROOT, EngineArgs, remote, resolve
 from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config, with_overrides
 from llama_core.errors import ConfigError
+from llama_core.remote.names import remote_name
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 USAGE: Final = (
@@ -35,6 +36,13 @@ def fault_of_argument(argument: str) -> str | None:
     if any(map(os.path.exists, places)) or remote(argument) is not None:
         return None
     return f"{argument!r} does not exist, and is not a model's name of the form org/name"
+
+
+def shadowed(argument: str) -> str | None:
+    """Says so where a folder here has the form of a hub's name."""
+    if is_config(argument) or remote(argument) is not None or remote_name(f"hf://{argument}") is None:
+        return None
+    return f"{argument} is a folder here, which is served; hf://{argument} is the hub's model"
 
 
 def read_argument(argument: str, overrides: Sequence[str]) -> ConfigFile:

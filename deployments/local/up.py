@@ -29,7 +29,7 @@ from deployments.local.checks import (
 from deployments.local.config_file import ConfigFile, claim_port
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
-from deployments.local.model_argument import fewest_ranks, read_argument
+from deployments.local.model_argument import fewest_ranks, read_argument, shadowed
 from deployments.local.private_files import PARENT, keep_files_private, token_variables
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
@@ -45,6 +45,8 @@ def serve(argument: str, overrides: Sequence[str], *, verbose: bool = False, rep
     overrides: "key=value" arguments of the application. verbose: leave the lines of Ray, Serve and HAProxy on the terminal.
     replaces: end what Serve runs on the cluster that RAY_ADDRESS names.
     """
+    if (told := shadowed(argument)) is not None:
+        print(told, file=sys.stderr)
     try:
         config = prepared(read_argument(argument, overrides))
         claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
