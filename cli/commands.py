@@ -181,6 +181,13 @@ def chat(
     sys.exit(run(server or url, api_key, model, question, system, **sampling))
 
 
+def _checkpoint(argument: str) -> Path:
+    """Refuses KEY=VALUE. The server's arguments say where other names lead, and whether something is there."""
+    if is_setting(argument):
+        raise typer.BadParameter(f"{argument!r} is a setting")
+    return Path(argument)
+
+
 def _checked_gpu(name: str | None) -> str | None:
     from cli.estimate import GPU_BYTES
 
@@ -196,7 +203,7 @@ def estimate(
         typer.Argument(
             metavar="CKPT",
             help="A folder in Hugging Face's or Meta's format, a GGUF file, or Serve's configuration file (.yaml).",
-            exists=True,
+            parser=_checkpoint,
             envvar="LLAMA_CKPT_DIR",
         ),
     ],

@@ -33,7 +33,7 @@ from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, fin
 from llama_core.text.tools.tool_format import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.tool_format import TOOL_FORMAT_NAMES
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
+DEMO: Final = Path(__file__).resolve().with_name("demo")
 
 
 def _whole_number(value: object) -> object:
@@ -389,8 +389,6 @@ def _digests_from_environment(variable: str) -> tuple[str, ...] | None:
 
 
 def resolve(path: str) -> Path:
-    """A relative path is resolved in the working directory, then in the project, where the demo model is."""
+    """A relative path is resolved in the working directory. Where that has no `demo`, it is the demo model of this package."""
     here = Path(path).expanduser()
-    if here.is_absolute() or here.exists() or not (PROJECT_ROOT / here).exists():
-        return here.absolute()
-    return PROJECT_ROOT / here
+    return DEMO if path == "demo" and not here.exists() else here.absolute()
