@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,8 +13,9 @@ import pytest
 import yaml
 
 from benchmarks.harness.programs import free_port
+from tests.programs.empty_environment import commands
 from tests.support import http
-from tests.support.programs import environment
+from tests.support.programs import REPOSITORY, environment
 from tests.support.rooms import PRODUCT
 from tests.support.server import CHAT, served
 from tests.support.wheels import built_wheel, tracked_files
@@ -48,6 +50,12 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel: Path) -> N
     expected = {name for name in tracked_files() if name.split("/")[0] in PRODUCT}
     found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert found == expected and "deployments/demo/consolidated.00.pth" in found
+
+
+def test_the_readme_installs_this_wheel_and_the_torch_of_the_tests(wheel: Path) -> None:
+    install, _ = commands()
+    (torch,) = re.findall("^torch==.*", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
+    assert install.split()[2:4] == [f"{torch}+cpu", wheel.name]
 
 
 def test_the_installed_command_has_its_files_in_any_folder(
