@@ -29,14 +29,14 @@ from llama_core.log_lines import LogFormat
 from llama_core.model.config import ModelConfig
 from llama_core.model.weight_formats import Quantization
 from llama_core.remote.model_files import Kind, RemoteModel
-from llama_core.remote.names import RemoteName, remote_name
+from llama_core.remote.names import remote_name
 from llama_core.remote.store import fetch, outline, pin
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.tool_format import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.tool_format import TOOL_FORMAT_NAMES
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
+DEMO: Final = Path(__file__).resolve().with_name("demo")
 
 
 def _whole_number(value: object) -> object:
@@ -314,7 +314,7 @@ class EngineArgs(Args):
         """Remote models among the arguments. Raises FetchError."""
         kinds: list[tuple[str | None, Kind]] = [(self.ckpt_dir, "model"), (self.tokenizer_path, "tokenizer")]
         kinds += [(at, "adapter") for at in self.lora_adapters.values()]
-        names = ((remote(path), kind) for path, kind in kinds if path is not None)
+        names = ((remote_name(path), kind) for path, kind in kinds if path is not None)
         return tuple(pin(name, kind) for name, kind in names if name is not None)
 
     def marked(self, mark: str, but: str = "") -> dict[str, Any]:
@@ -340,7 +340,7 @@ class EngineArgs(Args):
             raise ConfigError.of("lora_adapters", f"{self.model_id!r} is the base's model_id")
         return {
             name: replace(
-                self._open_adapter(found(at, "adapter"), model), folder=at if remote(at) else str(resolve(at))
+                self._open_adapter(found(at, "adapter"), model), folder=at if remote_name(at) else str(resolve(at))
             )
             for name, at in self.lora_adapters.items()
         }
@@ -365,7 +365,7 @@ class EngineArgs(Args):
     def _open_adapter(self, folder: Path, model: ModelConfig) -> Adapter:
         adapter = open_adapter(folder, model, self.max_lora_rank)
         # One model has many names and paths, so another one is no proof of another base.
-        of_hub = remote(self.ckpt_dir)
+        of_hub = remote_name(self.ckpt_dir)
         path = of_hub.path if of_hub is not None else self.ckpt_dir
         name, own = Path(adapter.base).name, (self.model_id, Path(path).stem, Path(path).name)
         if name and name.lower() not in map(str.lower, own):
@@ -387,7 +387,7 @@ class EngineArgs(Args):
         return EngineConfig(
             **same
             | {
-                "ckpt_dir": self.ckpt_dir if remote(self.ckpt_dir) else str(self.checkpoint),
+                "ckpt_dir": self.ckpt_dir if remote_name(self.ckpt_dir) else str(self.checkpoint),
                 "vocab_size": vocab_size,
                 "max_seq_len": self.max_seq_len or context_length or UNKNOWN_CONTEXT,
                 "lowers_max_seq_len": self.max_seq_len is None,
@@ -397,7 +397,7 @@ class EngineArgs(Args):
                 "max_loras": self.max_loras if self.lora_adapters or self.lora_root else 0,
                 "wants_digest": True,
                 "tokenizer_path": given
-                if remote(given := self.tokenizer_path or self.ckpt_dir)
+                if remote_name(given := self.tokenizer_path or self.ckpt_dir)
                 else str(self.tokenizer),
                 "stop_ids": tuple(sorted(stop_ids)),
             }
@@ -422,27 +422,19 @@ def _digests_from_environment(variable: str) -> tuple[str, ...] | None:
 
 
 def resolve(path: str) -> Path:
-    """A relative path is resolved in the working directory, then in the project, where the demo model is."""
+    """A relative path is resolved in the working directory. Where that has no `demo`, it is the demo model of this package."""
     here = Path(path).expanduser()
-    if here.is_absolute() or here.exists() or not (PROJECT_ROOT / here).exists():
-        return here.absolute()
-    return PROJECT_ROOT / here
+    return DEMO if path == "demo" and not here.exists() else here.absolute()
 
 
 def found(path: str, kind: Kind = "model") -> Path:
     """As `resolve`; of a remote model an outline, which needs no weights, of a remote adapter all files. Raises FetchError."""
-    if (name := remote(path)) is None:
+    if (name := remote_name(path)) is None:
         return resolve(path)
     model = pin(name, kind)
     return fetch(model) if kind == "adapter" else outline(model)
 
 
-def remote(path: str) -> RemoteName | None:
-    """None for a path of this machine, in the working directory or in the project."""
-    name = remote_name(path)
-    return name if name is None or "://" in path or not (PROJECT_ROOT / path).exists() else None
-
-
 def _pinned(path: str, kind: Kind) -> str:
-    name = remote(path)
+    name = remote_name(path)
     return path if name is None else str(pin(name, kind).name)

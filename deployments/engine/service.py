@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.stragglers import StepWindow
-from deployments.args import NUMERIC, RESOLVED, EngineArgs, remote
+from deployments.args import NUMERIC, RESOLVED, EngineArgs
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import (
@@ -33,6 +33,7 @@ from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
+from llama_core.remote.names import remote_name
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -297,7 +298,7 @@ class LlamaService:
             chat_format=self.text.chat_format.name,
             tool_format=self.text.answer_format.tool_format.name,
             sampling_defaults=self.sampling_defaults,
-            checkpoint=self.args.ckpt_dir if remote(self.args.ckpt_dir) else "",
+            checkpoint=self.args.ckpt_dir if remote_name(self.args.ckpt_dir) else "",
             detail=readiness.detail,
             engines=(EngineSummary(self.engine_id, self.model_id, node, phase, num_requests, running, waiting),),
         )

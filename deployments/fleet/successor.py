@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.args import NUMERIC, SAME, EngineArgs, remote, resolve
+from deployments.args import NUMERIC, SAME, EngineArgs, resolve
 from deployments.fleet.cluster import Cluster
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
 from llama_core.files.code import code_version
 from llama_core.files.digest import identity
+from llama_core.remote.names import remote_name
 from llama_core.text.registry import tokenizer_files
 from llama_core.text.template.files import template_files
 
@@ -50,10 +51,10 @@ class Successor:
 
 def _identity(args: EngineArgs) -> int:
     """Of the files on this machine: the name of a remote model says its revision."""
-    folders = (folder for folder in args.lora_adapters.values() if not remote(folder))
+    folders = (folder for folder in args.lora_adapters.values() if not remote_name(folder))
     adapters = [resolve(folder) / name for folder in folders for name in (CONFIG, WEIGHTS)]
-    checkpoint: list[Path] = [] if remote(args.ckpt_dir) else [*open_checkpoint(args.checkpoint).files]
-    tokenizer = [] if remote(args.tokenizer_path or args.ckpt_dir) else tokenizer_files(args.tokenizer)
+    checkpoint: list[Path] = [] if remote_name(args.ckpt_dir) else [*open_checkpoint(args.checkpoint).files]
+    tokenizer = [] if remote_name(args.tokenizer_path or args.ckpt_dir) else tokenizer_files(args.tokenizer)
     template = [Path(args.chat_template).expanduser()] if args.chat_template else []
     if not template and checkpoint:
         template = template_files(args.checkpoint)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deployments.args import PROJECT_ROOT, EngineArgs, remote, resolve
+from deployments.args import EngineArgs, resolve
 from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config, with_overrides
 from llama_core.errors import ConfigError
 from llama_core.remote.names import remote_name
@@ -32,15 +32,14 @@ def fault_of_argument(argument: str) -> str | None:
     if is_config(argument):
         return None if os.path.isfile(argument) else f"file {argument!r} does not exist"
     # Unlike Path.exists, os.path.exists raises nothing for a name that is too long.
-    places = os.path.expanduser(argument), os.path.join(PROJECT_ROOT, argument)
-    if any(map(os.path.exists, places)) or remote(argument) is not None:
+    if os.path.exists(resolve(argument)) or remote_name(argument) is not None:
         return None
     return f"{argument!r} does not exist, and is not a model's name of the form org/name"
 
 
 def shadowed(argument: str) -> str | None:
     """Says so where a folder here has the form of a hub's name."""
-    if is_config(argument) or remote(argument) is not None or remote_name(f"hf://{argument}") is None:
+    if is_config(argument) or remote_name(argument) is not None or remote_name(f"hf://{argument}") is None:
         return None
     return f"{argument} is a folder here, which is served; hf://{argument} is the hub's model"
 
@@ -49,7 +48,7 @@ def read_argument(argument: str, overrides: Sequence[str]) -> ConfigFile:
     """Raises what `read_config` raises."""
     if is_config(argument):
         return read_config(Path(argument), overrides)
-    name = remote(argument)
+    name = remote_name(argument)
     model_id = name.model_id if name is not None else resolve(argument).resolve().name.removesuffix(".gguf")
     application = {"name": "llama", "route_prefix": "/", "import_path": IMPORT_PATH}
     content: dict[str, Any] = {

@@ -66,7 +66,7 @@ def remote_name(text: str) -> RemoteName | None:
     if (match := _URL.fullmatch(text)) is not None:
         return RemoteName(match["scheme"], match["path"], match["revision"] or "")
     match = _HUB_NAME.fullmatch(text)
-    if match is None or (not match["scheme"] and _exists(text)):
+    if match is None or (not match["scheme"] and (match["path"].endswith(".gguf") or _exists(text))):
         return None
     return RemoteName(HUB, match["path"], match["revision"] or "", match["part"] or "")
 

@@ -17,7 +17,7 @@ import yaml
 from ray import serve
 
 from benchmarks.harness.programs import free_port
-from deployments.args import PROJECT_ROOT
+from deployments.args import DEMO
 from deployments.local import checks, process_tag, up
 from deployments.local.checks import Finding, examine, exit_status, joined_cluster
 from deployments.local.config_file import ConfigFile, read_config
@@ -109,7 +109,7 @@ def test_a_missing_or_damaged_file_is_named_with_its_remedy_by_up_and_by_its_che
 def test_a_file_that_this_user_may_not_read_is_named(name: str) -> None:
     with tempfile.TemporaryDirectory() as directory:  # not below pytest's folder, which is closed to other users
         Path(directory).chmod(0o755)
-        model = Path(shutil.copytree(PROJECT_ROOT / "demo", Path(directory) / "model"))
+        model = Path(shutil.copytree(DEMO, Path(directory) / "model"))
         application = {"import_path": "deployments.app:build_app", "args": {"ckpt_dir": str(model)}}
         config = ConfigFile(Path(), {"http_options": {"port": free_port()}, "applications": [application]})
         assert exit_status(list(examine(config, None, reads_files=False))) == 0  # imports the formats

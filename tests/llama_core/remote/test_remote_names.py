@@ -31,7 +31,8 @@ def test_names_are_read(text: str, scheme: str, path: str, revision: str, part: 
 
 
 @pytest.mark.parametrize(
-    "text", ["demo", "/models/x", "./org/name", "../x", "~/x/y", "a/b/c", "", "org/", "a b/c", "x.gguf"]
+    "text",
+    ["demo", "/models/x", "./org/name", "../x", "~/x/y", "a/b/c", "", "org/", "a b/c", "x.gguf", "models/x.gguf"],
 )
 def test_other_texts_are_paths(text: str) -> None:
     assert remote_name(text) is None
