@@ -9,12 +9,14 @@ The command's own cluster starts sooner than that of `serve run`: without proces
 
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from deployments.local import process_tag
 from deployments.local.checks import (
@@ -56,10 +58,8 @@ def serve(argument: str, overrides: Sequence[str], *, verbose: bool = False, rep
             _fetch(config, findings)
     except ConfigError as error:
         findings = [Finding("port" if error.param == "port" else "arguments", "fail", error.message)]
-    except LlamaError as error:
-        findings = [Finding("checkpoint", "fail", error.message)]
-    except KeyboardInterrupt:
-        findings = [Finding("download", "fail", "interrupted; the next start goes on where the download was")]
+    except (LlamaError, OSError) as error:
+        findings = [Finding("checkpoint", "fail", str(error))]
     if (status := exit_status(findings)) != 0:
         print(*(finding for finding in findings if finding.status == "fail"), sep="\n", file=sys.stderr)
         return status
@@ -121,16 +121,24 @@ def _fetch(config: ConfigFile, findings: Sequence[Finding]) -> None:
     for finding in findings:
         if finding.status == "warn" or finding.check == "memory":
             print(finding, file=sys.stderr)
+    former = signal.signal(signal.SIGINT, _interrupted)
     for model in args.downloads:
         if (missing := check_disk(model)) > 0:
             print(f"fetching {model.name}: {format_bytes(missing)}", file=sys.stderr)
             fetch(model)
+    signal.signal(signal.SIGINT, former)
     if config.is_made:
         context = f"{args.max_seq_len:,}" if args.max_seq_len else "the model's, as far as memory holds it"
         print(
             f"{args.model_id}: ranks {args.num_ranks()}, context {context}; change them by --ranks N, max_seq_len=N",
             file=sys.stderr,
         )
+
+
+def _interrupted(*_: object) -> NoReturn:
+    """The libraries' threads would first end the files that they download."""
+    print("\ninterrupted; the next start fetches what is missing", file=sys.stderr)
+    os._exit(130)
 
 
 def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:

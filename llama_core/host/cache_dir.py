@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from llama_core.errors import ConfigError
+
 
 def cache_dir() -> Path:
-    """A directory that only this user can write to, because processes load code from it. Raises OSError where there is none.
+    """A directory that only this user can write to, because processes load code from it. Raises ConfigError where there is none.
 
     LLAMA_CACHE_DIR names it; else it is llama-ray in the user's cache directory, or in the temporary one.
     """
@@ -26,7 +28,7 @@ def cache_dir() -> Path:
             and os.access(directory, os.W_OK)
         ):
             return directory
-    raise OSError("there is no cache directory that belongs to this user alone; LLAMA_CACHE_DIR names one")
+    raise ConfigError("there is no cache directory that belongs to this user alone; LLAMA_CACHE_DIR names one")
 
 
 def _candidates() -> Iterator[Path]:

@@ -94,6 +94,8 @@ def _read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
 
 def _entries(name: RemoteName) -> dict[str, tuple[int, str]]:
     """Size and ETag of each file, by its name."""
+    if "@" in name.path.partition("/")[0]:
+        raise FetchError("a URL must have no user name: it stands in logs")
     file_system = _file_system(name)
     file_system.invalidate_cache()
     if name.path.endswith(SUFFIX):

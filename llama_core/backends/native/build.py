@@ -16,6 +16,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+from llama_core.errors import ConfigError
 from llama_core.host.cache_dir import cache_dir
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ def library_path() -> Path:
     command = [compiler, *_FLAGS, tune, *os.environ.get("LLAMA_CXXFLAGS", "").split()]
     try:
         directory = cache_dir()
-    except OSError as error:
-        raise Unavailable(str(error)) from None
+    except ConfigError as error:
+        raise Unavailable(error.message) from None
     library = directory / f"llama-{_fingerprint(command)}.so"
     try:
         with (directory / "lock").open("w") as lock:
