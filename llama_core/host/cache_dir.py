@@ -11,7 +11,7 @@ from llama_core.errors import ConfigError
 
 
 def cache_dir() -> Path:
-    """A directory that only this user can write to, because processes load code from it. Raises ConfigError where there is none.
+    """A directory that only this user can write to, because processes load code from it. Raises ConfigError without one.
 
     LLAMA_CACHE_DIR names it; else it is llama-ray in the user's cache directory, or in the temporary one.
     """
