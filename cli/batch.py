@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import random
 import secrets
 import signal
 import socket
@@ -19,10 +18,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import httpx
 import yaml
@@ -31,6 +29,7 @@ from tqdm import tqdm
 from cli.openai_http import ApiError, api_base, error_text
 from deployments.local import process_tag
 from deployments.local.config_file import IMPORT_PATH
+from deployments.local.haproxy import free_ports
 
 INTERRUPTED: Final = 130  # the exit status of a command that a shell's Ctrl-C ended
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -53,11 +52,12 @@ class InvalidLine(ValueError):
     """A line of the input that no server is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
+    """content: the body as it is sent."""
+
     custom_id: str
     path: str
-    content: bytes  # the body as it is sent
+    content: bytes
 
     @classmethod
     def of(cls, custom_id: str, line: Mapping[str, Any]) -> "Request":
@@ -73,11 +73,11 @@ class Request:
 
 
 class Output:
-    """The file of answers. One run writes it. answered: ids of the lines that an earlier run has left; num_refused: of these,
-    responses that are errors."""
+    """The file of answers, which one run writes. answered: ids of the responses that an earlier run has left, of which num_refused
+    are errors."""
 
     def __init__(self, path: Path) -> None:
-        """Drops a torn last line and errors that a server may not repeat. Raises ValueError where the file is not a batch's, or
+        """Drops a torn last line, and errors that may not come again. Raises ValueError where the file is not a batch's, or
         another run writes it."""
         self.answered: set[str] = set()
         self.num_refused = 0
@@ -119,68 +119,57 @@ def _lock(file: BinaryIO, path: Path) -> None:
         raise ValueError(f"{path} is written by another run") from None
 
 
+class Lines:
+    """Where a bar is written when no terminal shows it: each of its states is a line."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text.replace("\r", "\n"))
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 class Progress:
-    """A bar on a terminal; elsewhere a line every REPORT_EVERY_S."""
+    """A bar with tokens a second, and lines a second by the latest ones."""
 
     def __init__(self, num_lines: int, output: Output) -> None:
-        self.num_errors = output.num_refused
-        self.num_done = self._num_kept = len(output.answered)
-        self._num_lines, self._num_tokens, self._begin_s = num_lines, 0, time.monotonic()
-        self._bar = tqdm(total=num_lines, initial=self.num_done, unit="line", disable=None)
+        self.num_errors, self._num_tokens, self._begin_s = output.num_refused, 0, time.monotonic()
+        lines: dict[str, Any] = {"file": Lines(), "mininterval": REPORT_EVERY_S, "miniters": 1}
+        where = {} if sys.stderr.isatty() else lines
+        self._bar = tqdm(total=num_lines, initial=len(output.answered), unit="line", **where)
 
     def add(self, *, num_tokens: int = 0, is_error: bool = False) -> None:
-        self.num_done += 1
         self.num_errors += is_error
         self._num_tokens += num_tokens
-        self._bar.set_postfix_str(f"{self._tokens_a_second():,.0f} tok/s, {self.num_errors} errors", refresh=False)
+        rate = self._num_tokens / max(time.monotonic() - self._begin_s, 1e-3)
+        self._bar.set_postfix_str(f"{rate:,.0f} tok/s, {self.num_errors} errors", refresh=False)
         self._bar.update()
-
-    async def report(self) -> None:
-        while self._bar.disable:
-            await asyncio.sleep(REPORT_EVERY_S)
-            new, elapsed_s = self.num_done - self._num_kept, time.monotonic() - self._begin_s
-            left = tqdm.format_interval(elapsed_s / new * (self._num_lines - self.num_done)) if new else "?"
-            print(f"{self}, {left} left", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         self._bar.close()
-        print(self, file=sys.stderr, flush=True)
-
-    def __str__(self) -> str:
-        done = f"{self.num_done:,}/{self._num_lines:,} lines answered, {self.num_errors:,} of them errors"
-        return f"{done}, {self._tokens_a_second():,.0f} tok/s"
-
-    def _tokens_a_second(self) -> float:
-        return self._num_tokens / max(time.monotonic() - self._begin_s, 1e-3)
 
 
 class Batch:
     """Asks one server for the lines of `source`."""
 
-    def __init__(self, source: Path, output: Output, check: Callable[[], None]) -> None:
-        """check: raises ApiError where the server has ended for good."""
-        self._source, self._output, self._check = source, output, check
+    def __init__(self, source: Path, output: Output, server: "OwnServer | None" = None) -> None:
+        self._source, self._output, self._server = source, output, server
         with source.open("rb") as lines:
-            num_lines = sum(not line.isspace() for line in lines)
-        self.progress = Progress(num_lines, output)
+            self.progress = Progress(sum(not line.isspace() for line in lines), output)
         self._heard_s = time.monotonic()  # the last answer
 
     async def run(self, url: str, api_key: str | None, in_flight: int | None) -> None:
-        """Raises ApiError, alone or in a group."""
-        headers = {"Authorization": f"Bearer {api_key or 'none'}", "Content-Type": "application/json"}
-        transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(), socket_options=KEEPALIVE)
-        timeout = httpx.Timeout(None, connect=10)  # a request of the lowest priority may wait for hours
-        base = api_base(url).removesuffix("/v1")
-        async with httpx.AsyncClient(base_url=base, headers=headers, transport=transport, timeout=timeout) as client:
-            num_workers = in_flight or await _useful_in_flight(client)
-            requests = self._requests()
-            report = asyncio.create_task(self.progress.report())
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(num_workers):
-                        group.create_task(self._work(client, requests))
-            finally:
-                report.cancel()
+        """Raises ApiError and OSError, alone or in a group."""
+        async with httpx.AsyncClient(
+            base_url=api_base(url).removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {api_key or 'none'}", "Content-Type": "application/json"},
+            timeout=httpx.Timeout(None, connect=10),  # a request of the lowest priority may wait for hours
+            transport=httpx.AsyncHTTPTransport(limits=httpx.Limits(), socket_options=KEEPALIVE),
+        ) as client:
+            useful, requests = await _useful_in_flight(client), self._requests()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(in_flight or useful):
+                    group.create_task(self._work(client, requests))
 
     async def _work(self, client: httpx.AsyncClient, requests: Iterator[Request]) -> None:
         for request in requests:
@@ -225,7 +214,8 @@ class Batch:
                 reason = error_text(response.status_code, response.content)
                 with contextlib.suppress(ValueError):  # a proxy may name a date
                     wait_s = float(response.headers["retry-after"])
-            self._check()
+            if self._server is not None:
+                self._server.check()
             if time.monotonic() - self._heard_s > PATIENCE_S:
                 raise ApiError(f"no answer for {PATIENCE_S:.0f} s: {reason}")
             await asyncio.sleep(wait_s)
@@ -237,18 +227,11 @@ class Batch:
             body = json.loads(response.content)
         except (ValueError, RecursionError):
             body = response.text
+        status, request_id = response.status_code, response.headers.get("x-request-id", "")
+        self._output.write(request.custom_id, {"status_code": status, "request_id": request_id, "body": body}, None)
         usage = (body.get("usage") if isinstance(body, dict) else None) or {}
-        self._output.write(
-            request.custom_id,
-            {
-                "status_code": response.status_code,
-                "request_id": response.headers.get("x-request-id", ""),
-                "body": body,
-            },
-            None,
-        )
         num_tokens = usage.get("completion_tokens") or usage.get("output_tokens") or 0
-        self.progress.add(num_tokens=num_tokens, is_error=response.status_code >= 300)
+        self.progress.add(num_tokens=num_tokens, is_error=status >= 300)
 
     def _fail(self, custom_id: str | None, code: str, message: str) -> None:
         self._output.write(custom_id, None, {"code": code, "message": message})
@@ -256,11 +239,9 @@ class Batch:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         if isinstance(line := json.loads(raw), dict):
             return line
-    except (ValueError, RecursionError):
-        pass
     raise InvalidLine("not a JSON object")
 
 
@@ -271,7 +252,7 @@ async def _useful_in_flight(client: httpx.AsyncClient) -> int:
     except httpx.TransportError as error:
         raise ApiError(f"{client.base_url} cannot be reached: {error}. Is the server running? Set --url.") from None
     if response.status_code != 200:
-        raise ApiError(f"{error_text(response.status_code, response.content)} (GET /props)")
+        raise ApiError(f"GET /props: {error_text(response.status_code, response.content)}")
     props = response.json()
     num_engines = sum(engine["model"] == props["model"] for engine in props["engines"])
     return int(max(1, num_engines) * props["max_batch_size"])
@@ -295,19 +276,14 @@ class OwnServer:
     def __init__(self, model: str) -> None:
         tag, directory = uuid.uuid4().hex, Path(tempfile.mkdtemp(prefix="llama-ray-batch-"))
         process_tag.start_watcher(tag, str(directory))
-        self.key = secrets.token_urlsafe()
-        port = _free_port()
+        self.key, (port,) = secrets.token_urlsafe(), free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
-        settings = {
-            "http_options.host": "127.0.0.1",
-            "http_options.port": port,
-            "api_key_digests": [hashlib.sha256(self.key.encode()).hexdigest()],
-        }
-        command = [sys.executable, "-m", "cli", "up", str(config_of(model, directory))]
+        digest = hashlib.sha256(self.key.encode()).hexdigest()
+        settings = ["http_options.host=127.0.0.1", f"http_options.port={port}", f"api_key_digests=[{digest!r}]"]
         self._said = directory / "output"
         with self._said.open("wb") as output:
             self._process = subprocess.Popen(
-                [*command, *(f"{name}={value}" for name, value in settings.items())],
+                [sys.executable, "-m", "cli", "up", str(config_of(model, directory)), *settings],
                 env=os.environ | {process_tag.VARIABLE: tag},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -322,25 +298,16 @@ class OwnServer:
 
     def wait_ready(self) -> None:
         """Raises ApiError if the server ends before."""
-        while True:
+        status = 0
+        while status != 200:
             self.check()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/ready", trust_env=False, timeout=10).status_code == 200:
-                    return
             time.sleep(0.1)
+            with contextlib.suppress(httpx.TransportError):
+                status = httpx.get(f"{self.url}/ready", trust_env=False, timeout=10).status_code
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._process.terminate()
         self._process.wait()
-
-
-def _free_port() -> int:
-    """Outside the kernel's range of ephemeral ports, which Ray's processes take before the server binds its port."""
-    while True:
-        port = random.randrange(10_000, 20_000)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 def run(
@@ -354,25 +321,22 @@ def run(
     except (OSError, ValueError) as error:
         print(f"batch: {error}", file=sys.stderr)
         return 2
-    server, progress, status = None, None, 1
+    status = 1
     try:
-        if model is not None:
-            server = OwnServer(model)
-            print(f"starting {model}", file=sys.stderr, flush=True)
-            server.wait_ready()
-            url, api_key = server.url, server.key
-        assert url is not None
-        batch = Batch(source, output, server.check if server else lambda: None)
-        progress = batch.progress
-        asyncio.run(batch.run(url, api_key, in_flight))
-        status = int(progress.num_errors > 0)
+        with contextlib.ExitStack() as stack:
+            server = None
+            if model is not None:
+                print(f"starting {model}", file=sys.stderr, flush=True)
+                server = stack.enter_context(contextlib.closing(OwnServer(model)))
+                server.wait_ready()
+                url, api_key = server.url, server.key
+            assert url is not None
+            batch = Batch(source, output, server)
+            with contextlib.closing(batch.progress) as progress:
+                asyncio.run(batch.run(url, api_key, in_flight))
+            status = int(progress.num_errors > 0)
     except* (ApiError, OSError) as errors:
         print(f"batch: {errors.exceptions[0]}", file=sys.stderr)
     except* KeyboardInterrupt:
         status = INTERRUPTED
-    finally:
-        if progress is not None:
-            progress.close()
-        if server is not None:
-            server.end()
     return status

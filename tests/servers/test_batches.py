@@ -50,9 +50,7 @@ def test_a_batch_starts_and_ends_a_server_of_its_own(source: Path, tmp_path: Pat
     target = tmp_path / "target"
     command = [sys.executable, "-m", "cli", "batch", str(source), "-o", str(target), "demo"]
     done = ended(command, {"RAY_ADDRESS": "local"})
-    assert done.returncode == 0 and f"{NUM_LINES}/{NUM_LINES} lines answered, 0 of them errors" in done.stderr, (
-        done.stderr
-    )
+    assert done.returncode == 0 and "0 errors" in done.stderr, done.stderr
     assert len(answers(target)) == NUM_LINES
 
 
@@ -79,7 +77,7 @@ def test_a_batch_outlives_its_own_kill_and_a_ranks_and_computes_nothing_twice(
     output_of([*command, str(target)])
     assert answers(target) == answers(plain)
     before = num_generated(roomy)
-    assert "150/150 lines answered" in ended([*command, str(target)]).stderr
+    assert f"{NUM_LINES}/{NUM_LINES}" in ended([*command, str(target)]).stderr
     assert num_generated(roomy) == before
 
 
