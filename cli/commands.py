@@ -1,4 +1,4 @@
-"""The subcommands `up`, `estimate` and `chat`: their options and help."""
+"""The subcommands `up`, `estimate`, `chat` and `batch`: their options and help."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_URL, ApiKey, Model, Server, Url, is_setting, size_option
+from cli.options import DEFAULT_URL, ApiKey, Model, Server, Url, checked_url, is_setting, size_option
 from llama_core.config import BackendName, CacheDType, Device, DType
 from llama_core.model.weight_formats import Quantization
 
@@ -309,3 +309,49 @@ def estimate(
         if name not in ("ckpt", "gpu", "as_json") and value is not None
     }
     sys.exit(run(ckpt, given, gpu, as_json=as_json))
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="OpenAI's batch lines.", exists=True, dir_okay=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUTPUT", help="Gets the answers, one a line.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="As of up: start a server for the batch, and end it.",
+            parser=_model,
+            show_default=False,
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="A running server, in place of MODEL.", callback=checked_url, show_default=False
+        ),
+    ] = None,
+    in_flight: Annotated[
+        int | None,
+        size_option(
+            "--in-flight", help="Requests at once; as many as the server runs sequences if absent.", metavar="COUNT"
+        ),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Answer a file of requests, one a line.
+
+    Lines in and out are those of OpenAI's batches, for /v1/chat/completions, /v1/completions and /v1/responses. Answers come in
+    any order. The same command again goes on where it was: it keeps the responses in OUTPUT, and asks for the rest.
+
+    Requests have the lowest priority, so that others of the server go first. A line that cannot be asked, or fails, is an error
+    in OUTPUT. The exit status is 0 if all lines have an answer, 1 if some have errors, 2 for wrong arguments.
+
+    \b
+    Examples:
+      llama-ray batch questions.jsonl -o answers.jsonl --url http://127.0.0.1:8000
+      llama-ray batch questions.jsonl -o answers.jsonl org/name
+    """
+    from cli.batch import run
+
+    if (url is None) == (model is None):
+        raise typer.BadParameter("give either MODEL or --url URL", param_hint="MODEL")
+    sys.exit(run(source, output, url, model, api_key, in_flight))

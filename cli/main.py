@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands import chat, estimate, up
+from cli.commands import batch, chat, estimate, up
 from cli.options import Command
 
 app = typer.Typer(
@@ -50,7 +50,7 @@ def _commands(
     """
 
 
-for command in (up, estimate, chat):
+for command in (up, estimate, chat, batch):
     app.command(cls=Command)(command)
 
 

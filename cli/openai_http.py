@@ -58,7 +58,7 @@ class OpenAIHttp:
             with self._client.stream(method, path, json=body) as response:
                 is_answered = True
                 if response.status_code != 200:
-                    raise ApiError(_error_text(response.status_code, response.read()))
+                    raise ApiError(error_text(response.status_code, response.read()))
                 yield response
         except httpx.HTTPError as error:
             if is_answered:
@@ -66,7 +66,7 @@ class OpenAIHttp:
             raise ApiError(f"{self.base} cannot be reached: {error}. Is the server running? Set --url.") from None
 
 
-def _error_text(status: int, body: bytes) -> str:
+def error_text(status: int, body: bytes) -> str:
     """The message in an error of OpenAI's shape, or the beginning of another body."""
     with suppress(ValueError):
         error = json.loads(body).get("error")

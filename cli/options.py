@@ -96,7 +96,7 @@ def size_option(*names: str, help: str, metavar: str = "SIZE", least: int = 1, *
     return typer.Option(*names, parser=size, metavar=metavar, help=help, **more)
 
 
-def _checked_url(url: str | None) -> str | None:
+def checked_url(url: str | None) -> str | None:
     from cli.openai_http import ApiError, api_base
 
     try:
@@ -113,11 +113,11 @@ Url = Annotated[
         metavar="URL",
         help="The server, with or without /v1 at the end.",
         envvar="LLAMA_RAY_URL",
-        callback=_checked_url,
+        callback=checked_url,
     ),
 ]
 Server = Annotated[
-    str | None, typer.Argument(metavar="URL", help="As --url.", show_default=False, callback=_checked_url)
+    str | None, typer.Argument(metavar="URL", help="As --url.", show_default=False, callback=checked_url)
 ]
 ApiKey = Annotated[
     str | None,

@@ -40,6 +40,7 @@ MARKS = {
 GROUPS = {
     "servers/test_abrupt_ends.py": "startup",
     "servers/test_autoscaling.py": "autoscaling",
+    "servers/test_batches.py": "batches",
     "servers/test_own_cluster.py": "own cluster",
     "servers/test_fronts.py": "fronts",
     "servers/test_startup.py": "startup",

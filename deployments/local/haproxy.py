@@ -18,7 +18,7 @@ WRAPPER: Final = Path(__file__).parents[2] / "cluster" / "deploy" / "haproxy.sh"
 
 def settings(directory: Path) -> dict[str, str]:
     """Environment variables for Serve. All files of HAProxy go into `directory`."""
-    fallback, metrics, stats = _free_ports(3)
+    fallback, metrics, stats = free_ports(3)
     has_wrapper = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH", str(WRAPPER)) == str(WRAPPER)
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{directory}/haproxy.cfg",
@@ -74,7 +74,7 @@ def _num_open(path: Path) -> int:
     return sum(int(row["scur"]) for row in csv.DictReader(told.decode().removeprefix("# ").splitlines()))
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface, all different.
 
     They lie below the kernel's range of ephemeral ports, of which Ray's processes take dozens before HAProxy binds its

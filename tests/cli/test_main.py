@@ -23,13 +23,13 @@ from tests.support.programs import REPOSITORY, environment
 COMMANDS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 RUNS = {
     "up": "deployments.local.up.serve",
-    **{name: f"cli.{name}.run" for name in ("estimate", "chat")},
+    **{name: f"cli.{name}.run" for name in ("estimate", "chat", "batch")},
 }
 # That the server or another library reads too.
 SHARED = {
     ("up", "model"): ["LLAMA_RAY_UP_CONFIG", "LLAMA_RAY_CONFIG"],
     ("estimate", "ckpt"): ["LLAMA_CKPT_DIR"],
-    ("chat", "--api-key"): ["LLAMA_RAY_API_KEY", "OPENAI_API_KEY"],
+    **{(command, "--api-key"): ["LLAMA_RAY_API_KEY", "OPENAI_API_KEY"] for command in ("chat", "batch")},
     **{
         ("chat", f"--{name}"): [f"LLAMA_RAY_{name.replace('-', '_').upper()}"]
         for name in ["url", "model", "system", "temperature", "top-p", "max-tokens", "seed"]
@@ -211,6 +211,11 @@ def test_every_option_has_the_variables_that_the_rule_names_and_help_shows_them(
         ),
         ("chat", {"LLAMA_RAY_CHAT_QUESTION": "Hi?", "LLAMA_RAY_MAX_TOKENS": "1k"}, ["Hi?", ("max_tokens", 1000)]),
         ("chat", {"LLAMA_RAY_CHAT_MAX_TOKENS": "8Ki", "LLAMA_RAY_MAX_TOKENS": "1k"}, [("max_tokens", 8192)]),
+        (
+            "batch LICENSE -o out demo",
+            {"LLAMA_RAY_BATCH_IN_FLIGHT": "1k"},
+            [Path("LICENSE"), Path("out"), "demo", 1000],
+        ),
         ("chat --max-tokens 9", {"LLAMA_RAY_CHAT_MAX_TOKENS": "8Ki"}, [("max_tokens", 9)]),
     ],
 )
@@ -240,7 +245,14 @@ def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["up", "--help"], ["estimate", "--help"], ["--help"], ["chat", "-q", "Hi", "--url", "http://127.0.0.1:9"]]
+    "words",
+    [
+        ["up", "--help"],
+        ["estimate", "--help"],
+        ["batch", "--help"],
+        ["--help"],
+        ["chat", "-q", "Hi", "--url", "http://127.0.0.1:9"],
+    ],
 )
 def test_help_and_chat_import_neither_ray_nor_torch(words: list[str]) -> None:
     program = (

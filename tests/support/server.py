@@ -104,14 +104,7 @@ class Server:
 
     def processes(self) -> dict[int, str]:
         """Every process that was started from this server and still runs: pid -> command line."""
-        wanted, found = f"{TEST_MARK}={self._mark}".encode(), {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                    if state != "Z":
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-        return found
+        return marked_processes(self._mark)
 
     def listening(self) -> dict[str, str]:
         """The TCP sockets on which its processes listen: address and port, as the kernel lists them -> command line."""
@@ -151,6 +144,18 @@ class Server:
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """The running processes that have TEST_MARK=mark in their environment: pid -> command line."""
+    wanted, found = f"{TEST_MARK}={mark}".encode(), {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if state != "Z":
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    return found
 
 
 def openai_client(server: Server) -> openai.OpenAI:
