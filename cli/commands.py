@@ -247,12 +247,11 @@ def estimate(
         Quantization | None, typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.")
     ] = None,
     tokenizer_path: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="Tokenizer; what lies at CKPT if absent. Meta's files alone need it.",
-            exists=True,
+            help="Tokenizer, or a name as of MODEL; what lies there if absent. Meta's files alone need it.",
         ),
     ] = None,
     device: Annotated[
@@ -304,7 +303,7 @@ def estimate(
 
     # The other parameters have the names of the server's arguments.
     given = {
-        name: str(value) if isinstance(value, Path) else value
+        name: value
         for name, value in context.params.items()
         if name not in ("ckpt", "gpu", "as_json") and value is not None
     }

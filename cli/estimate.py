@@ -11,6 +11,7 @@ from deployments.args import ServerArgs
 from deployments.local.config_file import IMPORT_PATH
 from deployments.local.model_argument import read_argument
 from llama_core.errors import ConfigError, LlamaError
+from llama_core.remote.store import by_name
 from llama_core.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ _CONTEXT_BYTES: Final = 600 * 2**20
 def run(ckpt: str, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) -> int:
     """Print the estimate. Returns the exit status. ckpt: a model, or a configuration file, whose arguments count where `given`
     has none."""
+    args = None
     try:
-        estimate, context = make(server_args(ckpt, given), on_gpu=gpu is not None)
+        args = server_args(ckpt, given)
+        estimate, context = make(args, on_gpu=gpu is not None)
         grid = _grid(estimate, context)
         shown = as_data(estimate, grid)
         if gpu is not None:
@@ -42,7 +45,7 @@ def run(ckpt: str, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) 
             return 0
         _show(estimate, grid, shown.get("gpu"))
     except (LlamaError, MemoryError) as error:
-        print(f"estimate: {error}", file=sys.stderr)
+        print(f"estimate: {by_name(str(error), args.downloads if args is not None else ())}", file=sys.stderr)
         return 1
     return 0
 

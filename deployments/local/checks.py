@@ -25,7 +25,8 @@ from llama_core.host.cgroups import usable_cpus
 from llama_core.host.memory import available_host_bytes
 from llama_core.model.config import ModelConfig
 from llama_core.remote.model_files import RemoteModel
-from llama_core.remote.store import check_disk, local_path
+from llama_core.remote.names import remote_name
+from llama_core.remote.store import by_name, check_disk, local_path
 from llama_core.sizes import format_bytes
 from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
 
@@ -112,7 +113,10 @@ def examine(config: ConfigFile, cluster: str | None, *, reads_files: bool, repla
     yield from map(_download, downloads)
     is_here = all(local_path(model) is not None for model in downloads)
     # What is wrong with a remote model is told before its weights are fetched.
-    yield from _contents(args, cluster, has_weights=is_here) if reads_files or not is_here else _files(args)
+    contents = _contents(args, cluster, has_weights=is_here) if reads_files or not is_here else _files(args)
+    for finding in contents:
+        remedy = "" if remote_name(args.ckpt_dir) and finding.remedy == _CHECKPOINT_REMEDY else finding.remedy
+        yield replace(finding, found=by_name(finding.found, downloads), remedy=remedy)
 
 
 def _check_listens(cluster: str) -> None:

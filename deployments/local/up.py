@@ -36,7 +36,7 @@ from deployments.local.private_files import PARENT, keep_files_private, token_va
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
 from llama_core.errors import ConfigError, LlamaError
-from llama_core.remote.store import check_disk, fetch
+from llama_core.remote.store import check_disk, fetch, local_path
 from llama_core.sizes import format_bytes
 
 
@@ -123,16 +123,15 @@ def _fetch(config: ConfigFile, findings: Sequence[Finding]) -> None:
             print(finding, file=sys.stderr)
     former = signal.signal(signal.SIGINT, _interrupted)
     for model in args.downloads:
-        if (missing := check_disk(model)) > 0:
-            print(f"fetching {model.name}: {format_bytes(missing)}", file=sys.stderr)
+        if local_path(model) is None:
+            print(f"fetching {model.name}: {format_bytes(check_disk(model))}", file=sys.stderr)
             fetch(model)
     signal.signal(signal.SIGINT, former)
     if config.is_made:
-        context = f"{args.max_seq_len:,}" if args.max_seq_len else "the model's, as far as memory holds it"
-        print(
-            f"{args.model_id}: ranks {args.num_ranks()}, context {context}; change them by --ranks N, max_seq_len=N",
-            file=sys.stderr,
-        )
+        num_ranks = args.num_ranks()
+        context = f"context {args.max_seq_len:,}" if args.max_seq_len else "the model's context or what memory allows"
+        chosen = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {context}"
+        print(f"{args.model_id}: {chosen}; --ranks N and max_seq_len=N change this", file=sys.stderr)
 
 
 def _interrupted(*_: object) -> NoReturn:

@@ -4,6 +4,7 @@ HF_HUB_OFFLINE)."""
 import difflib
 import glob
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
 from llama_core.errors import FetchError, Unreachable
 from llama_core.remote.model_files import RemoteFile, RemoteModel
@@ -22,67 +24,62 @@ _SHOWN: Final = 8
 _SEARCHED: Final = 50
 _HTTP_LIBRARIES: Final = ("httpx", "httpx2", "requests", "urllib3")  # that versions of huggingface_hub use
 
+if not sys.stderr.isatty():
+    disable_progress_bars()
 constants.HF_HUB_DISABLE_TELEMETRY = True  # else each process first asks the hub what it knows of its environment
 
 
-class HubStore:
-    """Implements `llama_core.remote.store.Store`."""
+def listed(name: RemoteName) -> tuple[str, Sequence[RemoteFile]]:
+    with _explained(name):
+        api = huggingface_hub.HfApi()
+        found = api.model_info(name.path, revision=name.revision or None, timeout=_TIMEOUT_S, files_metadata=True)
+    files = [
+        RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs is not None else "")
+        for each in found.siblings or ()
+    ]
+    assert found.sha is not None
+    return found.sha, files
 
-    def listed(self, name: RemoteName) -> tuple[str, Sequence[RemoteFile]]:
-        with _explained(name):
-            api = huggingface_hub.HfApi()
-            found = api.model_info(name.path, revision=name.revision or None, timeout=_TIMEOUT_S, files_metadata=True)
-        files = [
-            RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs is not None else "")
-            for each in found.siblings or ()
-        ]
-        assert found.sha is not None
-        return found.sha, files
 
-    def listed_in_cache(self, name: RemoteName) -> tuple[str, Sequence[RemoteFile]] | None:
-        """What another program, such as `hf download`, has left in the library's cache."""
-        commit = name.revision
-        if not name.is_pinned:
-            try:
-                commit = (_folder(name) / "refs" / (name.revision or "main")).read_text().strip()
-            except OSError:
-                return None
-        snapshot = _folder(name) / "snapshots" / commit
-        links = sorted(path for path in snapshot.rglob("*") if path.is_file())
-        names = [(link, link.relative_to(snapshot).as_posix(), link.resolve().name) for link in links]
-        files = [
-            RemoteFile(own, link.stat().st_size, blob if len(blob) == _SHA256_DIGITS else "")
-            for link, own, blob in names
-        ]
-        return (commit, files) if files else None
+def listed_in_cache(name: RemoteName) -> tuple[str, Sequence[RemoteFile]] | None:
+    """What another program, such as `hf download`, has left in the library's cache."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def read(self, name: RemoteName, file: str, begin: int, end: int) -> bytes:
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+    try:
+        found = huggingface_hub.snapshot_download(name.path, revision=name.revision or None, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    snapshot = Path(found)
+    links = sorted(path for path in snapshot.rglob("*") if path.is_file())
+    names = [(link, link.relative_to(snapshot).as_posix(), link.resolve().name) for link in links]
+    files = [
+        RemoteFile(own, link.stat().st_size, blob if len(blob) == _SHA256_DIGITS else "") for link, own, blob in names
+    ]
+    return (snapshot.name, files) if files else None
 
-        with _explained(name):
-            url = huggingface_hub.hf_hub_url(name.path, file, revision=name.revision)
-            headers = build_hf_headers() | {"range": f"bytes={begin}-{end - 1}"}
-            answer = get_session().get(url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S)
-            hf_raise_for_status(answer)
-        content: bytes = answer.content
-        content = content if answer.status_code == 206 else content[begin:end]
-        if len(content) != end - begin:
-            raise FetchError(f"{name}: {url} sends {len(content)} bytes where {end - begin} were asked for")
+
+def read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
+    with _explained(name):
+        path = f"{name.path}@{name.revision}/{file}"
+        content: bytes = huggingface_hub.HfFileSystem().cat_file(path, start=begin, end=end, cache_type="none")
         return content
 
-    def folder(self, name: RemoteName) -> Path:
-        return _folder(name) / "snapshots" / name.revision
 
-    def unfinished(self, name: RemoteName) -> Iterator[Path]:
-        return (_folder(name) / "blobs").glob("*.incomplete")
+def folder(name: RemoteName) -> Path:
+    return _folder(name) / "snapshots" / name.revision
 
-    def fetch(self, model: RemoteModel, files: Sequence[RemoteFile]) -> None:
-        with _explained(model.name):
-            huggingface_hub.snapshot_download(
-                model.name.path,
-                revision=model.name.revision,
-                allow_patterns=[glob.escape(file.name) for file in files],
-            )
+
+def unfinished(name: RemoteName) -> Iterator[Path]:
+    return (_folder(name) / "blobs").glob("*.incomplete")
+
+
+def fetch(model: RemoteModel, files: Sequence[RemoteFile]) -> None:
+    with _explained(model.name):
+        huggingface_hub.snapshot_download(
+            model.name.path,
+            revision=model.name.revision,
+            allow_patterns=[glob.escape(file.name) for file in files],
+        )
 
 
 def _folder(name: RemoteName) -> Path:
@@ -98,25 +95,23 @@ def _explained(name: RemoteName) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError:
-        what = f"is gated: accept its terms at {hub}/{name.path}, and set HF_TOKEN to a token of that account"
+        what = f"is gated: accept its terms at {hub}/{name.path}, and set HF_TOKEN to that account's"
     except errors.RepositoryNotFoundError:
-        what = f"is not at {hub}{_similar(name)}; if it is private, set HF_TOKEN to a token that may read it"
+        what = f"no such repository at {hub}{_similar(name)}; if it is private, set HF_TOKEN, or call `hf auth login`"
     except errors.RevisionNotFoundError:
         what = f"has no revision {name.revision!r}"
     except errors.HFValidationError as error:
         what = f"is not the name of a model: {error}"
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
         raise _unreachable(name, error) from None
-    except errors.EntryNotFoundError as error:
-        what = str(error)
     except errors.HfHubHTTPError as error:
         if error.response.status_code >= 500:
             raise _unreachable(name, error) from None
         what = f"{hub} answers {error.response.status_code}: {error.server_message or error}"
     except OSError as error:
-        if error.errno is None or isinstance(error, ConnectionError):
-            raise _unreachable(name, error) from None
-        what = f"{error.filename or _folder(name)}: {error.strerror}; HF_HOME names another directory for the cache"
+        if error.errno is not None and not isinstance(error, ConnectionError):
+            raise  # of this machine
+        raise _unreachable(name, error) from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _HTTP_LIBRARIES:
             raise
@@ -140,7 +135,7 @@ def _cached(name: RemoteName) -> str:
     """What the cache has instead: other revisions of the model, or other models."""
     revisions = sorted(path.name for path in (_folder(name) / "snapshots").glob("*"))
     if revisions:
-        return f"other files of it, of revision {', '.join(revisions[:_SHOWN])}"
+        return f"only revision {', '.join(revisions[:_SHOWN])}, or not all of its files"
     models = sorted(path.name for path in _folder(name).parent.glob("models--*"))
     names = (model.removeprefix("models--").replace("--", "/", 1) for model in models)
     return ", ".join(itertools.islice(names, _SHOWN)) or "no model"

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ from llama_core.files.adapter import CONFIG as ADAPTER_CONFIG
 from llama_core.files.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from llama_core.files.gguf.model import SUFFIX, GgufModel, is_later_part
 from llama_core.files.hf.files import INDEX, SINGLE, is_weights_file
-from llama_core.remote.names import RemoteName
+from llama_core.remote.names import HUB, RemoteName
 from llama_core.text.template.files import TEMPLATE_FILES
 from llama_core.text.tokenizers.files import SIDE_FILES
 
@@ -36,11 +36,10 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The files that are read of a pinned model. main: the first GGUF file; "" where the folder is the model."""
+    """The files that are read of a pinned model."""
 
     name: RemoteName
     files: tuple[RemoteFile, ...]
-    main: str = ""
 
     @property
     def size(self) -> int:
@@ -56,7 +55,8 @@ def chosen_files(name: RemoteName, kind: Kind, listed: Sequence[RemoteFile], rea
     wanted, main = _wanted(name, kind, files, read)
     if missing := [each for each in wanted if each not in files]:
         raise FetchError(f"{name}: has no {missing[0]}", param="ckpt_dir")
-    return RemoteModel(name, tuple(files[each] for each in wanted), main)
+    pinned = replace(name, part=main) if name.scheme == HUB else name
+    return RemoteModel(pinned, tuple(files[each] for each in wanted))
 
 
 def _wanted(name: RemoteName, kind: Kind, files: Mapping[str, RemoteFile], read: Read) -> tuple[list[str], str]:

@@ -1,6 +1,6 @@
 """Names of models that lie in a hub, in an object store or on a web server.
 
-    org/name                      of a hub; hf://org/name says so where a folder has that name
+    org/name                      of a hub; hf://org/name, or the page's URL, says so where a folder has that name
     org/name@revision             a branch, a tag or a commit
     org/name:Q4_K_M               of several GGUF files, the one with this encoding or file name
     s3://bucket/folder            also gs:// and https://, a folder or a .gguf file
@@ -9,14 +9,16 @@ A pinned name has the commit of a hub's repository, or after "#" the digest of w
 """
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 HUB: Final = "hf"
 _HUB_NAME: Final = re.compile(
-    r"(?P<scheme>hf://)?(?P<path>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./-]+))?", re.ASCII
+    r"(?P<scheme>hf://|https://huggingface\.co/)?(?P<path>\w[\w.-]*/\w[\w.-]*)"
+    r"(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./ +-]+))?",
+    re.ASCII,
 )
 _URL: Final = re.compile(r"(?P<scheme>s3|gs|https?)://(?P<path>[^\s#]+?)/?(#(?P<revision>[0-9a-f]{16}))?")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -57,23 +59,20 @@ class RemoteName:
         plain = re.sub(r"[^\w.-]+", "--", self.path)
         return f"{plain[-100:]}-{hashlib.sha256(str(self).encode()).hexdigest()[:12]}"
 
+    @property
+    def main(self) -> str:
+        """Of a pinned name, the GGUF file below its folder; "" where the folder is the model."""
+        return self.path.rpartition("/")[2] if self.path.endswith(".gguf") else self.part
+
     def pinned(self, revision: str) -> "RemoteName":
         return replace(self, revision=revision)
 
 
 def remote_name(text: str) -> RemoteName | None:
     """None for a local path: one that exists, or has not the form of a name."""
-    if (match := _URL.fullmatch(text)) is not None:
-        return RemoteName(match["scheme"], match["path"], match["revision"] or "")
-    match = _HUB_NAME.fullmatch(text)
-    if match is None or (not match["scheme"] and (match["path"].endswith(".gguf") or _exists(text))):
-        return None
-    return RemoteName(HUB, match["path"], match["revision"] or "", match["part"] or "")
-
-
-def _exists(text: str) -> bool:
-    """In the working directory. A name that is too long is none of a file."""
-    try:
-        return Path(text).exists()
-    except OSError:
-        return False
+    if (match := _HUB_NAME.fullmatch(text)) is not None:
+        if not match["scheme"] and (match["path"].endswith(".gguf") or os.path.exists(text)):
+            return None
+        return RemoteName(HUB, match["path"], match["revision"] or "", match["part"] or "")
+    match = _URL.fullmatch(text)
+    return None if match is None else RemoteName(match["scheme"], match["path"], match["revision"] or "")

@@ -5,6 +5,7 @@ Stores publish no SHA-256. What decides is that names, sizes and ETags are those
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from llama_core.remote.names import RemoteName
 
 _CHUNK_BYTES: Final = 32 * 2**20
 _NUM_THREADS: Final = 4
-_NUM_TRIES: Final = 5  # of one chunk
+_PAUSES_S: Final = (0.5, 2.0, 8.0, 20.0)  # before a chunk is asked for again
 _UNFINISHED: Final = ".incomplete"
 _PACKAGES: Final = {"s3": "llama-on-ray[s3]", "gs": "llama-on-ray[gcs]"}
 _VARIABLES: Final = {
@@ -28,40 +29,37 @@ _VARIABLES: Final = {
 }
 
 
-class ObjectStore:
-    """Implements `llama_core.remote.store.Store`."""
+def listed(name: RemoteName) -> tuple[str, Sequence[RemoteFile]]:
+    with _explained(name):
+        if not (entries := _entries(name)):
+            raise FileNotFoundError
+    files = [RemoteFile(own, size) for own, (size, _) in sorted(entries.items())]
+    revision = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()[:16]
+    if name.revision not in ("", revision):
+        raise FetchError(
+            f"{name.url}: has changed since the server started: start the application again", param="ckpt_dir"
+        )
+    return revision, files
 
-    def listed(self, name: RemoteName) -> tuple[str, Sequence[RemoteFile]]:
-        with _explained(name):
-            if not (entries := _entries(name)):
-                raise FileNotFoundError
-        files = [RemoteFile(own, size) for own, (size, _) in sorted(entries.items())]
-        revision = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()[:16]
-        if name.revision not in ("", revision):
-            raise FetchError(
-                f"{name.url}: has changed since the server started: start all nodes again", param="ckpt_dir"
-            )
-        return revision, files
 
-    def listed_in_cache(self, name: RemoteName) -> tuple[str, Sequence[RemoteFile]] | None:
-        return None
+def listed_in_cache(name: RemoteName) -> tuple[str, Sequence[RemoteFile]] | None:
+    return None
 
-    def read(self, name: RemoteName, file: str, begin: int, end: int) -> bytes:
-        with _explained(name):
-            return _read(name, file, begin, end)
 
-    def folder(self, name: RemoteName) -> Path:
-        return cache_dir() / "objects" / name.file_name
+def folder(name: RemoteName) -> Path:
+    return cache_dir() / "objects" / name.file_name
 
-    def unfinished(self, name: RemoteName) -> Iterator[Path]:
-        return self.folder(name).glob(f"*{_UNFINISHED}")
 
-    def fetch(self, model: RemoteModel, files: Sequence[RemoteFile]) -> None:
-        self.listed(model.name)  # still what was pinned
-        folder = self.folder(model.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        with _explained(model.name), ThreadPoolExecutor(_NUM_THREADS) as threads:
-            list(threads.map(lambda file: _fetch(model.name, file, folder / file.name), files))
+def unfinished(name: RemoteName) -> Iterator[Path]:
+    return folder(name).glob(f"*{_UNFINISHED}")
+
+
+def fetch(model: RemoteModel, files: Sequence[RemoteFile]) -> None:
+    listed(model.name)  # still what was pinned
+    target = folder(model.name)
+    target.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        list(threads.map(lambda file: _fetch(model.name, file, target / file.name), files))
 
 
 def _fetch(name: RemoteName, file: RemoteFile, target: Path) -> None:
@@ -71,24 +69,22 @@ def _fetch(name: RemoteName, file: RemoteFile, target: Path) -> None:
     part = target.with_name(target.name + _UNFINISHED)
     with part.open("ab") as opened:
         while (at := opened.tell()) < file.size:
-            opened.write(_read(name, file.name, at, min(at + _CHUNK_BYTES, file.size)))
+            opened.write(read(name, file.name, at, min(at + _CHUNK_BYTES, file.size)))
     part.replace(target)
 
 
-def _read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
-    for tries_left in reversed(range(_NUM_TRIES)):
+def read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
+    for pause_s in (*_PAUSES_S, None):
         try:
-            content: bytes = _file_system(name).cat_file(_url(name, file), start=begin, end=end)
+            with _explained(name):
+                content: bytes = _file_system(name).cat_file(_url(name, file), start=begin, end=end)
             break
-        except FileNotFoundError:
-            raise
-        except Exception:
-            if not tries_left:
+        except Unreachable:
+            if pause_s is None:
                 raise
+            time.sleep(pause_s)
     if len(content) != end - begin:
-        raise FetchError(
-            f"{_url(name, file)}: the server sends {len(content)} bytes where {end - begin} were asked for"
-        )
+        raise FetchError(f"{name}: sends {len(content)} bytes of {file} where {end - begin} were asked for")
     return content
 
 
@@ -108,7 +104,7 @@ def _entries(name: RemoteName) -> dict[str, tuple[int, str]]:
     for url, info in found.items():
         if info.get("size") is None:
             raise FetchError(f"{url}: the server does not tell its size")
-        entries[url.rpartition("/")[2]] = int(info["size"]), str(info.get("ETag") or "")
+        entries[url.rpartition("/")[2]] = int(info["size"]), str(info.get("ETag") or info.get("etag") or "")
     return entries
 
 
@@ -135,17 +131,11 @@ def _explained(name: RemoteName) -> Iterator[None]:
         what = f"needs a package that is not installed ({error}): pip install '{package}' on every node"
     except FileNotFoundError:
         what = "there is no such file, folder or bucket"
-    except PermissionError as error:
-        what = f"access is denied ({error}): set {_VARIABLES.get(name.scheme, 'nothing')}"
-    except OSError as error:
-        if error.errno is None or isinstance(error, (ConnectionError, TimeoutError)):
-            raise Unreachable(f"{name}: cannot be reached: {error}", param="ckpt_dir") from None
-        what = f"{error.filename or error}: {error.strerror}; LLAMA_CACHE_DIR names another directory"
-    except Exception as error:  # of botocore, google.auth and aiohttp
-        if "redential" in type(error).__name__:
-            what = f"no credentials: set {_VARIABLES.get(name.scheme)}"
-        else:
+    except Exception as error:  # of fsspec, botocore, google.auth and aiohttp
+        is_access = isinstance(error, PermissionError) or "redential" in type(error).__name__
+        if not is_access or name.scheme not in _VARIABLES:
             raise Unreachable(f"{name}: {type(error).__name__}: {str(error)[:200]}", param="ckpt_dir") from None
+        what = f"access is denied ({str(error)[:200]}): set {_VARIABLES[name.scheme]}"
     else:
         return
     raise FetchError(f"{name}: {what}", param="ckpt_dir")

@@ -3,20 +3,19 @@
 A record of what was pinned is kept beside the cache, so that a later start needs no network.
 """
 
-import fcntl
 import json
 import logging
 import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Final, Protocol
+
+from filelock import FileLock
 
 from llama_core.errors import CheckpointError, DamagedDownload, FetchError, Unreachable
 from llama_core.files.digest import sha256_of
@@ -35,7 +34,6 @@ _WEIGHTS: Final = (".safetensors", SUFFIX)
 _MAX_SAFETENSORS_HEADER: Final = 16 * 2**20
 _FIRST_GGUF_READ, _MAX_GGUF_HEADER = 2 * 2**20, 2**28
 _LOOK_EVERY_S: Final = 1.0
-_LEFT_AFTER_S: Final = 600.0  # without a byte
 _FREE_BYTES: Final = 64 * 2**20  # that a download leaves
 
 
@@ -60,10 +58,9 @@ class Store(Protocol):
 
 
 def store_of(name: RemoteName) -> Store:
-    """Libraries are imported on first use."""
-    kind = "hub:HubStore" if name.scheme == HUB else "objects:ObjectStore"
-    store: Store = resolve_name(f"llama_core.remote.{kind}")()
-    return store
+    from llama_core.remote import hub, objects
+
+    return hub if name.scheme == HUB else objects
 
 
 def pin(name: RemoteName, kind: Kind = "model") -> RemoteModel:
@@ -84,7 +81,7 @@ def pin(name: RemoteName, kind: Kind = "model") -> RemoteModel:
     pinned = name.pinned(revision)
     sizes = {file.name: file.size for file in files}
     model = chosen_files(pinned, kind, files, lambda file: _content(store, pinned, file, sizes[file]))
-    for each in (name, pinned):
+    for each in (name, model.name):
         _record(each, kind, model)
     return model
 
@@ -101,35 +98,42 @@ def local_path(model: RemoteModel) -> Path | None:
         is_whole = all((folder / file.name).stat().st_size == file.size for file in model.files)
     except OSError:
         return None
-    return folder / model.main if is_whole else None
+    return folder / model.name.main if is_whole else None
 
 
 def local(path: str) -> str:
-    """A path as it is; of the name of a pinned model, where `fetch` has put it on this node. Raises FetchError."""
+    """A path as it is; of a pinned name, where `fetch` puts the model on this node."""
     name = remote_name(path) if "://" in path else None
     if name is None:
         return path
-    for kind in ("model", "tokenizer", "adapter"):
-        if (model := _recorded(name, kind)) is not None and (found := local_path(model)) is not None:
-            return str(found)
-    raise FetchError(f"{name}: is not on this node")
+    return str(store_of(name).folder(name) / name.main)
 
 
 def fetch(model: RemoteModel, on_progress: Progress = lambda done, total: None) -> Path:
     """As `local_path`, after a download where files are missing; of several processes on a node, one downloads. Raises
     FetchError. on_progress: gets bytes that are here, and all bytes."""
-    with _watching(model, on_progress), _lock(model.name):
+    with _watching(model, on_progress), FileLock(cache_dir() / f"{model.name.file_name}.lock"):
         path = local_path(model)
         if path is None:
-            _remove_leftovers(model)
-            check_disk(model)
-            log.info("fetching %s, %s", model.name, format_bytes(model.size))
-            store_of(model.name).fetch(model, model.files)
+            missing = check_disk(model)
+            log.info("fetching %s: %s", model.name, format_bytes(missing))
+            _fetch(model, model.files)
             path = local_path(model)
-        _record(model.name, _kind(model), model)
     if path is None:
         raise FetchError(f"{model.name}: files have other sizes than were listed: start again", param="ckpt_dir")
     return path
+
+
+def _fetch(model: RemoteModel, files: Sequence[RemoteFile]) -> None:
+    try:
+        store_of(model.name).fetch(model, files)
+    except OSError as error:  # of this machine: stores explain their own
+        what = f"{error.filename or 'the cache'}: {error.strerror or error}"
+        raise FetchError(f"{model.name}: {what}; {_cache_variable(model)} names another directory") from None
+
+
+def _cache_variable(model: RemoteModel) -> str:
+    return "HF_HOME" if model.name.scheme == HUB else "LLAMA_CACHE_DIR"
 
 
 def check_downloads(model: RemoteModel, digests: Mapping[str, str] | None = None) -> None:
@@ -145,7 +149,7 @@ def check_downloads(model: RemoteModel, digests: Mapping[str, str] | None = None
         path.unlink(missing_ok=True)
         raise DamagedDownload(
             f"{model.name}: {file.name} was damaged: its SHA-256 is {found}, the hub publishes {file.sha256}; the file is "
-            "removed, and downloaded again at the next start",
+            "removed, and downloaded again",
             param="ckpt_dir",
         )
 
@@ -174,14 +178,14 @@ def outline(model: RemoteModel) -> Path:
                 made.rename(folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-    return folder / model.main
+    return folder / model.name.main
 
 
 def _write_outline(model: RemoteModel, folder: Path) -> None:
     store = store_of(model.name)
     texts = [file for file in model.files if not file.name.endswith(_WEIGHTS)]
     if texts:
-        store.fetch(model, texts)
+        _fetch(model, texts)
     for file in model.files:
         target = folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -230,18 +234,9 @@ def _bytes_here(model: RemoteModel, *, with_unfinished: bool) -> int:
     return min(sizes, model.size)
 
 
-def _remove_leftovers(model: RemoteModel) -> None:
-    """Of downloads that were killed, with which huggingface_hub does not go on. Another program may be writing newer ones."""
-    if model.name.scheme == HUB:
-        for path in store_of(model.name).unfinished(model.name):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _LEFT_AFTER_S:
-                    path.unlink()
-
-
 @contextmanager
 def _watching(model: RemoteModel, on_progress: Progress) -> Iterator[None]:
-    """Tell the bytes that are here, every second: the libraries have no common way to do so."""
+    """Tell the bytes that are here, every second, also while another process downloads."""
     has_ended = threading.Event()
 
     def watch() -> None:
@@ -257,15 +252,6 @@ def _watching(model: RemoteModel, on_progress: Progress) -> Iterator[None]:
         thread.join()
 
 
-@contextmanager
-def _lock(name: RemoteName) -> Iterator[None]:
-    path = cache_dir() / "locks" / name.file_name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def check_disk(model: RemoteModel) -> int:
     """The bytes that are missing here. Raises FetchError where they do not fit."""
     folder = store_of(model.name).folder(model.name)
@@ -273,13 +259,20 @@ def check_disk(model: RemoteModel) -> int:
     missing = model.size - _bytes_here(model, with_unfinished=model.name.scheme != HUB)
     free = shutil.disk_usage(place).free
     if free < missing + _FREE_BYTES:
-        variable = "HF_HOME" if model.name.scheme == HUB else "LLAMA_CACHE_DIR"
         raise FetchError(
             f"{model.name}: needs {format_bytes(missing)} more in {place}, where {format_bytes(free)} are free: make room, or "
-            f"set {variable} to another directory",
+            f"set {_cache_variable(model)} to another directory",
             param="ckpt_dir",
         )
     return missing
+
+
+def by_name(text: str, models: Sequence[RemoteModel]) -> str:
+    """The text with names of remote models in place of their paths here."""
+    for model in models:
+        for folder in (cache_dir() / "outlines" / model.name.file_name, store_of(model.name).folder(model.name)):
+            text = text.replace(str(folder), str(model.name))
+    return text
 
 
 def fetched(path: str | Path, kind: Kind = "model") -> Path:
@@ -293,13 +286,6 @@ def fetched(path: str | Path, kind: Kind = "model") -> Path:
     return here
 
 
-def _kind(model: RemoteModel) -> Kind:
-    names = {file.name for file in model.files}
-    if "adapter_config.json" in names:
-        return "adapter"
-    return "model" if any(name.endswith(_WEIGHTS) for name in names) else "tokenizer"
-
-
 def _record_path(name: RemoteName, kind: Kind) -> Path:
     return cache_dir() / "remote" / f"{name.file_name}.{kind}.json"
 
@@ -308,7 +294,7 @@ def _recorded(name: RemoteName, kind: Kind) -> RemoteModel | None:
     try:
         given = json.loads(_record_path(name, kind).read_bytes())
         files = tuple(RemoteFile(**file) for file in given["files"])
-        return RemoteModel(RemoteName(**given["name"]), files, given["main"])
+        return RemoteModel(RemoteName(**given["name"]), files)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -21,6 +21,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("org/name@refs/pr/3:Q4_K_M", "hf", "org/name", "refs/pr/3", "Q4_K_M"),
         ("org/name:sub/x-Q8_0.gguf", "hf", "org/name", "", "sub/x-Q8_0.gguf"),
         ("hf://org/name", "hf", "org/name", "", ""),
+        ("https://huggingface.co/org/name", "hf", "org/name", "", ""),
+        ("org/name:a b+c.gguf", "hf", "org/name", "", "a b+c.gguf"),
         ("s3://bucket/a/b/", "s3", "bucket/a/b", "", ""),
         ("gs://bucket/a/m.gguf", "gs", "bucket/a/m.gguf", "", ""),
         ("https://host:8443/m.gguf", "https", "host:8443/m.gguf", "", ""),
@@ -75,7 +77,7 @@ def chosen(text: str, names: list[str], kind: Kind = "model", index: object = No
     assert name is not None
     content = json.dumps(index if index is not None else {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).encode()
     model = chosen_files(name, kind, [RemoteFile(each, 1) for each in names], lambda file: content)
-    return [file.name for file in model.files], model.main
+    return [file.name for file in model.files], model.name.main
 
 
 @pytest.mark.parametrize(

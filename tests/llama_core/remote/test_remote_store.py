@@ -26,6 +26,7 @@ from tests.support.fake_hub import FakeHub
 from tests.support.fake_s3 import fake_s3
 from tests.support.gguf_models import write_gguf
 from tests.support.programs import REPOSITORY
+from tests.support.waiting import wait_until
 
 REPO = "lab/tiny"
 WEIGHTS = "model.safetensors"
@@ -63,8 +64,6 @@ def test_what_is_read_is_fetched_once_and_found_again_without_the_hub(hub: FakeH
     commit = hub.add(REPO, folder)
     model = pin(named(REPO))
     assert str(model.name) == f"hf://{REPO}@{commit}" and local_path(model) is None
-    with pytest.raises(FetchError, match="is not on this node"):
-        local(str(model.name))
     path = fetch(model)
     assert {file.name for file in path.iterdir()} == {"config.json", WEIGHTS}
     assert all((path / file.name).read_bytes() == (folder / file.name).read_bytes() for file in model.files)
@@ -153,14 +152,12 @@ def start(hub: FakeHub, home: Path, text: str = REPO) -> subprocess.Popen[str]:
 
 def test_a_download_that_is_killed_at_random_moments_ends_whole(hub: FakeHub, tmp_path: Path) -> None:
     hub.add(REPO, big())
-    hub.bytes_per_s = 12e6
+    hub.bytes_per_s = 30e6
     chance = random.Random(5)
     for _ in range(10):
-        process = start(hub, tmp_path / "home")
-        try:
-            process.wait(chance.uniform(0.3, 1.5))
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process, wanted = start(hub, tmp_path / "home"), hub.bytes_served[WEIGHTS] + chance.randint(1, 10_000_000)
+        wait_until("a part is here", lambda wanted=wanted: hub.bytes_served[WEIGHTS] >= wanted)  # type: ignore[misc]
+        process.kill()
         process.communicate()
     hub.bytes_per_s = float("inf")
     path, errors = start(hub, tmp_path / "home").communicate()
@@ -193,8 +190,8 @@ def test_a_damaged_file_is_removed_and_fetched_again(hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lab/tinny", r"is not at http.* \(did you mean lab/tiny.*\?\); if it is private, set HF_TOKEN"),
-        ("lab/secret", "is not at .*; if it is private, set HF_TOKEN"),
+        ("lab/tinny", r"no such repository at http.* \(did you mean lab/tiny.*\?\); if it is private, set HF_TOKEN"),
+        ("lab/secret", "no such repository at .*; if it is private, set HF_TOKEN"),
         ("lab/gated", "is gated: accept its terms at .*/lab/gated, and set HF_TOKEN"),
         (f"{REPO}@v9", "has no revision 'v9'"),
         (f"{REPO}:Q4_0", "no GGUF files for Q4_0"),
@@ -228,7 +225,7 @@ def test_without_a_network_the_error_names_what_the_cache_has(hub: FakeHub, monk
     with pytest.raises(Unreachable, match=r"http.* cannot be reached .*, and the cache has lab/tiny"):
         pin(named("lab/other"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(Unreachable, match="HF_HUB_OFFLINE is set, and the cache has other files of it, of revision"):
+    with pytest.raises(Unreachable, match="HF_HUB_OFFLINE is set, and the cache has only revision"):
         pin(named(f"{REPO}@v2"))
 
 
@@ -262,7 +259,8 @@ def test_a_folder_of_an_object_store(folder: Path, monkeypatch: pytest.MonkeyPat
         assert sorted(file.name for file in path.iterdir()) == ["config.json", WEIGHTS]
         with pytest.raises(FetchError, match="there is no such file, folder or bucket"):
             pin(named("s3://absent/folder"))
-        s3fs.S3FileSystem().pipe_file("models/config.json", b"{ }")
+        content = (folder / "config.json").read_bytes()
+        s3fs.S3FileSystem().pipe_file("models/config.json", content.replace(b'"', b"'"))  # of the same size
         shutil.rmtree(path)
         with pytest.raises(FetchError, match="has changed since the server started"):
             fetch(model)
@@ -274,6 +272,7 @@ def test_a_folder_of_an_object_store(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_file_of_a_web_server_goes_on_where_it_was(hub: FakeHub, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", "llama", {"general.name": "x"}, {})
     hub.add(REPO, {"m.gguf": file.read_bytes() + BIG})
+    hub.cut("m.gguf", 1_000_000)
     url = f"{hub.url}/{REPO}/resolve/main/m.gguf"
     model = pin(named(url))
     path = fetch(model)
