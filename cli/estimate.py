@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from deployments.args import ServerArgs
 from deployments.local.config_file import IMPORT_PATH
-from deployments.local.model_argument import read_argument
+from deployments.local.model_argument import estimate_of, read_argument
 from llama_core.errors import ConfigError, LlamaError
 from llama_core.remote.store import by_name
 from llama_core.sizes import format_bytes
@@ -35,7 +35,7 @@ def run(ckpt: str, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) 
     args = None
     try:
         args = server_args(ckpt, given)
-        estimate, context = make(args, on_gpu=gpu is not None)
+        estimate, context = estimate_of(args, on_gpu=gpu is not None)
         grid = _grid(estimate, context)
         shown = as_data(estimate, grid)
         if gpu is not None:
@@ -56,24 +56,6 @@ def server_args(ckpt: str, given: Mapping[str, Any]) -> ServerArgs:
     if args is None:
         raise ConfigError(f"{ckpt}: its first application is not {IMPORT_PATH}")
     return args.pinned()
-
-
-def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", int | None]:
-    """The estimate, and the model's own context. Raises CheckpointError, ConfigError or TokenizerError.
-
-    on_gpu: for GPUs, which this machine need not have, whatever `args` say.
-    """
-    import torch
-
-    from llama_core.backends.memory_estimate import describe_checkpoint, estimate_memory
-
-    _, model, num_shards = describe_checkpoint(args.checkpoint, args.tokenizer)
-    num_ranks = args.model_parallel_size or num_shards
-    args = args.model_copy(update={"model_parallel_size": num_ranks})
-    config = args.engine_config(model.vocab_size, context_length=model.context_length)
-    config = replace(config, ckpt_dir=str(args.checkpoint))
-    device = torch.device("cuda") if on_gpu or args.device == "cuda" else None
-    return estimate_memory(config, num_ranks, device), model.context_length
 
 
 def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from deployments.args import EngineArgs, resolve
 from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config, with_overrides
 from llama_core.errors import ConfigError
 from llama_core.remote.names import remote_name
+
+if TYPE_CHECKING:
+    from llama_core.backends.memory_estimate import MemoryEstimate
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 USAGE: Final = (
@@ -63,19 +67,32 @@ def fewest_ranks(args: EngineArgs) -> int:
     gpus = [] if args.device == "cpu" else gpu_bytes()
     if not gpus:
         return args.num_ranks()
+    from llama_core.backends.memory_estimate import at_least_context
+
+    for num_ranks in range(1, len(gpus) + 1):
+        estimate, _ = estimate_of(args.model_copy(update={"model_parallel_size": num_ranks}), on_gpu=True)
+        least = replace(estimate, config=at_least_context(estimate.config))
+        if max(one.weights + one.working for one in least.ranks) + least.least_cache <= _GPU_SHARE * min(gpus):
+            return num_ranks
+    raise ConfigError(f"the model does not fit on {len(gpus)} GPUs: add device=cpu or quantization=int4")
+
+
+def estimate_of(args: EngineArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", int | None]:
+    """The estimate, and the model's own context. Raises CheckpointError, ConfigError or TokenizerError.
+
+    on_gpu: for GPUs, which this machine need not have, whatever `args` say.
+    """
     import torch
 
-    from llama_core.backends.memory_estimate import at_least_context, describe_checkpoint, estimate_memory
+    from llama_core.backends.memory_estimate import describe_checkpoint, estimate_memory
 
-    _, model, _ = describe_checkpoint(args.checkpoint, args.tokenizer)
-    made = args.model_copy(update={"model_parallel_size": 1, "ckpt_dir": str(args.checkpoint), "tokenizer_path": None})
-    config = at_least_context(made.engine_config(model.vocab_size, context_length=model.context_length))
-    for num_ranks in range(1, len(gpus) + 1):
-        estimate = estimate_memory(config, num_ranks, torch.device("cuda"))
-        needed = max(one.weights + one.working for one in estimate.ranks) + estimate.least_cache
-        if needed <= _GPU_SHARE * min(gpus):
-            return num_ranks
-    raise ConfigError(f"the model does not fit on {len(gpus)} GPUs: set device: cpu, or quantization: int4")
+    _, model, num_shards = describe_checkpoint(args.checkpoint, args.tokenizer)
+    num_ranks = args.model_parallel_size or num_shards
+    args = args.model_copy(update={"model_parallel_size": num_ranks})
+    config = args.engine_config(model.vocab_size, context_length=model.context_length)
+    config = replace(config, ckpt_dir=str(args.checkpoint))
+    device = torch.device("cuda") if on_gpu or args.device == "cuda" else None
+    return estimate_memory(config, num_ranks, device), model.context_length
 
 
 def gpu_bytes() -> list[int]:
