@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from deployments.fleet.cluster import ENGINE
 from deployments.fleet.loaded_adapters import AdapterLoader
@@ -12,20 +12,10 @@ from llama_core.errors import LlamaError
 from tests.simulation.expected_answers import Wrong
 from tests.simulation.faults import FaultyWorld
 from tests.simulation.history import Event
-from tests.simulation.processes import (
-    ADAPTERS,
-    Application,
-    Release,
-    SimulatedEngine,
-    SimulatedFront,
-)
+from tests.simulation.processes import ADAPTERS, Application, Release, SimulatedEngine, SimulatedFront
 from tests.simulation.world import first_of
 from tests.support.fake_cluster import Member
 from tests.support.virtual_loop import network
-
-QUIET_S: Final = 240.0  # after the last fault, for everything to end
-DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
-CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 class OperatedWorld(FaultyWorld):

@@ -29,9 +29,7 @@ from tests.simulation.operators import OperatedWorld
 from tests.simulation.rules import Log
 from tests.support.virtual_loop import VirtualLoop, listener, network
 
-QUIET_S: Final = 240.0  # after the last fault, for everything to end
 DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
-CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 @contextmanager

@@ -15,21 +15,13 @@ from tests.conftest import GOLDEN
 from tests.simulation.clients import LATE_S, Client
 from tests.simulation.expected_answers import Origin, Wrong
 from tests.simulation.history import LASTS_S, Event, Setting
-from tests.simulation.processes import (
-    OWNERS,
-    Application,
-    FleetFront,
-    OwnRanks,
-    SimulatedEngine,
-    SimulatedFront,
-)
+from tests.simulation.processes import OWNERS, Application, FleetFront, OwnRanks, SimulatedEngine, SimulatedFront
 from tests.simulation.rules import LOOK_S, Rules
 from tests.support.fake_cluster import FakeCluster
 from tests.support.virtual_loop import network
 from tests.support.virtual_network import Process
 
 QUIET_S: Final = 240.0  # after the last fault, for everything to end
-DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
 CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
