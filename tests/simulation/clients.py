@@ -21,14 +21,15 @@ LATE_S: Final = 0.6  # after its deadline
 class Client:
     """Of one completion or chat. key: of its stream, "" for one that begins anew after each fault."""
 
-    def __init__(self, world: Simulated, event: Event, owner: str = "") -> None:
+    def __init__(self, world: Simulated, event: Event, owner: str = "", adapter_share: float | None = None) -> None:
+        """adapter_share: the chance of an adapter, where there are any."""
         self._world = world
         draw = random.Random(event.which)
         self.application = world.applications[event.other % len(world.applications)]
         self.name = f"request {event.at_s:g} s {event.which}"
         drawn = OWNERS[min(draw.randrange(5), 2)]
         self.owner = owner or drawn
-        share = 0.5 if world.cluster.digests else 0.1
+        share = adapter_share or (0.5 if world.cluster.digests else 0.1)
         self.adapter = draw.choice(world.adapter_names) if draw.random() < share and world.adapter_names else ""
         self.n = draw.choice((1, 1, 1, 2, 3))
         self.is_chat = draw.random() < 0.25

@@ -26,6 +26,11 @@ class FaultyWorld(World):
             self._end(engine, network().lose_power)
             self._effect(self._later(event.size, engine.application))
 
+    def _outage(self, event: Event) -> None:
+        for engine in self._engines_of(application := self._application(event)):
+            self._end(engine, network().kill)
+            self._effect(self._later(event.size, application))
+
     def _stop(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:
             self.num_ends += 1

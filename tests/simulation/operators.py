@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from deployments.fleet.cluster import ENGINE
@@ -50,7 +51,7 @@ class OperatedWorld(FaultyWorld):
         """after_s: until each successor starts; 0: before, in room of its own."""
         application.has_updated = True
         self._release(application, release)
-        for engine in [each for each in self._alive() if each.application is application]:
+        for engine in self._engines_of(application):
             if engine.is_gone or engine.process.stands_still or engine.is_ending:
                 continue
             if not after_s:
@@ -92,7 +93,7 @@ class OperatedWorld(FaultyWorld):
     async def _removed(self, application: Application, seconds: float) -> None:
         args = self.cluster.args.pop(application.name)
         self.cluster.running.discard(application.name)
-        engines = [each for each in self._alive() if each.application is application and not each.is_ending]
+        engines = [each for each in self._engines_of(application) if not each.is_ending]
         for engine in engines:
             engine.is_ending = True
         await asyncio.gather(*(first_of(engine.process.run(engine.engine.end()), engine.gone) for engine in engines))
@@ -153,6 +154,14 @@ class OperatedWorld(FaultyWorld):
         if (engine := self._engine(event)) is not None and engine.serves:
             defaults = ("builtin", "greedy")[event.which % 2]
             engine.process.call(lambda: engine.engine.reconfigure({"sampling_defaults": defaults}))
+
+    def _limits(self, event: Event) -> None:
+        """As Serve changes `user_config` of all engines."""
+        application = self._application(event)
+        application.max_queue = (1, self.setting.max_queue)[event.which % 2]
+        for engine in self._engines_of(application):
+            if engine.serves:
+                engine.process.call(partial(engine.engine.reconfigure, {"max_queue": application.max_queue}))
 
     def _head(self, event: Event) -> None:
         self._effect(self._away(event.size))

@@ -72,6 +72,7 @@ class Application:
     release: Release = field(default_factory=Release)
     is_changing: bool = False
     has_had_rivals: bool = False
+    max_queue: int | None = None  # as its operator has changed it
     has_updated: bool = False  # engines of another release have taken the places of all
 
     @property
@@ -96,7 +97,7 @@ class Application:
             "sampling_defaults": self.release.defaults,
             "max_seq_len": 256,
             "max_batch_size": setting.max_batch_size,
-            "max_queue": setting.max_queue,
+            "max_queue": self.max_queue or setting.max_queue,
             "max_loras": setting.max_loras,
             "lora_root": str(lora_root()),
             "drain_timeout_s": DRAIN_S,

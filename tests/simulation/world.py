@@ -81,6 +81,7 @@ class World:
         for _ in range(self.setting.num_fronts):
             await self._new_front()
         for number in self.setting.engines if self.setting.form == "fleet" else ():
+            await asyncio.sleep(0.17)  # their beats come at different times
             await self._new_engine(self.applications[number])
         await asyncio.sleep(2.0)
         looking = asyncio.ensure_future(self._look_always())
@@ -141,10 +142,11 @@ class World:
             self.may_change = True
         if event.kind == "request":
             self._ask(event)
-        elif event.kind == "burst":
+        elif event.kind.startswith("burst"):
+            share = 1.0 if event.kind == "burst of adapters" else None
             for number in range(int(event.size)):
                 one = replace(event, which=event.which * 1000 + number, size=10 + number % 30)
-                self._ask(one, OWNERS[event.which % len(OWNERS)])
+                self._ask(one, OWNERS[event.which % len(OWNERS)], share)
         elif event.kind in ("cancel", "leave"):
             left = [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
             if left and event.kind == "leave":
@@ -154,8 +156,8 @@ class World:
         else:
             getattr(self, "_" + event.kind.replace(" ", "_"))(event)
 
-    def _ask(self, event: Event, owner: str = "") -> None:
-        client = Client(self, event, owner)
+    def _ask(self, event: Event, owner: str = "", adapter_share: float | None = None) -> None:
+        client = Client(self, event, owner, adapter_share)
         self.clients.append(client)
         self._asking.append(asyncio.ensure_future(client.ask()))
 
@@ -168,6 +170,9 @@ class World:
 
     def _alive(self) -> list[SimulatedEngine]:
         return [engine for engine in self.engines if not engine.is_gone and engine.server is not None]
+
+    def _engines_of(self, application: Application) -> list[SimulatedEngine]:
+        return [engine for engine in self._alive() if engine.application is application]
 
     def _engine(self, event: Event) -> SimulatedEngine | None:
         alive = self._alive()
