@@ -93,6 +93,7 @@ class Application:
             "model_parallel_size": NUM_RANKS,
             # The same answer at another time has another prompt.
             "chat_template": f"{{{{ strftime_now('%d') }}}} {self.number} {self.release.template}"
+            "{% for t in tools or [] %}{% for name in t.function.parameters.properties %} {{ name }}{% endfor %}{% endfor %}"
             "{% for m in messages %} {{ m.content }}{% endfor %}",
             "sampling_defaults": self.release.defaults,
             "max_seq_len": 256,
@@ -110,6 +111,7 @@ def ranks_of(setting: Setting, weights: int) -> FakeGroup:
     """Ranks whose tokens depend on the weights, the adapter and the seed."""
     group = FakeGroup(num_blocks=400, step_s=setting.step_s)
     group.ranks.model = lambda tokens, seed: arbitrary(tokens, seed + salt(weights))
+    group.ranks.deferrals = 0.1
     group.reports = (RankReport(digest=CheckpointDigest((("weights", str(weights)),))),)
     return group
 

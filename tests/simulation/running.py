@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Final
@@ -15,9 +15,11 @@ from unittest import mock
 from cluster.wire import tls
 from deployments.engine import service
 from deployments.fleet import fleet
+from deployments.fleet.placement import Placement
 from deployments.links import front_server, model_files
 from deployments.links.engine_link import EngineLink
 from deployments.links.front_server import FrontConnection
+from deployments.links.link import Link, RoutedStream
 from llama_core.errors import QueueFull
 from llama_core.log_lines import where
 from llama_core.scheduling.scheduler import Scheduler
@@ -70,6 +72,7 @@ def _text(files: Any) -> Any:
 def watched(world: OperatedWorld) -> Iterator[None]:
     """Tell the world of calls inside of the product."""
     close, suspect, make_room = FrontConnection.close, EngineLink.suspect, Scheduler.make_room
+    place, order = Placement._place, Placement._by_policy
 
     def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
         world.rules.on_close(connection, reason)
@@ -87,7 +90,20 @@ def watched(world: OperatedWorld) -> Iterator[None]:
             world.rules.on_refused(scheduler, lengths, owner, error.message)
             raise
 
+    def placed(model: Placement, lives: Iterable[RoutedStream], silent_since_s: float | None = None) -> None:
+        lives = list(lives)
+        place(model, lives, silent_since_s)
+        if silent_since_s is not None:
+            world.rules.on_moved(model, lives, silent_since_s)
+
+    def ordered(model: Placement, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
+        found = order(model, links, live)
+        world.rules.on_choice(model, links, live, found[0]) if found else None
+        return found
+
     with (
+        mock.patch.object(Placement, "_place", placed),
+        mock.patch.object(Placement, "_by_policy", ordered),
         mock.patch.object(FrontConnection, "close", closed),
         mock.patch.object(EngineLink, "suspect", suspected),
         mock.patch.object(Scheduler, "make_room", made_room),
@@ -119,6 +135,7 @@ def _warmed_up() -> None:
 def _finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
     draw = random.Random(setting.seed)
     loop = VirtualLoop(lambda: draw.random() < 0.5)
+    loop.network.jitter = lambda: 1.0 + draw.random()
 
     async def lived() -> None:
         world = OperatedWorld(setting)
