@@ -102,6 +102,7 @@ THEMES: Final = (
     ("adapter", "adapter", "burst"),
     ("adapter", "burst of adapters"),
     ("silence from", "silence from", "silence", "stop", "island"),
+    ("burst", "island"),
     ("burst", "kill", "rank", "burst"),
     ("burst", "limits", "kill", "outage"),
     ("burst", "outage"),
@@ -150,10 +151,17 @@ def drawn(seed: int, form: str = "") -> tuple[Setting, list[Event]]:
     ]
     possible = [kind for kind in FAULTS if setting.form == "fleet" or kind in OF_BUILD_APP]
     kinds = draw.sample(possible, draw.randint(2, min(12, len(possible))))
-    if setting.form == "fleet" and draw.random() < 0.4:
+    if setting.form == "fleet" and draw.random() < 0.5:
         kinds = [*draw.choice(THEMES)]
-    if "adapter" in kinds:
-        events += [Event(0.0, "adapter", draw.randrange(1000), number) for number in range(4)]
+    if any("adapter" in kind for kind in kinds):  # each name has another one from the beginning
+        shift = draw.randrange(3)
+        events += [
+            Event(0.0, "adapter", name + 3 * ((name + shift) % 3), number)
+            for number in range(num_applications)
+            for name in range(3)
+        ]
+    if "burst of adapters" in kinds:
+        setting = replace(setting, max_loras=2, max_batch_size=4)
     for _ in range(draw.randint(10, 20)):
         kind = draw.choice(kinds)
         fault = Event(_time(draw, moments), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw))

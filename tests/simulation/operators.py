@@ -158,7 +158,7 @@ class OperatedWorld(FaultyWorld):
     def _limits(self, event: Event) -> None:
         """As Serve changes `user_config` of all engines."""
         application = self._application(event)
-        application.max_queue = (1, self.setting.max_queue)[event.which % 2]
+        application.max_queue = (2, self.setting.max_queue)[event.which % 2]
         for engine in self._engines_of(application):
             if engine.serves:
                 engine.process.call(partial(engine.engine.reconfigure, {"max_queue": application.max_queue}))

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -135,7 +135,8 @@ class Rules:
             new = [live for live in model._held if not (live.placed_s or live.has_begun or live.is_readmitted)]
             held.setdefault(model.model_id, []).append(len(new))
         for counts in held.values():
-            if sum(counts) > (limit := self._world.setting.max_queue) + 3 * len(counts):
+            limit = max(self._world.setting.max_queue, len(counts))
+            if sum(counts) > limit + 2 * len(counts):  # with the other choices of the latest request of each
                 raise Wrong(f"fronts hold {counts} requests, and their engines took {limit}")
 
     def on_moved(self, model: Placement, lives: Iterable[RoutedStream], silent_since_s: float) -> None:
@@ -292,17 +293,18 @@ class Rules:
         for seq in scheduler.live():
             (waiting if seq.slot is None else running)[seq.terms.owner].append(seq)
         adapters = {owner: {seq.terms.adapter for seq in own} - {""} for owner, own in running.items()}
-        most, most_places = max(map(len, running.values()), default=0), max(map(len, adapters.values()), default=0)
-        # Of an adapter that several owners use, none gives up the place.
-        are_own = sum(map(len, adapters.values())) == len(set().union(*adapters.values()))
+        users = Counter(adapter for own in adapters.values() for adapter in own)
+        # Of an adapter that several owners use, none gives up the place, and none that of its oldest sequence.
+        may_give = [own for own in adapters.values() if sum(users[adapter] == 1 for adapter in own) > 1]
+        most, most_places = max(map(len, running.values()), default=0), max(map(len, may_give), default=0)
         has_begun = bool(scheduler.admission.waiting._begun)
         self._owners |= dict.fromkeys([*running, *waiting])
         for owner in self._owners:
-            need_places = {seq.terms.adapter not in {"", *scheduler.adapter_places.held} for seq in waiting[owner]}
-            has_less = need_places == {False} and not has_begun and most >= len(running[owner]) + 2
+            needs_place = {seq.terms.adapter not in {"", *scheduler.adapter_places.held} for seq in waiting[owner][:1]}
+            has_less = needs_place == {False} and not has_begun and most >= len(running[owner]) + 2
             if self.lasts(("slots", process, owner), has_less) > limit_s:
                 raise Wrong("an owner waits who has two slots less than another one")
-            has_less = need_places == {True} and are_own and most_places >= len(adapters.get(owner, ())) + 2
+            has_less = needs_place == {True} and most_places >= len(adapters.get(owner, ())) + 2
             if self.lasts(("places", process, owner), has_less) > limit_s:
                 raise Wrong("an owner waits who has two adapters' places less than another one")
 
