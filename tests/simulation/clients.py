@@ -9,7 +9,7 @@ from typing import Any, Final
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.simulation.expected_answers import Answer, Wrong
 from tests.simulation.history import Event
-from tests.simulation.processes import DRAIN_S, OWNERS, SimulatedFront
+from tests.simulation.processes import OWNERS, SimulatedFront
 from tests.simulation.simulated import Simulated
 from tests.support.asgi_client import AsgiCall
 from tests.support.fake_ranks import continuation
@@ -207,15 +207,6 @@ class Client:
             may_have_changed |= is_removed and self.application.has_had_rivals
             if is_wrong and not may_have_changed:
                 raise Wrong(f"refused beside an engine that serves: {message}")
-            could_end = self.params.max_tokens * self._world.setting.step_s < DRAIN_S / 2
-            if (
-                "hold_timeout_s" in message
-                and self.adapter
-                and self.num_tokens
-                and could_end
-                and not self._world.num_ends
-            ):
-                raise Wrong("a stream has left the only engine with its adapter, and no engine has died")
             return False
         # It has given way to another owner's, or the client is back already.
         if code in ("queue_full", "stream_taken_over"):

@@ -33,7 +33,7 @@ class OperatedWorld(FaultyWorld):
                 release = replace(release, tokenizer=release.tokenizer + 1)
             else:
                 release = replace(release, defaults="greedy" if release.defaults == "builtin" else "builtin")
-            self._effect(self._updated(application, release, event.size))
+            self._effect(self._updated(application, release, event))
 
     def _begins_change(self, application: Application) -> bool:
         """Whether the application does not change already."""
@@ -47,9 +47,12 @@ class OperatedWorld(FaultyWorld):
         self._weights[application].append(release.weights)
         self.cluster.args[application.name] = application.args(self.setting)
 
-    async def _updated(self, application: Application, release: Release, after_s: float) -> None:
-        """after_s: until each successor starts; 0: before, in room of its own."""
-        application.has_updated = True
+    async def _updated(self, application: Application, release: Release, event: Event) -> None:
+        """event.size: seconds until each successor starts; 0: before, in room of its own. Some updates follow the end of an
+        adapter."""
+        application.has_updated, after_s = True, event.size
+        if event.other % 2 and (used := [each.model for each in self._asked() if each.adapter]):
+            await self._by_admin(self._front(event), lambda loader: loader.unload(used[0], None))
         self._release(application, release)
         for engine in self._engines_of(application):
             if engine.is_gone or engine.process.stands_still or engine.is_ending:

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
 from deployments.fleet.directory import CALL_TIMEOUT_S
@@ -139,13 +139,20 @@ class Rules:
             if sum(counts) > limit + 2 * len(counts):  # with the other choices of the latest request of each
                 raise Wrong(f"fronts hold {counts} requests, and their engines took {limit}")
 
-    def on_moved(self, model: Placement, lives: Iterable[RoutedStream], silent_since_s: float) -> None:
-        """Streams of a silent engine have other engines now, or are held."""
+    def on_moved(
+        self, model: Placement, former: Link, lives: Sequence[RoutedStream], silent_since_s: float | None
+    ) -> None:
+        """Streams of an engine that ends, or is silent since then, have other engines now, or are held."""
         front = next(front for front, other in self.models() if other is model)
-        for link in {live.link: None for live in lives if live.link is not None}:
-            if (engine := self._engine_of(link)) is not None:
+        to_come = {entry.digest for entry in self._world.cluster.entries.get(model.model_id, {}).values()} | {""}
+        for live in lives:
+            if live.link is None:
+                is_lost = live.stream.sequence.terms.adapter not in to_come and not live.stream.ended
+                if is_lost and not (former.is_lost or former.is_suspected):
+                    self.wrong.append("a stream leaves the only engine with its adapter")
+            elif silent_since_s is not None and (engine := self._engine_of(live.link)) is not None:
                 silent_s = network().silent.get((engine.process, front.process))
-                if silent_s is not None and link.heard_s <= silent_s < silent_since_s + BEAT_S:
+                if silent_s is not None and live.link.heard_s <= silent_s < silent_since_s + BEAT_S:
                     self.wrong.append("a front moves streams to an engine that it does not hear either")
 
     def on_choice(self, model: Placement, links: Sequence[Link], live: RoutedStream, chosen: Link) -> None:

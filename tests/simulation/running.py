@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Final
@@ -72,7 +72,7 @@ def _text(files: Any) -> Any:
 def watched(world: OperatedWorld) -> Iterator[None]:
     """Tell the world of calls inside of the product."""
     close, suspect, make_room = FrontConnection.close, EngineLink.suspect, Scheduler.make_room
-    place, order = Placement._place, Placement._by_policy
+    move, order = Placement._move, Placement._by_policy
 
     def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
         world.rules.on_close(connection, reason)
@@ -90,11 +90,10 @@ def watched(world: OperatedWorld) -> Iterator[None]:
             world.rules.on_refused(scheduler, lengths, owner, error.message)
             raise
 
-    def placed(model: Placement, lives: Iterable[RoutedStream], silent_since_s: float | None = None) -> None:
-        lives = list(lives)
-        place(model, lives, silent_since_s)
-        if silent_since_s is not None:
-            world.rules.on_moved(model, lives, silent_since_s)
+    def moved(model: Placement, link: Link, *, silent_since_s: float | None = None, **how: bool) -> None:
+        lives = [live for live in link.streams.values() if live.is_accepted]
+        move(model, link, silent_since_s=silent_since_s, **how)
+        world.rules.on_moved(model, link, [live for live in lives if live.link is not link], silent_since_s)
 
     def ordered(model: Placement, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
         found = order(model, links, live)
@@ -102,7 +101,7 @@ def watched(world: OperatedWorld) -> Iterator[None]:
         return found
 
     with (
-        mock.patch.object(Placement, "_place", placed),
+        mock.patch.object(Placement, "_move", moved),
         mock.patch.object(Placement, "_by_policy", ordered),
         mock.patch.object(FrontConnection, "close", closed),
         mock.patch.object(EngineLink, "suspect", suspected),

@@ -97,12 +97,7 @@ class World:
         network().heal()
         if self._asking:
             await self._unless_wrong(asyncio.wait(self._asking, timeout=QUIET_S), looking)
-        left = [
-            (client.name, client.model, client.num_tokens)
-            for client, task in zip(self.clients, self._asking, strict=True)
-            if not task.done()
-        ]
-        if left:
+        if left := [(client.name, client.model, client.num_tokens) for client in self._asked()]:
             raise Wrong(f"{QUIET_S:g} s after the last fault these wait: {left}")
         await asyncio.sleep(self.setting.window_s + 3.0)
         self.rules.check_nothing_left()
@@ -148,13 +143,17 @@ class World:
                 one = replace(event, which=event.which * 1000 + number, size=10 + number % 30)
                 self._ask(one, OWNERS[event.which % len(OWNERS)], share)
         elif event.kind in ("cancel", "leave"):
-            left = [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
+            left = self._asked()
             if left and event.kind == "leave":
                 left[event.which % len(left)].leave(event.size)
             elif left:
                 self._effect(self._cancel(left[event.which % len(left)], int(event.size)))
         else:
             getattr(self, "_" + event.kind.replace(" ", "_"))(event)
+
+    def _asked(self) -> list[Client]:
+        """The clients that have no whole answer yet."""
+        return [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
 
     def _ask(self, event: Event, owner: str = "", adapter_share: float | None = None) -> None:
         client = Client(self, event, owner, adapter_share)
