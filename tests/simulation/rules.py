@@ -295,7 +295,7 @@ class Rules:
 
     def _check_shares(self, process: SimulatedEngine | OwnRanks, server: FrontServer) -> None:
         """Owners share slots, and adapters' places: none has two more than one that waits for them."""
-        scheduler, limit_s = server.engine_loop.scheduler, 3.0 + 20 * self._world.setting.step_s
+        scheduler, limit_s = server.engine_loop.scheduler, 1.0 + 20 * self._world.setting.step_s
         running, waiting = defaultdict[str, list[Seq]](list), defaultdict[str, list[Seq]](list)
         for seq in scheduler.live():
             (waiting if seq.slot is None else running)[seq.terms.owner].append(seq)
@@ -304,14 +304,15 @@ class Rules:
         # Of an adapter that several owners use, none gives up the place, and none that of its oldest sequence.
         may_give = [own for own in adapters.values() if sum(users[adapter] == 1 for adapter in own) > 1]
         most, most_places = max(map(len, running.values()), default=0), max(map(len, may_give), default=0)
-        has_begun = bool(scheduler.admission.waiting._begun)
+        is_stalled = server.engine_loop.stalled_s() > 0.5  # its ranks hang
+        has_begun = bool(scheduler.admission.waiting._begun) or is_stalled
         self._owners |= dict.fromkeys([*running, *waiting])
         for owner in self._owners:
             needs_place = {seq.terms.adapter not in {"", *scheduler.adapter_places.held} for seq in waiting[owner][:1]}
             has_less = needs_place == {False} and not has_begun and most >= len(running[owner]) + 2
             if self.lasts(("slots", process, owner), has_less) > limit_s:
                 raise Wrong("an owner waits who has two slots less than another one")
-            has_less = needs_place == {True} and most_places >= len(adapters.get(owner, ())) + 2
+            has_less = needs_place == {True} and not is_stalled and most_places >= len(adapters.get(owner, ())) + 2
             if self.lasts(("places", process, owner), has_less) > limit_s:
                 raise Wrong("an owner waits who has two adapters' places less than another one")
 

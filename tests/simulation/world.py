@@ -138,9 +138,9 @@ class World:
         if event.kind == "request":
             self._ask(event)
         elif event.kind.startswith("burst"):
-            share = 1.0 if event.kind == "burst of adapters" else None
+            share, least = (1.0, 60) if event.kind == "burst of adapters" else (None, 10)
             for number in range(int(event.size)):
-                one = replace(event, which=event.which * 1000 + number, size=10 + number % 30)
+                one = replace(event, which=event.which * 1000 + number, size=least + 3 * number % (2 * least))
                 self._ask(one, OWNERS[event.which % len(OWNERS)], share)
         elif event.kind in ("cancel", "leave"):
             left = self._asked()
