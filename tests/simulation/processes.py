@@ -22,7 +22,7 @@ from llama_core.rank_report import RankReport
 from tests.conftest import GOLDEN
 from tests.simulation.history import Setting
 from tests.support import adapters
-from tests.support.fake_cluster import FakeCluster, Member, QuietMetrics, Replica
+from tests.support.fake_cluster import NODE, FakeCluster, Member, QuietMetrics, Replica
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import arbitrary
 from tests.support.fleets import FakeEngineProcess
@@ -185,7 +185,8 @@ class FleetFront(SimulatedFront):
         args = FRONT_ARGS.model_copy(
             update={"hold_timeout_s": setting.hold_timeout_s, "resume_window_s": setting.window_s}
         )
-        self.of = self.process.call(lambda: FrontProcess(args, Member(cluster, "llama"), METRICS))
+        node = (NODE, "another node")[len(cluster.replicas) % 2]  # where engines are reached by TCP
+        self.of = self.process.call(lambda: FrontProcess(args, Member(cluster, "llama", node), METRICS))
         self.http_app, self.service = self.of._http_app, self.of.fleet
         cluster.replicas.append(Replica(FRONT, self.process, self.of))
         self._cluster = cluster

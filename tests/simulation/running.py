@@ -16,7 +16,7 @@ from cluster.wire import tls
 from deployments.engine import service
 from deployments.fleet import fleet
 from deployments.fleet.placement import Placement
-from deployments.links import front_server, model_files
+from deployments.links import engine_link, front_server, model_files
 from deployments.links.engine_link import EngineLink
 from deployments.links.front_server import FrontConnection
 from deployments.links.link import Link, RoutedStream
@@ -46,6 +46,7 @@ def deterministic(seed: int, loop: VirtualLoop) -> Iterator[None]:
             (secrets, "randbits", draw.getrandbits),
             (front_server, "make_group_key", _key),
             (front_server, "tls_context", lambda *_: None),
+            (engine_link, "tls_context", lambda *_: None),
             (front_server, "TlsListener", listener),
             (service, "load_tokenizer", _tokenizer),
             (fleet, "unpack", _text),
