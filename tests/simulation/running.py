@@ -73,7 +73,7 @@ def _text(files: Any) -> Any:
 def watched(world: OperatedWorld) -> Iterator[None]:
     """Tell the world of calls inside of the product."""
     close, suspect, make_room = FrontConnection.close, EngineLink.suspect, Scheduler.make_room
-    move, order = Placement._move, Placement._by_policy
+    move, order, part = Placement._move, Placement._by_policy, Placement.on_goodbye
 
     def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
         world.rules.on_close(connection, reason)
@@ -96,6 +96,13 @@ def watched(world: OperatedWorld) -> Iterator[None]:
         move(model, link, silent_since_s=silent_since_s, **how)
         world.rules.on_moved(model, link, [live for live in lives if live.link is not link], silent_since_s)
 
+    def parted(model: Placement, link: Link, *, has_successor: bool) -> None:
+        lives = list(link.streams.values())
+        part(model, link, has_successor=has_successor)
+        is_held = any(live.link is None and live.lost_s is not None and not live.stream.ended for live in lives)
+        if is_held and not has_successor:
+            world.rules.wrong.append("a stream waits for another engine, and its own one could have ended it")
+
     def ordered(model: Placement, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
         found = order(model, links, live)
         world.rules.on_choice(model, links, live, found[0]) if found else None
@@ -103,6 +110,7 @@ def watched(world: OperatedWorld) -> Iterator[None]:
 
     with (
         mock.patch.object(Placement, "_move", moved),
+        mock.patch.object(Placement, "on_goodbye", parted),
         mock.patch.object(Placement, "_by_policy", ordered),
         mock.patch.object(FrontConnection, "close", closed),
         mock.patch.object(EngineLink, "suspect", suspected),
