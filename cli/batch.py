@@ -31,8 +31,7 @@ from deployments.local.haproxy import free_ports
 
 INTERRUPTED: Final = 130  # the exit status of a command that a shell's Ctrl-C ended
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-# `user`: where the server has no API keys, live requests take slots from the batch.
-FIELDS: Final[Mapping[str, Any]] = {"priority": 100, "user": "llama-ray-batch"}
+BACKGROUND: Final = 100  # the priority of requests that run only while the server has no others
 RETRY_S: Final = 1.0  # after a broken connection
 MAX_BROKEN: Final = 8  # connections that break while a server answers one line: then the line is an error
 PATIENCE_S: Final = 600.0  # without any answer, while lines fail
@@ -58,7 +57,7 @@ class Request(NamedTuple):
     content: bytes
 
     @classmethod
-    def of(cls, custom_id: str, line: Mapping[str, Any]) -> "Request":
+    def of(cls, custom_id: str, line: Mapping[str, Any], priority: int) -> "Request":
         """Raises InvalidLine. The same id gives the same seed, so that a restart does not change the answers."""
         path, body = line.get("url"), line.get("body")
         if line.get("method", "POST") != "POST" or path not in PATHS:
@@ -66,13 +65,13 @@ class Request(NamedTuple):
         if not isinstance(body, dict) or body.get("stream"):
             raise InvalidLine("body must be an object, without stream")
         digest = hashlib.blake2b(custom_id.encode(errors="surrogatepass"), digest_size=8).digest()
-        fields = {**FIELDS, "seed": int.from_bytes(digest, signed=True), **body}
+        fields = {"priority": priority, "seed": int.from_bytes(digest, signed=True), **body}
         return cls(custom_id, path, json.dumps(fields).encode())
 
 
 class Output:
-    """The file of answers, which one run writes. answered: ids of responses that an earlier run has left, of which num_refused
-    are errors."""
+    """The file of answers, which one run writes. answered: ids of the responses of an earlier run; num_refused: how many
+    of them are errors."""
 
     def __init__(self, path: Path) -> None:
         """Drops a torn last line, and errors that may not come again. Raises ValueError where the file is not a batch's, or
@@ -176,6 +175,7 @@ class Batch:
     def _requests(self) -> Iterator[Request]:
         """The lines without a response; what cannot be asked becomes an error."""
         seen: set[str] = set()
+        priority = BACKGROUND if self._server is None else 0
         with self._source.open("rb") as lines:
             for number, raw in enumerate(lines, 1):
                 if raw.isspace():
@@ -190,7 +190,7 @@ class Batch:
                         raise InvalidLine("an earlier line has the same custom_id")
                     seen.add(custom_id)
                     if custom_id not in self._output.answered:
-                        yield Request.of(custom_id, line)
+                        yield Request.of(custom_id, line, priority)
                 except InvalidLine as error:
                     self._fail(custom_id, "invalid_line", f"line {number}: {error}")
 
@@ -244,7 +244,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 async def _useful_in_flight(client: httpx.AsyncClient) -> int:
-    """Requests that keep every slot of the server's engines busy. Raises ApiError."""
+    """Requests that keep every slot of the server's engines busy, with some that wait for a slot. Raises ApiError."""
     try:
         response = await client.get("/props")
     except httpx.TransportError as error:
@@ -253,7 +253,8 @@ async def _useful_in_flight(client: httpx.AsyncClient) -> int:
         raise ApiError(f"GET /props: {error_text(response.status_code, response.content)}")
     props = response.json()
     num_engines = sum(engine["model"] == props["model"] for engine in props["engines"])
-    return int(max(1, num_engines) * props["max_batch_size"])
+    num_slots = int(props["max_batch_size"])
+    return max(1, num_engines) * (num_slots + min(num_slots // 8, int(props["max_queue"])))
 
 
 class OwnServer:

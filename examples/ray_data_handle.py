@@ -21,7 +21,7 @@ from ray import serve
 
 from llama_core.scheduling.sampling_params import SamplingParams
 
-LOWEST_PRIORITY = 100  # others of the server go first
+LOWEST_PRIORITY = 100  # only while the server has nothing else to do
 
 
 def answer(batch: dict[str, Any], app: str) -> dict[str, Any]:

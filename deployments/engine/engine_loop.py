@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from copy import copy
 from functools import partial
 
@@ -21,7 +22,7 @@ from deployments.engine.step_report import StepReports, StepStats
 from deployments.engine.step_runner import StepRunner
 from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Request, Sequence, sequences_of
+from llama_core.scheduling.request import Request, Sequence, Terms, sequences_of
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step_costs import StepShape
 
@@ -71,12 +72,12 @@ class EngineLoop:
         except QueueFull as error:
             raise self._with_retry(error) from None
 
-    def make_room(self, owner: str, lengths: Seq[int]) -> None:
+    def make_room(self, terms: Terms, lengths: Seq[int]) -> None:
         """Have a request whose sequences have so many tokens each find room, and end the streams that give way with QueueFull.
         None of their requests has begun. Raises QueueFull, with a time to retry, or InvalidParameter if no idle server could
         take the request."""
         try:
-            victims = self.scheduler.make_room(lengths, owner)
+            victims = self.scheduler.make_room(lengths, terms.owner, is_background=terms.is_background)
         except QueueFull as error:
             raise self._with_retry(error) from None
         for seq in victims:
@@ -94,7 +95,7 @@ class EngineLoop:
         self._check_takes_requests()
         self.check_adapter(request.terms.adapter)
         sequences = sequences_of(request, self.vocab_size, self.max_seq_len)
-        self.make_room(request.terms.owner, [seq.prompt_len for seq in sequences])
+        self.make_room(request.terms, [seq.prompt_len for seq in sequences])
         self.num_requests += 1
         return sequences
 
@@ -148,6 +149,11 @@ class EngineLoop:
         try:
             while True:
                 due_s = self._send(runner, in_flight)
+                if not in_flight and due_s is not None:
+                    self._wake.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), due_s - time.monotonic())
+                    continue
                 if not in_flight:
                     assert not self.scheduler.has_work, "work waits, and no step is in flight that could free blocks"
                     self._streams.idle.set()

@@ -5,6 +5,7 @@ both. So the next step is made late: shortly before the running one is expected 
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -19,6 +20,8 @@ LONGEST_STEP_S: Final = 3.0
 # least chunk in that time, such as GPUs.
 CHUNK_S: Final = 0.05
 LEAST_PROMPT_TOKENS: Final = 128  # of a step on the slowest ranks; steps with fewer say little about the ranks' speed
+# After the last other request, for the next one of its client: a background step in between would delay that.
+HOLD_BACKGROUND_S: Final = 0.05
 # How long before the expected end of the running step the next one is made: a constant for scheduling, sending and a late
 # timer, and a share of the running step's expected time, which is an estimate. A learned factor multiplies both.
 LEAD_S: Final = 0.002
@@ -75,12 +78,20 @@ class StepPacing:
         self._completed_s = 0.0  # the newest completed step
         self._lead_factor = 1.0
         self._waited_for_masks = False  # the newest completed step
+        self._others_end_s = -math.inf  # of the last request that was no background one; infinity while one is live
         scheduler.speculation.costs = self.costs  # by which it weighs drafts
         scheduler.prompt_budget.limit(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
     def due_s(self, in_flight: Sequence[SentStep], now_s: float) -> float | None:
         """When the next step should be made, by time.monotonic. None for at once: no step is in flight, a newcomer could not
-        join the step, the time of those in flight is unknown, or the wait would be too short."""
+        join the step, the time of those in flight is unknown, or the wait would be too short. A background step waits, also
+        with none in flight, for requests of others' clients."""
+        if not self._scheduler.is_background:
+            self._others_end_s = math.inf if self._scheduler.has_work else -math.inf
+        else:
+            self._others_end_s = min(self._others_end_s, now_s)
+            if (due_s := self._others_end_s + HOLD_BACKGROUND_S) > now_s:
+                return due_s
         if not in_flight or not self._scheduler.admits_newcomers:
             return None
         expected_ms = 0.0

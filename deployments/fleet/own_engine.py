@@ -94,7 +94,7 @@ class OwnEngine(ServedModel):
         """All or none: raises QueueFull or NotReady while the streams are suspended still."""
         if left := [stream.sequence for stream in streams if not stream.ended]:
             self.check_capacity()
-            self.service.loop.make_room(left[0].terms.owner, [seq.prompt_len for seq in left])
+            self.service.loop.make_room(left[0].terms, [seq.prompt_len for seq in left])
         await super().readmit(streams, is_timed=is_timed)
 
     def _place(self, lives: Iterable[RoutedStream], silent_since_s: float | None = None) -> None:

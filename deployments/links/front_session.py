@@ -187,7 +187,7 @@ class FrontSession(ABC):
                 loop.check_adapter(message.terms.adapter)
                 stream = self.streams[first] = FrontStream(self, first, _continued(message, loop))
                 if message.is_readmitted:
-                    loop.make_room(message.terms.owner, [len(message.prompt)])
+                    loop.make_room(message.terms, [len(message.prompt)])
                 loop.continue_(stream, message.num_failures, first=message.has_begun)
         except LlamaError as error:
             self.streams.pop(first, None)

@@ -21,9 +21,10 @@ from pydantic import (
 
 from deployments.openai.errors import Unsupported
 from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import BACKGROUND
 from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
-MAX_PRIORITY = 100
+MAX_PRIORITY = BACKGROUND
 MAX_OWNER_CHARS = 64
 MAX_CHOICES = 128  # prompts * n of one request
 MAX_STOPS = 16  # each costs a comparison for every character of the answer

@@ -57,7 +57,9 @@ class SamplingFields(Body):
     user: User = Field(
         None, description="Users share the server fairly; where API keys are configured, keys do instead."
     )
-    priority: OptionalInteger = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
+    priority: OptionalInteger = Field(
+        None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first, 100 while there is nothing else."
+    )
     presence_penalty: float | None = sampled("presence_penalty", "Lowers the logit of every token that the answer has.")
     frequency_penalty: float | None = sampled(
         "frequency_penalty", "Lowers a token's logit once for each time that the answer has it."

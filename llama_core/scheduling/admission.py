@@ -10,6 +10,9 @@ its owner, the newest sequence of the owner that runs most is preempted, at most
 others; never for a sequence of a lower priority. A preemption brings the two owners closer and never past each other, so it
 is not reversed: without arrivals and ends there are fewer of them than slots. An owner's oldest sequences, up to its share,
 are never chosen. A single owner loses nothing. Adapters' places are shared alike, but all sequences of one adapter make way.
+
+Background sequences run only while no other is live: the first other one preempts all of them. So they hold nothing that it may
+need, and run beside none.
 """
 
 from collections import Counter, defaultdict
@@ -41,6 +44,11 @@ def adapters_by_owner(running: Seq[Sequence]) -> dict[str, set[str]]:
         if seq.terms.adapter:
             adapters[seq.terms.owner].add(seq.terms.adapter)
     return adapters
+
+
+def are_background(running: Seq[Sequence]) -> bool:
+    """Whether no other than background sequences run. None runs beside others."""
+    return not running or running[0].terms.is_background
 
 
 class _Pair(NamedTuple):
@@ -134,21 +142,23 @@ class Admission:
         self.prefixes = PrefixCache(pool.prefixes, self._window, is_enabled=self._prefix_caching)
         self._head_lacks_blocks = False
 
-    def victims(self, lengths: Seq[int], owner: str) -> list[Sequence]:
+    def victims(self, lengths: Seq[int], owner: str, *, is_background: bool = False) -> list[Sequence]:
         """The waiting sequences that have to give way, so that a request whose sequences have this many tokens each may be
         queued as a whole. Raises QueueFull if the capacity is taken now, InvalidParameter if no idle server could ever take it.
 
-        A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
+        A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length. Background sequences
+        count for one another alone.
         """
-        victims: dict[Sequence, None] = {}  # a set in their order
-        while (exceeded := self._exceeded(lengths, owner, victims)) is not None:
+        gone = dict.fromkeys(() if is_background else self.waiting.background())  # a set in their order
+        num_behind = len(gone)
+        while (exceeded := self._exceeded(lengths, owner, gone)) is not None:
             limit, by_tokens = exceeded
-            last = self.waiting.last_of_largest(owner, sum(lengths), victims, by_tokens=True) if by_tokens else []
-            last = last or self.waiting.last_of_largest(owner, len(lengths), victims, by_tokens=False)
+            last = self.waiting.last_of_largest(owner, sum(lengths), gone, by_tokens=True) if by_tokens else []
+            last = last or self.waiting.last_of_largest(owner, len(lengths), gone, by_tokens=False)
             if not last:
                 raise QueueFull(limit)
-            victims |= dict.fromkeys(last)
-        return list(victims)
+            gone |= dict.fromkeys(last)
+        return list(gone)[num_behind:]
 
     def _exceeded(self, lengths: Seq[int], owner: str, victims: Collection[Sequence]) -> tuple[str, bool] | None:
         """The limit that the request would exceed without the victims, and whether it is the one of tokens. Raises what
@@ -337,6 +347,8 @@ class Admission:
         return filter(may_overtake, self.waiting.in_turn(num_running))
 
     def _may_run(self, seq: Sequence, running: Seq[Sequence]) -> bool:
+        if seq.terms.is_background and not (self.waiting.is_background and are_background(running)):
+            return False
         # Of a sequence that was preempted in mid-step, the sampled token has not been read back.
         return not seq.inflight and self._quarantine.admits(seq, running)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import BACKGROUND, Sequence
 
 # The weights of that paper: a sampled token costs a row of a step with few rows, a prompt's token a row among many.
 PROMPT_COST: Final = 1
@@ -91,6 +91,15 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self.length
 
+    @property
+    def is_background(self) -> bool:
+        """Whether no other than background requests wait."""
+        return not self._begun and not any(part.by_owner for rank, part in self._classes.items() if rank < BACKGROUND)
+
+    def background(self) -> Iterator[Sequence]:
+        parts = (part for priority, part in self._classes.items() if priority >= BACKGROUND)
+        return (seq for part in parts for waiting in part.by_owner.values() for seq in waiting)
+
     def __iter__(self) -> Iterator[Sequence]:
         """The begun requests, then the others by priority and owner: not in the order of their turns."""
         yield from self._begun
@@ -98,18 +107,21 @@ class WaitingQueue:
             for waiting in self._classes[priority].by_owner.values():
                 yield from waiting
 
-    def add(self, seq: Sequence) -> None:
-        """Add a new request after its owner's others, a preempted one before them."""
+    def add(self, seq: Sequence, *, first: bool = False) -> None:
+        """Add a new request after its owner's others, a preempted one before them. first: before them too."""
         num_tokens = seq.length if seq.num_cached is None else 0
         part = self._class(seq.terms.priority)
         if part.add(seq, num_tokens):
             self._evict_idle_owners()
-        if seq.num_cached is not None:
+        if first or seq.num_cached is not None:
             part.by_owner[seq.terms.owner].move_to_end(seq, last=False)
         self._count_waiting(seq.terms.owner, 1, num_tokens)
 
     def add_first(self, seq: Sequence) -> None:
-        """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn."""
+        """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn. A
+        background request comes before its owner's alone."""
+        if seq.terms.is_background:
+            return self.add(seq, first=True)
         self._begun[seq] = None
         self._begun.move_to_end(seq, last=False)
         self.length += 1

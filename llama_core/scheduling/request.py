@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
 from llama_core.scheduling.drafting import Drafting
@@ -51,12 +52,16 @@ def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[in
     return tokens
 
 
+BACKGROUND: Final = 100  # the priority of requests that run only while there are no others
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Whose a request is, and how it is served; the same for all of its sequences.
 
-    owner: owners share the capacity fairly. priority: the lowest number is served first. cache_scope: cached blocks are shared
-    within one scope. adapter: the digest of a LoRA adapter. request_id: for log lines, and to abort.
+    owner: owners share the capacity fairly. priority: the lowest number is served first, BACKGROUND while there is no other.
+    cache_scope: cached blocks are shared within one scope. adapter: the digest of a LoRA adapter. request_id: for log lines,
+    and to abort.
     """
 
     owner: str = ""
@@ -64,6 +69,10 @@ class Terms:
     cache_scope: str = ""
     adapter: str = ""
     request_id: str = ""
+
+    @property
+    def is_background(self) -> bool:
+        return self.priority >= BACKGROUND
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from llama_core.errors import NonFiniteLogits, NoTokenAllowed, QueueFull, RankFailure
 from llama_core.scheduling.adapter_places import AdapterPlaces
-from llama_core.scheduling.admission import Admission
+from llama_core.scheduling.admission import Admission, are_background
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
@@ -121,10 +121,12 @@ class Scheduler:
         `make_room` has made room for them."""
         self.admission.victims(lengths, owner)
 
-    def make_room(self, lengths: Seq[int], owner: str) -> list[Sequence]:
+    def make_room(self, lengths: Seq[int], owner: str, *, is_background: bool = False) -> list[Sequence]:
         """`check_capacity`, and end the waiting sequences that have to give way. Returns them; none of their requests has
-        begun."""
-        victims = self.admission.victims(lengths, owner)
+        begun. Background sequences leave their slots."""
+        if not is_background:
+            self._vacate_background()
+        victims = self.admission.victims(lengths, owner, is_background=is_background)
         for seq in victims:
             seq.error = QueueFull("the queue is full: this request has given way to one of a key or user with fewer")
             self.finish(seq, FinishReason.ERROR)
@@ -205,7 +207,14 @@ class Scheduler:
     def admits_newcomers(self) -> bool:
         """Whether a request that came now could be admitted to the next step: a slot is free, and none waits before it, or a
         prompt is being computed, which it could overtake."""
-        return bool(self.admission.free_slots) and (self._leaves_prompt or not self._waiting.length)
+        if self.is_background:  # and makes room
+            return True
+        return bool(self.admission.free_slots) and (self._leaves_prompt or self._waiting.is_background)
+
+    @property
+    def is_background(self) -> bool:
+        """Whether there are live requests, and all are background ones."""
+        return self.has_work and self._waiting.is_background and are_background(self._running)
 
     def drop_unsent(self) -> None:
         """Forget the step made last, which has reached no rank. `restart` must follow: its tokens count as computed and are
@@ -321,7 +330,14 @@ class Scheduler:
             self.finish(seq, reason)
         return appended
 
+    def _vacate_background(self) -> None:
+        if are_background(self._running):
+            while self._running:
+                self._preempt(self._running[-1])
+
     def _preempt_for_waiting(self) -> None:
+        if not self._waiting.is_background:
+            self._vacate_background()
         if over_share := self.admission.preemptible_for_place(self._running):
             for seq in reversed(over_share):
                 self._preempt(seq)

@@ -60,7 +60,7 @@ def _add(bench: Bench, draw: Random) -> None:
         draw.randint(0, 20),
         n=draw.choice((1, 1, 1, 2, 4)),
         owner=draw.choice(OWNERS),
-        priority=draw.choice((0, 0, 1, 2)),
+        priority=draw.choice(bench.world.priorities),
         ignore_eos=draw.random() < 0.5,
         prompt_logprobs=draw.random() < 0.2,
         seed=draw.randint(0, 2),

@@ -11,7 +11,7 @@ from random import Random
 from llama_core.errors import InvalidParameter, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, RequestProgress, Sequence, Terms
+from llama_core.scheduling.request import BACKGROUND, FinishReason, RequestProgress, Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -24,6 +24,7 @@ MAX_LENGTH = 28  # of a sequence
 PREFIXES: tuple[list[int], ...] = ([], [5] * 9, list(range(10, 19)), [7, 8] * 6)
 ADAPTERS = ("a", "b", "c")  # more than the ranks hold at once
 OWNERS = ("", "a", "b", "c")
+PRIORITIES = (0, 0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class World:
     model: Model = arbitrary
     window: int = 0  # positions that a position attends to; 0: all
     deferrals: float = 0.0  # of rows with a grammar
+    priorities: tuple[int, ...] = PRIORITIES
 
     @staticmethod
     def random(draw: Random) -> "World":
@@ -58,6 +60,7 @@ class World:
             model=draw.choice((arbitrary, repetitive)),
             window=window,
             deferrals=draw.choice((0.0, 0.2, 0.6)),
+            priorities=draw.choice((PRIORITIES, PRIORITIES, (0, 1, BACKGROUND, BACKGROUND))),
         )
 
 
@@ -130,9 +133,9 @@ class Bench:
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
         held = dict(self.scheduler.admission.waiting._waiting_of)
         try:
-            victims = self.scheduler.make_room([len(prompt)] * n, owner)
+            victims = self.scheduler.make_room([len(prompt)] * n, owner, is_background=priority == BACKGROUND)
         except (QueueFull, InvalidParameter) as error:
-            self._check_refusal(n, len(prompt), owner, is_for_ever=isinstance(error, InvalidParameter))
+            self._check_refusal(n, len(prompt), owner, priority, is_for_ever=isinstance(error, InvalidParameter))
             return []
         gone = {seq for seq in self.heard if seq.finished}
         for seq in victims:
@@ -184,6 +187,9 @@ class Bench:
         assert self.scheduler.num_preemptions >= num_preemptions, "an owner keeps all places of adapters"
         self._check_prompts(batch, prompts)
         self._begun.update(seq for seq in self.scheduler._running)
+        runs_background = any(seq.terms.is_background for seq in self.scheduler._running)
+        has_others = any(not seq.terms.is_background for seq in self.scheduler.live())
+        assert not (runs_background and has_others), "a background sequence runs while there are others"
         config = self.scheduler.config
         assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
         assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of samples"
@@ -284,33 +290,34 @@ class Bench:
         self.num_ended += 1
         del self.heard[seq]
 
-    def _check_refusal(self, n: int, length: int, owner: str, *, is_for_ever: bool) -> None:
+    def _check_refusal(self, n: int, length: int, owner: str, priority: int, *, is_for_ever: bool) -> None:
         """Refuse only without capacity, or if other owners are known and most waiting sequences are of this owner."""
         most, most_tokens, queue = (
             self.world.max_waiting,
             self.world.max_waiting_tokens,
             self.scheduler.admission.waiting,
         )
+        waiting = [seq for seq in queue if priority == BACKGROUND or not seq.terms.is_background]
         free = self.world.slots - self.scheduler.num_running
-        assert len(queue) + n > free, "a free slot is refused"
+        assert len(waiting) + n > free, "a free slot is refused"
         never_fits = most is not None and n > most + self.world.slots
         if most_tokens is not None and n > self.world.slots + 1:
             never_fits = never_fits or (n - self.world.slots) * length > most_tokens
         assert is_for_ever == never_fits, "a permanent refusal is one that an idle scheduler would give"
         mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
-        is_full = most is not None and len(queue) + n > most + free
+        is_full = most is not None and len(waiting) + n > most + free
         if most_tokens is not None:
             has_run = {*queue._begun, *(seq for seq in queue if seq.num_cached is not None)}
-            behind = [*(0 if seq in has_run else seq.length for seq in queue), *[length] * n][free:]
+            behind = [*(0 if seq in has_run else seq.length for seq in waiting), *[length] * n][free:]
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
         assert never_fits or is_full or (owner and mine and others), "refused although there is capacity"
         # Preempted sequences may wait beyond the limit.
-        if never_fits or mine or n > 1 or most is None or most_tokens is not None or len(queue) > most + free:
+        if never_fits or mine or n > 1 or most is None or most_tokens is not None or len(waiting) > most + free:
             return
         # A newcomer gets a place, unless all that the largest owner has waiting have begun.
-        unbegun = {one.terms.owner for one in {*queue} - {*queue._begun} if not self._begun & self.requests[one]}
-        sizes = {one: num for one, (num, _) in queue._waiting_of.items() if one}
+        unbegun = {one.terms.owner for one in {*waiting} - {*queue._begun} if not self._begun & self.requests[one]}
+        sizes = Counter(one.terms.owner for one in waiting if one.terms.owner and one not in queue._begun)
         largest = [one for one, num in sizes.items() if num == max(sizes.values())]
         assert max(sizes.values(), default=0) < 2 or not unbegun.issuperset(largest), "a newcomer has no place"
 

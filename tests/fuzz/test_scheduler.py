@@ -62,6 +62,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a long prompt overtakes": (admission, "overtakes", lambda *given: True),
     "a newcomer is shut out": (WaitingQueue, "last_of_largest", lambda *given, **limit: []),
     "one owner keeps all places": (Admission, "preemptible_for_place", lambda *given: []),
+    "background sequences do not give way": (admission, "are_background", lambda running: True),
     "an adapter finds another's prefix": (prefix_cache, "root_hash", lambda scope, adapter: b""),
 }
 

@@ -84,9 +84,9 @@ def watched(world: OperatedWorld) -> Iterator[None]:
         if not link.is_lost:
             world.on_suspicion()
 
-    def made_room(scheduler: Scheduler, lengths: Sequence[int], owner: str) -> Any:
+    def made_room(scheduler: Scheduler, lengths: Sequence[int], owner: str, **priority: bool) -> Any:
         try:
-            return make_room(scheduler, lengths, owner)
+            return make_room(scheduler, lengths, owner, **priority)
         except QueueFull as error:
             world.rules.on_refused(scheduler, lengths, owner, error.message)
             raise

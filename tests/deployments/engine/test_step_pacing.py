@@ -9,13 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.step_pacing import (
-    SentStep,
-    StepPacing,
-)
+from deployments.engine.step_pacing import HOLD_BACKGROUND_S, SentStep, StepPacing
 from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.request import BACKGROUND, FinishReason, Sequence, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -74,6 +71,19 @@ async def test_no_step_is_held_back_where_a_newcomer_could_not_join_it() -> None
     assert pacing.due_s(running, 100.0) is None, "no slot is free"
 
 
+async def test_a_background_step_is_due_a_while_after_the_last_other_request() -> None:
+    scheduler = make()
+    pacing = StepPacing(scheduler)
+    scheduler.add(Sequence([1, 5], SamplingParams(), 50, Terms(priority=BACKGROUND)))
+    assert pacing.due_s([], 99.0) is None, "there was no other request"
+    other = Sequence([1, 6], SamplingParams(), 50)
+    scheduler.add(other)
+    assert pacing.due_s([], 100.0) is None
+    scheduler.finish(other, FinishReason.ABORT)
+    due_s = 100.01 + HOLD_BACKGROUND_S
+    assert (pacing.due_s([], 100.01), pacing.due_s([], 100.02), pacing.due_s([], due_s)) == (due_s, due_s, None)
+
+
 class Timed(FakeGroup):
     """Reports the time that it takes for a step, and how many steps it began with the next one waiting."""
 
@@ -123,6 +133,23 @@ async def test_ranks_that_complete_a_step_find_the_next_one_waiting(depth: int) 
         group.num_followed, before = 0, len(group.steps)
         await until(lambda: len(stream.sequence.output) >= 23)
         assert group.num_followed >= len(group.steps) - before - 1, "a held step is sent before the running one ends"
+
+
+async def test_a_client_s_next_request_finds_no_background_step_between() -> None:
+    async with held(step_s=0.1) as (group, engine, stream, task):
+        loop = asyncio.get_running_loop()
+        background = submit(engine, [1, 4], GREEDY, priority=BACKGROUND)
+        await read(stream)
+        await asyncio.sleep(HOLD_BACKGROUND_S / 2)
+        began_s, following = loop.time(), submit(engine, [1, 5], SamplingParams(temperature=0.0, max_tokens=2))
+        await until(lambda: following.sequence.output)
+        assert loop.time() - began_s == pytest.approx(group.step_s)
+        assert not background.sequence.output and all(len(step.rows) == 1 for step in group.steps)
+        await read(following)
+        ended_s = loop.time()
+        assert await read(background) == continuation([1, 4], 60, ignore_eos=True)
+        assert loop.time() - ended_s >= HOLD_BACKGROUND_S + 60 * group.step_s
+        assert not task.done()
 
 
 @pytest.mark.parametrize("cause", ["a failed step", "a failed send", "a cancelled loop"])
