@@ -254,7 +254,7 @@ async def _useful_in_flight(client: httpx.AsyncClient) -> int:
     props = response.json()
     num_engines = sum(engine["model"] == props["model"] for engine in props["engines"])
     num_slots = int(props["max_batch_size"])
-    return max(1, num_engines) * (num_slots + min(num_slots // 8, int(props["max_queue"])))
+    return int(max(1, num_engines) * (num_slots + min(num_slots // 8, int(props["max_queue"]))))
 
 
 class OwnServer:

@@ -79,7 +79,11 @@ def up(
         typer.Option(min=1, metavar="COUNT", help="Ranks that share the model; as few as hold it, or the file's."),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key that requests must have; several are separated by commas.")
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Keys of requests, separated by commas. Other users here can read them.",
+        ),
     ] = None,
     check: Annotated[
         bool,
@@ -127,6 +131,8 @@ def up(
     argument, settings = _model_and_settings(model, overrides or [])
     options = {"http_options.port": port, "http_options.host": host, "model_parallel_size": ranks}
     settings += [f"{name}={value}" for name, value in options.items() if value is not None]
+    if api_key is not None and not digests_of(api_key):
+        raise typer.BadParameter("has no key in it", param_hint="--api-key")
     if api_key is not None:
         settings.append(f"api_key_digests={json.dumps(digests_of(api_key))}")
     if check:

@@ -30,7 +30,7 @@ from llama_core.model.config import ModelConfig
 from llama_core.model.weight_formats import Quantization
 from llama_core.remote.model_files import Kind, RemoteModel
 from llama_core.remote.names import remote_name
-from llama_core.remote.store import fetch, outline, pin
+from llama_core.remote.store import fetched, outline, pin
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.tool_format import AUTO as TOOL_FORMAT_AUTO
@@ -329,7 +329,11 @@ class EngineArgs(Args):
         return self.model_parallel_size or open_checkpoint(self.checkpoint).num_shards()
 
     def manifest(self) -> Manifest | None:
-        """The SHA-256 that the files must have, if a manifest exists. Raises CheckpointError."""
+        """The SHA-256 that the files must have, if a manifest exists. Raises CheckpointError or ConfigError."""
+        if self.sha256_manifest is not None and remote_name(self.ckpt_dir) is not None:
+            raise ConfigError.of(
+                "sha256_manifest", "is for files of this machine; a hub publishes the SHA-256 of its own"
+            )
         return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
 
     def open_adapters(self, model: ModelConfig) -> dict[str, Adapter]:
@@ -431,8 +435,7 @@ def found(path: str, kind: Kind = "model") -> Path:
     """As `resolve`; of a remote model an outline, which needs no weights, of a remote adapter all files. Raises FetchError."""
     if (name := remote_name(path)) is None:
         return resolve(path)
-    model = pin(name, kind)
-    return fetch(model) if kind == "adapter" else outline(model)
+    return fetched(path, kind) if kind == "adapter" else outline(pin(name, kind))
 
 
 def _pinned(path: str, kind: Kind) -> str:

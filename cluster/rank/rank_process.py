@@ -36,7 +36,7 @@ from llama_core.host.memory import available_host_bytes
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 from llama_core.rank_report import RankReport
 from llama_core.remote import store
-from llama_core.remote.model_files import RemoteModel
+from llama_core.remote.model_files import Kind, RemoteModel
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +133,10 @@ class RankProcess:
             self._phase = Phase.LOADING
             self._on_progress(bar, loaded, total)
 
-        ckpt_dir, tokenizer_path = map(store.local, (order.config.ckpt_dir, order.config.tokenizer_path))
-        config = replace(order.config, ckpt_dir=ckpt_dir, tokenizer_path=tokenizer_path)
+        ckpt_dir, tokenizer_path = order.config.ckpt_dir, order.config.tokenizer_path
+        kind: Kind = "model" if tokenizer_path == ckpt_dir else "tokenizer"
+        paths = {"ckpt_dir": store.local(ckpt_dir), "tokenizer_path": store.local(tokenizer_path, kind)}
+        config = replace(order.config, **paths)  # type: ignore[arg-type]
         try:
             self._runner = order.runner_factory(config, rendezvous, on_progress)
         except CheckpointError:
@@ -206,7 +208,7 @@ class RankProcess:
         return partial(logger.info, "%s") if _logs_json() else None
 
     def _check_downloads(self, digest: CheckpointDigest | None) -> None:
-        """Raises DamagedDownload. digest: of the files that have been loaded, so that nothing is read twice."""
+        """Raises DamagedDownload. digest: of the files that have been loaded, so that no weight is read twice."""
         for model in self._downloads:
             store.check_downloads(model, dict(digest.files) if digest is not None else None)
 

@@ -128,8 +128,9 @@ class LlamaService:
         )
         self._serving = asyncio.create_task(self._serve(self._loop))
         log.info(
-            "ready after %.1f s: world size %d, max_seq_len %d (%s), max_batch_size %d, vocabulary %d, %d cache blocks of %d",
+            "ready after %.1f s: %s, world size %d, max_seq_len %d (%s), max_batch_size %d, vocabulary %d, %d blocks of %d",
             time.monotonic() - self._started_s,
+            self.args.ckpt_dir,
             self.num_ranks,
             self.config.max_seq_len,
             self._context_reason,

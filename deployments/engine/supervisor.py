@@ -121,6 +121,7 @@ class Supervisor:
         self._on_failure = on_failure
         self._on_compute_ms = on_compute_ms
         self._group: Group | None = None
+        self._limit: asyncio.Timeout | None = None  # of an attempt to start ranks
         self._all_bundles = rank_bundle_indices(self.num_ranks)
         self._bundles = self._all_bundles  # of the group that serves, or is being started
         self._first_start_s = 0.0
@@ -230,7 +231,7 @@ class Supervisor:
             if bundles := plan.choose(usable):
                 self._bundles = bundles
                 try:
-                    async with asyncio.timeout(min(longest_s, deadline - time.monotonic())):
+                    async with asyncio.timeout(min(longest_s, deadline - time.monotonic())) as self._limit:
                         return await self._start_group(self._num_blocks)
                 except Exception as error:
                     if (
@@ -315,6 +316,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(PROGRESS_PERIOD_S)
             statuses = await group.statuses()
+            if self.is_fetching and self._limit is not None:  # a download takes as long as it takes
+                self._limit.reschedule(asyncio.get_running_loop().time() + SHORTEST_ATTEMPT_S)
             self.is_fetching = any(status is not None and status.phase is Phase.FETCHING for status in statuses)
             words = [f"rank {rank} {_progress_text(status)}" for rank, status in enumerate(statuses)]
             self.loading = ", ".join(words) or self.loading

@@ -109,7 +109,11 @@ def examine(config: ConfigFile, cluster: str | None, *, reads_files: bool, repla
         yield _placement(args, cluster, nodes)
     if has_runtime_env(config):
         return
-    downloads = args.downloads if cluster is None or reads_files else ()
+    try:
+        downloads = args.downloads if cluster is None or reads_files else ()
+    except FetchError as error:
+        yield Finding("download", "fail", error.message)
+        return
     yield from map(_download, downloads)
     is_here = all(local_path(model) is not None for model in downloads)
     # What is wrong with a remote model is told before its weights are fetched.

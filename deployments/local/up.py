@@ -54,8 +54,8 @@ def serve(argument: str, overrides: Sequence[str], *, verbose: bool = False, rep
         claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
         findings = list(examine(config, joined_cluster(), reads_files=False))
         if exit_status(findings) == 0 and joined_cluster() is None:
+            _fetch(config, findings)  # first: a cache is shared as its owner has set it up
             keep_files_private()
-            _fetch(config, findings)
     except ConfigError as error:
         findings = [Finding("port" if error.param == "port" else "arguments", "fail", error.message)]
     except (LlamaError, OSError) as error:

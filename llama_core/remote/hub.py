@@ -4,6 +4,7 @@ HF_HUB_OFFLINE)."""
 import difflib
 import glob
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,10 +19,11 @@ from llama_core.errors import FetchError, Unreachable
 from llama_core.remote.model_files import RemoteFile, RemoteModel
 from llama_core.remote.names import RemoteName
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 10.0
 _SHA256_DIGITS: Final = 64
 _SHOWN: Final = 8
 _SEARCHED: Final = 50
+_NO_HUB: Final = (ValueError, TypeError, KeyError)  # what an answer of something else than a hub gives
 _HTTP_LIBRARIES: Final = ("httpx", "httpx2", "requests", "urllib3")  # that versions of huggingface_hub use
 
 if not sys.stderr.isatty():
@@ -33,12 +35,13 @@ def listed(name: RemoteName) -> tuple[str, Sequence[RemoteFile]]:
     with _explained(name):
         api = huggingface_hub.HfApi()
         found = api.model_info(name.path, revision=name.revision or None, timeout=_TIMEOUT_S, files_metadata=True)
-    files = [
-        RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs is not None else "")
-        for each in found.siblings or ()
-    ]
-    assert found.sha is not None
-    return found.sha, files
+        files = [
+            RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs is not None else "")
+            for each in found.siblings or ()
+        ]
+        if re.fullmatch("[0-9a-f]{40}", found.sha or "") is None:
+            raise ValueError("no commit")
+    return str(found.sha), files
 
 
 def listed_in_cache(name: RemoteName) -> tuple[str, Sequence[RemoteFile]] | None:
@@ -102,12 +105,13 @@ def _explained(name: RemoteName) -> Iterator[None]:
         what = f"has no revision {name.revision!r}"
     except errors.HFValidationError as error:
         what = f"is not the name of a model: {error}"
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, *_NO_HUB) as error:
         raise _unreachable(name, error) from None
     except errors.HfHubHTTPError as error:
-        if error.response.status_code >= 500:
+        status = error.response.status_code
+        if status >= 500 or status == 429:
             raise _unreachable(name, error) from None
-        what = f"{hub} answers {error.response.status_code}: {error.server_message or error}"
+        what = f"{hub} answers {status}: {(error.server_message or '').partition(chr(10))[0][:200]!r}"
     except OSError as error:
         if error.errno is not None and not isinstance(error, ConnectionError):
             raise  # of this machine
@@ -128,7 +132,9 @@ def _unreachable(name: RemoteName, error: Exception) -> Unreachable:
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else type(error).__name__
+    """Its first line, without what may be a URL's signature."""
+    words = str(error).partition("\n")[0].partition("?")[0][:200]
+    return f"{type(error).__name__}: {words!r}"
 
 
 def _cached(name: RemoteName) -> str:

@@ -22,6 +22,8 @@ Read = Callable[[str], bytes]
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model")
 _TEXT_FILES: Final = frozenset((*_TOKENIZERS, *SIDE_FILES, *TEMPLATE_FILES))
 _DEFAULT_PART: Final = "Q4_K_M"  # llama.cpp's default too
+_SAFETENSORS: Final = ".safetensors"
+_MAX_TEXT_BYTES: Final = 100_000_000
 _SHOWN_PARTS: Final = 12
 
 
@@ -36,9 +38,11 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The files that are read of a pinned model."""
+    """The files that are read of a pinned model, tokenizer or adapter. asked: the name that was pinned."""
 
     name: RemoteName
+    kind: Kind
+    asked: RemoteName
     files: tuple[RemoteFile, ...]
 
     @property
@@ -46,17 +50,26 @@ class RemoteModel:
         return sum(file.size for file in self.files)
 
 
-def chosen_files(name: RemoteName, kind: Kind, listed: Sequence[RemoteFile], read: Read) -> RemoteModel:
+def chosen_files(asked: RemoteName, revision: str, kind: Kind, listed: Sequence[RemoteFile], read: Read) -> RemoteModel:
     """The files that a model, a tokenizer or an adapter needs, of those `listed`. Copies in other formats are left out.
 
     read: the content of a small file. Raises FetchError that says what is missing.
     """
-    files = {file.name: file for file in listed if ".." not in Path(file.name).parts}
+    name = asked.pinned(revision)
+    files = {file.name: file for file in listed if _is_below(file.name)}
     wanted, main = _wanted(name, kind, files, read)
     if missing := [each for each in wanted if each not in files]:
         raise FetchError(f"{name}: has no {missing[0]}", param="ckpt_dir")
+    for each in wanted:
+        if not each.endswith((SUFFIX, _SAFETENSORS)) and files[each].size > _MAX_TEXT_BYTES:
+            raise FetchError(f"{name}: {each} has {files[each].size} bytes, more than {_MAX_TEXT_BYTES}")
     pinned = replace(name, part=main) if name.scheme == HUB else name
-    return RemoteModel(pinned, tuple(files[each] for each in wanted))
+    return RemoteModel(pinned, kind, asked, tuple(files[each] for each in wanted))
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name that a store tells is that of a file in the model's folder."""
+    return name.isprintable() and not name.startswith("/") and ".." not in Path(name).parts
 
 
 def _wanted(name: RemoteName, kind: Kind, files: Mapping[str, RemoteFile], read: Read) -> tuple[list[str], str]:
@@ -102,4 +115,4 @@ def _gguf_file(name: RemoteName, ggufs: Sequence[str]) -> str:
         return found[0]
     shown = ", ".join((found or firsts)[:_SHOWN_PARTS]) or "none"
     what = "several GGUF files" if not name.part else f"{len(found) or 'no'} GGUF files for {name.part}"
-    raise FetchError(f"{name}: has {what}: write {name.path}:FILE with one of {shown}", param="ckpt_dir")
+    raise FetchError(f"{name}: has {what}: name one of {shown}", param="ckpt_dir")

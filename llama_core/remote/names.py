@@ -20,7 +20,7 @@ _HUB_NAME: Final = re.compile(
     r"(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./ +-]+))?",
     re.ASCII,
 )
-_URL: Final = re.compile(r"(?P<scheme>s3|gs|https?)://(?P<path>[^\s#]+?)/?(#(?P<revision>[0-9a-f]{16}))?")
+_URL: Final = re.compile(r"(?P<scheme>s3|gs|https?)://(?P<path>[^\s#?@]+?)/?(#(?P<revision>[0-9a-f]{16}))?")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 

@@ -21,6 +21,7 @@ from llama_core.remote.names import RemoteName
 _CHUNK_BYTES: Final = 32 * 2**20
 _NUM_THREADS: Final = 4
 _PAUSES_S: Final = (0.5, 2.0, 8.0, 20.0)  # before a chunk is asked for again
+_VERSIONS: Final = ("ETag", "etag", "generation", "Last-Modified", "LastModified")  # of a file, by what stores call it
 _UNFINISHED: Final = ".incomplete"
 _PACKAGES: Final = {"s3": "llama-on-ray[s3]", "gs": "llama-on-ray[gcs]"}
 _VARIABLES: Final = {
@@ -90,8 +91,6 @@ def read(name: RemoteName, file: str, begin: int, end: int) -> bytes:
 
 def _entries(name: RemoteName) -> dict[str, tuple[int, str]]:
     """Size and ETag of each file, by its name."""
-    if "@" in name.path.partition("/")[0]:
-        raise FetchError("a URL must have no user name: it stands in logs")
     file_system = _file_system(name)
     file_system.invalidate_cache()
     if name.path.endswith(SUFFIX):
@@ -104,7 +103,7 @@ def _entries(name: RemoteName) -> dict[str, tuple[int, str]]:
     for url, info in found.items():
         if info.get("size") is None:
             raise FetchError(f"{url}: the server does not tell its size")
-        entries[url.rpartition("/")[2]] = int(info["size"]), str(info.get("ETag") or info.get("etag") or "")
+        entries[url.rpartition("/")[2]] = int(info["size"]), str(next(filter(None, map(info.get, _VERSIONS)), ""))
     return entries
 
 
@@ -129,8 +128,11 @@ def _explained(name: RemoteName) -> Iterator[None]:
     except ImportError as error:
         package = _PACKAGES.get(name.scheme, "aiohttp")
         what = f"needs a package that is not installed ({error}): pip install '{package}' on every node"
-    except FileNotFoundError:
-        what = "there is no such file, folder or bucket"
+    except FileNotFoundError as error:
+        status = getattr(error.__cause__, "status", None)  # fsspec raises this for every error of HTTP
+        if error.__cause__ is not None and status not in (401, 403, 404, 410):
+            raise Unreachable(f"{name}: {type(error.__cause__).__name__}", param="ckpt_dir") from None
+        what = "access is denied" if status in (401, 403) else "there is no such file, folder or bucket"
     except Exception as error:  # of fsspec, botocore, google.auth and aiohttp
         is_access = isinstance(error, PermissionError) or "redential" in type(error).__name__
         if not is_access or name.scheme not in _VARIABLES:

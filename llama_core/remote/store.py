@@ -3,6 +3,7 @@
 A record of what was pinned is kept beside the cache, so that a later start needs no network.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from filelock import FileLock
 
@@ -75,38 +76,78 @@ def pin(name: RemoteName, kind: Kind = "model") -> RemoteModel:
         if (recorded := _recorded(name, kind)) is not None and local_path(recorded) is not None:
             log.warning("%s; going on with %s of an earlier start", error.message, recorded.name)
             return recorded
-        if (cached := store.listed_in_cache(name)) is None:
-            raise
-        revision, files = cached
-    pinned = name.pinned(revision)
-    sizes = {file.name: file.size for file in files}
-    model = chosen_files(pinned, kind, files, lambda file: _content(store, pinned, file, sizes[file]))
-    for each in (name, model.name):
-        _record(each, kind, model)
+        try:
+            cached = store.listed_in_cache(name)
+            return _chosen(name, kind, *cached) if cached is not None else _raise(error)
+        except FetchError:  # not all of the model is there
+            raise error from None
+    model = _chosen(name, kind, revision, files)
+    _record(model.name, model)
+    if (recorded := _recorded(name, kind)) is None or local_path(recorded) is None:
+        _record(name, model)  # else `fetch` does so: until then, what is here serves without the network
     return model
 
 
-def _content(store: Store, name: RemoteName, file: str, size: int) -> bytes:
-    here = store.folder(name) / file
-    return here.read_bytes() if here.is_file() else store.read(name, file, 0, size)
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _chosen(name: RemoteName, kind: Kind, revision: str, files: Sequence[RemoteFile]) -> RemoteModel:
+    store, pinned, sizes = store_of(name), name.pinned(revision), {file.name: file.size for file in files}
+
+    def read(file: str) -> bytes:
+        here = store.folder(pinned) / file
+        return here.read_bytes() if here.is_file() else store.read(pinned, file, 0, sizes[file])
+
+    return chosen_files(name, revision, kind, files, read)
 
 
 def local_path(model: RemoteModel) -> Path | None:
-    """The folder, or the GGUF file, on this node; None unless every file is there as a whole."""
+    """The folder, or the GGUF file, on this node; None unless every file is there as a whole. The folder has links to these
+    files alone: a cache may have more of the repository, in other formats."""
     folder = store_of(model.name).folder(model.name)
     try:
-        is_whole = all((folder / file.name).stat().st_size == file.size for file in model.files)
+        if any((folder / file.name).stat().st_size != file.size for file in model.files):
+            return None
     except OSError:
         return None
-    return folder / model.name.main if is_whole else None
+    place = _place(model.name, model.kind)
+    _make(place, model, lambda made: _link(model, [file.name for file in model.files], made))
+    return place / model.name.main
 
 
-def local(path: str) -> str:
+def local(path: str, kind: Kind = "model") -> str:
     """A path as it is; of a pinned name, where `fetch` puts the model on this node."""
     name = remote_name(path) if "://" in path else None
-    if name is None:
-        return path
-    return str(store_of(name).folder(name) / name.main)
+    return path if name is None else str(_place(name, kind) / name.main)
+
+
+def _place(name: RemoteName, kind: Kind) -> Path:
+    """Another one for each cache: nodes with caches of their own may share this directory."""
+    cache = hashlib.sha256(str(store_of(name).folder(name)).encode()).hexdigest()[:8]
+    return cache_dir() / "models" / f"{name.file_name}.{kind}-{cache}"
+
+
+def _make(folder: Path, model: RemoteModel, write: Callable[[Path], None]) -> None:
+    """Have the model's files in a folder that is written as a whole, by one of several processes."""
+    if all((folder / file.name).exists() for file in model.files):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        write(made)
+        with suppress(OSError):  # another process was faster
+            made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _link(model: RemoteModel, names: Sequence[str], folder: Path) -> None:
+    for name in names:
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to((store_of(model.name).folder(model.name) / name).absolute())
 
 
 def fetch(model: RemoteModel, on_progress: Progress = lambda done, total: None) -> Path:
@@ -119,13 +160,21 @@ def fetch(model: RemoteModel, on_progress: Progress = lambda done, total: None) 
             log.info("fetching %s: %s", model.name, format_bytes(missing))
             _fetch(model, model.files)
             path = local_path(model)
+            if path is not None:
+                _record(model.asked, model)
     if path is None:
         raise FetchError(f"{model.name}: files have other sizes than were listed: start again", param="ckpt_dir")
     return path
 
 
 def _fetch(model: RemoteModel, files: Sequence[RemoteFile]) -> None:
+    folder = store_of(model.name).folder(model.name)
     try:
+        for file in files:
+            path = folder / file.name
+            if path.exists() and path.stat().st_size != file.size:  # libraries take what is there
+                path.resolve().unlink()
+                path.unlink(missing_ok=True)
         store_of(model.name).fetch(model, files)
     except OSError as error:  # of this machine: stores explain their own
         what = f"{error.filename or 'the cache'}: {error.strerror or error}"
@@ -138,11 +187,11 @@ def _cache_variable(model: RemoteModel) -> str:
 
 def check_downloads(model: RemoteModel, digests: Mapping[str, str] | None = None) -> None:
     """Compare files with the SHA-256 that the hub publishes. Removes damaged ones, so that the next `fetch` downloads them
-    again, and raises DamagedDownload. digests: SHA-256 by the file's last name, where they are known; else files are read."""
+    again, and raises DamagedDownload. digests: SHA-256 by the file's last name, where they are known; other files are read."""
     folder = store_of(model.name).folder(model.name)
     for file in model.files:
         path = folder / file.name
-        found = _sha256(path) if digests is None else digests.get(path.name, file.sha256)
+        found = (digests or {}).get(path.name) or _sha256(path)
         if file.sha256 in ("", found):
             continue
         path.resolve().unlink(missing_ok=True)
@@ -168,16 +217,7 @@ def outline(model: RemoteModel) -> Path:
     if (path := local_path(model)) is not None:
         return path
     folder = cache_dir() / "outlines" / model.name.file_name
-    if not all((folder / file.name).exists() for file in model.files):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            _write_outline(model, made)
-            with suppress(OSError):  # another process was faster
-                made.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+    _make(folder, model, lambda made: _write_outline(model, made))
     return folder / model.name.main
 
 
@@ -186,12 +226,12 @@ def _write_outline(model: RemoteModel, folder: Path) -> None:
     texts = [file for file in model.files if not file.name.endswith(_WEIGHTS)]
     if texts:
         _fetch(model, texts)
+    _link(model, [file.name for file in texts], folder)
     for file in model.files:
+        if file in texts:
+            continue
         target = folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if file in texts:
-            target.symlink_to((store.folder(model.name) / file.name).absolute())
-            continue
         with target.open("wb") as opened:
             opened.truncate(file.size)
         write_head = _write_gguf_head if file.name.endswith(SUFFIX) else _write_safetensors_head
@@ -270,7 +310,7 @@ def check_disk(model: RemoteModel) -> int:
 def by_name(text: str, models: Sequence[RemoteModel]) -> str:
     """The text with names of remote models in place of their paths here."""
     for model in models:
-        for folder in (cache_dir() / "outlines" / model.name.file_name, store_of(model.name).folder(model.name)):
+        for folder in (cache_dir() / "outlines" / model.name.file_name, _place(model.name, model.kind)):
             text = text.replace(str(folder), str(model.name))
     return text
 
@@ -294,14 +334,14 @@ def _recorded(name: RemoteName, kind: Kind) -> RemoteModel | None:
     try:
         given = json.loads(_record_path(name, kind).read_bytes())
         files = tuple(RemoteFile(**file) for file in given["files"])
-        return RemoteModel(RemoteName(**given["name"]), files)
+        return RemoteModel(RemoteName(**given["name"]), given["kind"], RemoteName(**given["asked"]), files)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _record(name: RemoteName, kind: Kind, model: RemoteModel) -> None:
-    path = _record_path(name, kind)
+def _record(name: RemoteName, model: RemoteModel) -> None:
+    path = _record_path(name, model.kind)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(asdict(model)))
-    unfinished.replace(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as unfinished:
+        unfinished.write(json.dumps(asdict(model)))
+    os.replace(unfinished.name, path)

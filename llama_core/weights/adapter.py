@@ -27,7 +27,7 @@ class LowRank(NamedTuple):
 
 def read_adapter(folder: str, digest: str, model: ModelConfig, share: RankShare, max_rank: int) -> list[LowRank]:
     """Raises CheckpointError where the files have changed since they were checked, and what reading a damaged file raises."""
-    specs, folder = weight_specs(model), local(folder)
+    specs, folder = weight_specs(model), local(folder, "adapter")
     adapter = open_adapter(folder, model, max_rank)
     if adapter.digest != digest:
         raise CheckpointError(f"{folder}: the adapter has changed since it was loaded: load it again")

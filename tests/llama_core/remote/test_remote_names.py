@@ -76,7 +76,7 @@ def chosen(text: str, names: list[str], kind: Kind = "model", index: object = No
     name = remote_name(text)
     assert name is not None
     content = json.dumps(index if index is not None else {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).encode()
-    model = chosen_files(name, kind, [RemoteFile(each, 1) for each in names], lambda file: content)
+    model = chosen_files(name, COMMIT, kind, [RemoteFile(each, 1) for each in names], lambda file: content)
     return [file.name for file in model.files], model.name.main
 
 
@@ -116,7 +116,7 @@ def test_tokenizers_and_adapters_bring_no_weights_of_the_model() -> None:
         (
             "o/n",
             ["a-Q4_0.gguf", "a-Q8_0.gguf"],
-            "several GGUF files: write o/n:FILE with one of a-Q4_0.gguf, a-Q8_0.gguf",
+            "several GGUF files: name one of a-Q4_0.gguf, a-Q8_0.gguf",
         ),
         ("o/n:Q3_X", GGUFS, "no GGUF files for Q3_X"),
         ("o/n:Q4_0", ["a-Q4_0.gguf", "b-Q4_0.gguf"], "2 GGUF files for Q4_0"),

@@ -85,11 +85,45 @@ def test_a_pinned_model_stays_when_the_repository_moves_on(hub: FakeHub, folder:
     )
 
 
+def test_what_was_served_serves_again_though_only_headers_of_a_later_revision_are_here(
+    hub: FakeHub, folder: Path
+) -> None:
+    hub.add(REPO, folder)
+    served = fetched(REPO)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    hub.add(REPO, folder)
+    later = pin(named(REPO))
+    outline(later)
+    hub.down = True
+    assert fetched(REPO) == served
+    hub.down = False
+    newest = fetch(later)
+    hub.down = True
+    assert fetched(REPO) == newest != served
+
+
+def test_files_of_other_sizes_are_fetched_again(hub: FakeHub) -> None:
+    hub.add(REPO, big())
+    path = fetched(REPO) / WEIGHTS
+    os.truncate(path.resolve(), 5)
+    assert (fetched(REPO) / WEIGHTS).read_bytes() == BIG
+
+
+@pytest.mark.parametrize("name", ["/etc/x.gguf", "../x.gguf", "a/../../x.gguf", "a\x1b[2J.gguf"])
+def test_names_that_lead_elsewhere_are_not_files_of_the_model(hub: FakeHub, name: str) -> None:
+    hub.add(REPO, {name: b"GGUF"})
+    with pytest.raises(FetchError, match="neither"):
+        pin(named(REPO))
+
+
 def test_what_another_program_has_fetched_serves_without_the_hub(hub: FakeHub, folder: Path) -> None:
     hub.add(REPO, folder)
     snapshot = snapshot_download(REPO)
     hub.down = True
-    assert fetched(REPO) == Path(snapshot)
+    assert (fetched(REPO) / WEIGHTS).samefile(Path(snapshot) / WEIGHTS)
+    assert {file.name for file in fetched(REPO).iterdir()} == {"config.json", WEIGHTS}, "no files of other formats"
+    with pytest.raises(Unreachable):
+        fetched(f"{REPO}:Q4_0")
 
 
 def test_an_outline_gives_the_estimate_of_all_files(hub: FakeHub, folder: Path) -> None:
@@ -261,7 +295,7 @@ def test_a_folder_of_an_object_store(folder: Path, monkeypatch: pytest.MonkeyPat
             pin(named("s3://absent/folder"))
         content = (folder / "config.json").read_bytes()
         s3fs.S3FileSystem().pipe_file("models/config.json", content.replace(b'"', b"'"))  # of the same size
-        shutil.rmtree(path)
+        shutil.rmtree((path / WEIGHTS).resolve().parent)
         with pytest.raises(FetchError, match="has changed since the server started"):
             fetch(model)
         assert pin(named("s3://models")).name != model.name
@@ -277,12 +311,18 @@ def test_a_file_of_a_web_server_goes_on_where_it_was(hub: FakeHub, tmp_path: Pat
     model = pin(named(url))
     path = fetch(model)
     assert path.name == "m.gguf" and path.read_bytes() == file.read_bytes() + BIG
-    path.rename(path.with_name("m.gguf.incomplete"))
-    with path.with_name("m.gguf.incomplete").open("r+b") as part:
+    here = path.resolve()
+    here.rename(here.with_name("m.gguf.incomplete"))
+    with here.with_name("m.gguf.incomplete").open("r+b") as part:
         part.truncate(20_000_000)
     hub.bytes_served.clear()
     assert fetch(model).read_bytes() == file.read_bytes() + BIG
     assert hub.bytes_served["m.gguf"] == file.stat().st_size + len(BIG) - 20_000_000
+    hub.down = True
+    assert pin(named(url)) == model, "of an earlier start"
+    hub.down = False
+    with pytest.raises(FetchError, match="there is no such file"):
+        pin(named(f"{hub.url}/{REPO}/resolve/main/absent.gguf"))
     with pytest.raises(FetchError, match=r"must end in \.gguf"):
         pin(named(f"{hub.url}/{REPO}"))
     assert threading.active_count() < 50
