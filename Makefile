@@ -79,4 +79,4 @@ gpu-bench:
 	$(or $(GPU_PYTHON),$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))) -m benchmarks gpu $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist

@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import httpx
-import yaml
 from tqdm import tqdm
 
 from cli.openai_http import ApiError, api_base, error_text
 from deployments.local import process_tag
-from deployments.local.config_file import IMPORT_PATH
 from deployments.local.haproxy import free_ports
 
 INTERRUPTED: Final = 130  # the exit status of a command that a shell's Ctrl-C ended
@@ -73,8 +71,8 @@ class Request(NamedTuple):
 
 
 class Output:
-    """The file of answers, which one run writes. answered: ids of the responses of an earlier run. num_refused: how many of
-    them are errors."""
+    """The file of answers, which one run writes. answered: ids of the responses of an earlier run; num_refused: how many
+    of them are errors."""
 
     def __init__(self, path: Path) -> None:
         """Drops a torn last line, and errors that may not come again. Raises ValueError where the file is not a batch's, or
@@ -260,18 +258,6 @@ async def _useful_in_flight(client: httpx.AsyncClient) -> int:
     return max(1, num_engines) * (num_slots + min(num_slots // 8, int(props["max_queue"])))
 
 
-def config_of(model: str, directory: Path) -> Path:
-    """The configuration that serves a folder or a .gguf file, written to `directory`; a configuration file is its own."""
-    path = Path(model).absolute()
-    if path.suffix in (".yaml", ".yml"):
-        return path
-    args = {"model_id": path.name.removesuffix(".gguf"), "ckpt_dir": str(path)}
-    application = {"name": "llama", "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}
-    config = directory / "serve_config.yaml"
-    config.write_text(yaml.safe_dump({"applications": [application]}))
-    return config
-
-
 class OwnServer:
     """`llama-ray up` with a key of its own, on a free port of loopback. It ends with this process, however that ends."""
 
@@ -280,13 +266,11 @@ class OwnServer:
         process_tag.start_watcher(tag, str(directory))
         self.key, (port,) = secrets.token_urlsafe(), free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
-        digest = hashlib.sha256(self.key.encode()).hexdigest()
-        settings = ["http_options.host=127.0.0.1", f"http_options.port={port}", f"api_key_digests=[{digest!r}]"]
         self._said = directory / "output"
         with self._said.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cli", "up", str(config_of(model, directory)), *settings],
-                env=os.environ | {process_tag.VARIABLE: tag},
+                [sys.executable, "-m", "cli", "up", model, "--host", "127.0.0.1", "--port", str(port)],
+                env=os.environ | {process_tag.VARIABLE: tag, "LLAMA_RAY_UP_API_KEY": self.key},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,5 +1,6 @@
 """The subcommands `up`, `estimate`, `chat` and `batch`: their options and help."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,13 +13,17 @@ from llama_core.config import BackendName, CacheDType, Device, DType
 from llama_core.model.weight_formats import Quantization
 
 
-def _config_or_setting(argument: str) -> str:
-    """Refuses what is neither a file nor KEY=VALUE."""
-    if os.path.isdir(argument):
-        raise typer.BadParameter(f"file {argument!r} is a directory")
-    if not os.path.exists(argument) and not is_setting(argument):
-        raise typer.BadParameter(f"file {argument!r} does not exist")
+def _model(argument: str) -> str:
+    """Refuses what is neither a model nor a file."""
+    from deployments.local.model_argument import fault_of_argument
+
+    if fault := fault_of_argument(argument):
+        raise typer.BadParameter(fault)
     return argument
+
+
+def _model_or_setting(argument: str) -> str:
+    return argument if is_setting(argument) else _model(argument)
 
 
 def _checked_settings(settings: list[str] | None) -> list[str]:
@@ -29,41 +34,52 @@ def _checked_settings(settings: list[str] | None) -> list[str]:
     return settings or []
 
 
-def _config_and_settings(first: str, others: list[str]) -> tuple[Path, list[str]]:
-    """The first argument is CONFIG, or a setting where a variable has CONFIG."""
+def _model_and_settings(first: str, others: list[str]) -> tuple[str, list[str]]:
+    """The first argument is MODEL, or a setting where a variable has MODEL."""
     if not is_setting(first):
-        return Path(first), others
-    config = os.environ.get("LLAMA_RAY_UP_CONFIG") or os.environ.get("LLAMA_RAY_CONFIG")
-    if not config:
+        return first, others
+    variables = "LLAMA_RAY_UP_MODEL", "LLAMA_RAY_UP_CONFIG", "LLAMA_RAY_CONFIG"
+    model = next(filter(None, map(os.environ.get, variables)), None)
+    if not model:
         raise typer.BadParameter(
-            f"{first!r} is a setting: the configuration file comes before it, such as serve_config.yaml",
-            param_hint="CONFIG",
+            f"{first!r} is a setting: the model or the configuration file comes before it, such as serve_config.yaml",
+            param_hint="MODEL",
         )
-    if not os.path.isfile(config):
-        problem = "is a directory" if os.path.isdir(config) else "does not exist"
-        raise typer.BadParameter(f"file {config!r} {problem}", param_hint="CONFIG")
-    return Path(config), [first, *others]
+    return _model(model), [first, *others]
 
 
 def up(
-    config: Annotated[
-        str,
+    model: Annotated[
+        str | None,
         typer.Argument(
-            metavar="CONFIG",
-            help="Serve's configuration file.",
-            parser=_config_or_setting,
+            metavar="MODEL",
+            help="org/name of a hub, a folder, a .gguf file, s3://, gs:// or https://; or Serve's configuration file.",
+            parser=_model_or_setting,
             show_default=False,
-            envvar="LLAMA_RAY_CONFIG",
+            envvar=["LLAMA_RAY_UP_CONFIG", "LLAMA_RAY_CONFIG"],
         ),
-    ],
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Arguments of the application, or http_options.NAME, in place of the file's. They follow CONFIG.",
+            help="Arguments of the application, or http_options.NAME, in place of the file's. They follow MODEL.",
             show_default=False,
             callback=_checked_settings,
         ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, metavar="NUMBER", help="Port; 8000, or the file's.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen at; 127.0.0.1, or the file's.")
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="Ranks that share the model; as few as hold it, or the file's."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key that requests must have; several are separated by commas.")
     ] = None,
     check: Annotated[
         bool,
@@ -78,30 +94,44 @@ def up(
         typer.Option("--replace", help="End the applications that run on the cluster which RAY_ADDRESS names."),
     ] = False,
 ) -> None:
-    """Start a server; Ctrl-C stops it.
+    """Start a server for a model; Ctrl-C stops it.
+
+    The model of a hub or a store is fetched once, and stays in the cache. Code in a repository never runs.
 
     Checks arguments, port, placement and files, starts a Ray cluster on this machine, or joins the one that RAY_ADDRESS names,
     loads the model, and prints the URL when the server is ready. The exit status is 0 after Ctrl-C, 1 if the server cannot
     start, 2 for wrong settings.
 
-    With --check nothing starts. The checks then also read the checkpoint and the tokenizer, compute the digests of all files
-    and estimate the memory. The exit status is 0 if no check failed, warnings included, 1 if one failed, 2 for wrong settings.
+    With --check nothing starts, and of a remote model only headers are fetched. The checks then also read the checkpoint and
+    the tokenizer, compute the digests of all files and estimate the memory. The exit status is 0 if no check failed, warnings
+    included, 1 if one failed, 2 for wrong settings.
 
     Each argument of the application is a variable too, LLAMA_<ARGUMENT>, where neither the file nor KEY=VALUE sets it.
 
     \b
     Examples:
+      llama-ray up org/name --port 9000
+      llama-ray up org/name:Q4_0 max_seq_len=8Ki
       llama-ray up serve_config.yaml
       llama-ray up serve_config.yaml --check
       llama-ray up serve_config.yaml ckpt_dir=/models/Llama-3.1-8B max_seq_len=8Ki
       llama-ray up serve_config.yaml kv_cache_bytes=4GiB http_options.port=8080
     """
-    from deployments.local.up import check_file, serve_file
+    from deployments.api_keys import digests_of
+    from deployments.local import up as server
+    from deployments.local.model_argument import USAGE
 
-    path, settings = _config_and_settings(config, overrides or [])
+    if model is None:
+        typer.echo(USAGE, err=True)
+        sys.exit(2)
+    argument, settings = _model_and_settings(model, overrides or [])
+    options = {"http_options.port": port, "http_options.host": host, "model_parallel_size": ranks}
+    settings += [f"{name}={value}" for name, value in options.items() if value is not None]
+    if api_key is not None:
+        settings.append(f"api_key_digests={json.dumps(digests_of(api_key))}")
     if check:
-        sys.exit(check_file(path, settings, replaces=replace))
-    sys.exit(serve_file(path, settings, verbose=verbose, replaces=replace))
+        sys.exit(server.check(argument, settings, replaces=replace))
+    sys.exit(server.serve(argument, settings, verbose=verbose, replaces=replace))
 
 
 def chat(
@@ -192,11 +222,11 @@ def _checked_gpu(name: str | None) -> str | None:
 def estimate(
     context: typer.Context,
     ckpt: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="CKPT",
-            help="A folder in Hugging Face's or Meta's format, a GGUF file, or Serve's configuration file (.yaml).",
-            exists=True,
+            metavar="MODEL",
+            help="As of up: org/name of a hub, a folder, a .gguf file, s3://, gs:// or https://, or a configuration file.",
+            parser=_model,
             envvar="LLAMA_CKPT_DIR",
         ),
     ],
@@ -217,12 +247,11 @@ def estimate(
         Quantization | None, typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.")
     ] = None,
     tokenizer_path: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="Tokenizer; what lies at CKPT if absent. Meta's files alone need it.",
-            exists=True,
+            help="Tokenizer, or a name as of MODEL; what lies there if absent. Meta's files alone need it.",
         ),
     ] = None,
     device: Annotated[
@@ -252,7 +281,7 @@ def estimate(
 ) -> None:
     """Show the memory of each rank before anything is loaded.
 
-    Reads the header of the checkpoint and no weight; of a Hugging Face folder, config.json is enough. Counts weights, a cache
+    Reads headers and no weight, of a remote model too; of a Hugging Face folder, config.json is enough. Counts weights, a cache
     with every block written, and the working memory of the largest step; an empty rank process takes about 0.2 GB more. A
     second table has the memory of one rank by context and number of sequences. The exit status is 1 if the checkpoint is
     refused.
@@ -264,6 +293,7 @@ def estimate(
 
     \b
     Examples:
+      llama-ray estimate org/name
       llama-ray estimate serve_config.yaml
       llama-ray estimate /models/Llama-3.1-8B-Instruct --ranks 2 --max-seq-len 8Ki
       llama-ray estimate model.gguf --batch 64 --kv-cache-bytes 4GiB --json
@@ -273,7 +303,7 @@ def estimate(
 
     # The other parameters have the names of the server's arguments.
     given = {
-        name: str(value) if isinstance(value, Path) else value
+        name: value
         for name, value in context.params.items()
         if name not in ("ckpt", "gpu", "as_json") and value is not None
     }
@@ -287,7 +317,8 @@ def batch(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A folder or .gguf file, or Serve's configuration file (.yaml): start a server for the batch, and end it.",
+            help="As of up: start a server for the batch, and end it.",
+            parser=_model,
             show_default=False,
         ),
     ] = None,
@@ -316,12 +347,10 @@ def batch(
     \b
     Examples:
       llama-ray batch questions.jsonl -o answers.jsonl --url http://127.0.0.1:8000
-      llama-ray batch questions.jsonl -o answers.jsonl /models/Llama-3.1-8B-Instruct
+      llama-ray batch questions.jsonl -o answers.jsonl org/name
     """
     from cli.batch import run
 
     if (url is None) == (model is None):
         raise typer.BadParameter("give either MODEL or --url URL", param_hint="MODEL")
-    if model is not None and not os.path.exists(model):
-        raise typer.BadParameter(f"{model!r} does not exist", param_hint="MODEL")
     sys.exit(run(source, output, url, model, api_key, in_flight))

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from deployments.args import ServerArgs
-from deployments.local.config_file import IMPORT_PATH, ConfigFile, read_config
+from deployments.local.config_file import IMPORT_PATH
+from deployments.local.model_argument import estimate_of, read_argument
 from llama_core.errors import ConfigError, LlamaError
+from llama_core.remote.store import by_name
 from llama_core.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ GPU_BYTES: Final = {name: mib * 2**20 for name, mib in _MIB.items()}
 _CONTEXT_BYTES: Final = 600 * 2**20
 
 
-def run(ckpt: Path, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) -> int:
-    """Print the estimate. Returns the exit status. ckpt: a checkpoint, or a configuration file, whose arguments count where
-    `given` has none."""
+def run(ckpt: str, given: Mapping[str, Any], gpu: str | None, *, as_json: bool) -> int:
+    """Print the estimate. Returns the exit status. ckpt: a model, or a configuration file, whose arguments count where `given`
+    has none."""
+    args = None
     try:
-        estimate, context = make(server_args(ckpt, given), on_gpu=gpu is not None)
+        args = server_args(ckpt, given)
+        estimate, context = estimate_of(args, on_gpu=gpu is not None)
         grid = _grid(estimate, context)
         shown = as_data(estimate, grid)
         if gpu is not None:
@@ -42,39 +45,17 @@ def run(ckpt: Path, given: Mapping[str, Any], gpu: str | None, *, as_json: bool)
             return 0
         _show(estimate, grid, shown.get("gpu"))
     except (LlamaError, MemoryError) as error:
-        print(f"estimate: {error}", file=sys.stderr)
+        print(f"estimate: {by_name(str(error), args.downloads if args is not None else ())}", file=sys.stderr)
         return 1
     return 0
 
 
-def server_args(ckpt: Path, given: Mapping[str, Any]) -> ServerArgs:
-    """The server's arguments for a checkpoint, or those of a configuration file, overridden by `given`. Raises ConfigError."""
-    content: dict[str, Any] = {"applications": [{"import_path": IMPORT_PATH, "args": {"ckpt_dir": str(ckpt)}}]}
-    if ckpt.suffix in (".yaml", ".yml"):
-        content = read_config(ckpt, ()).content
-    application = content["applications"][0]
-    application["args"] = {**(application.get("args") or {}), **given}
-    args = ConfigFile(ckpt, content).server_args
+def server_args(ckpt: str, given: Mapping[str, Any]) -> ServerArgs:
+    """The server's arguments for a model, or those of a configuration file, overridden by `given`. Raises LlamaError."""
+    args = read_argument(ckpt, ()).with_args(given).server_args
     if args is None:
         raise ConfigError(f"{ckpt}: its first application is not {IMPORT_PATH}")
-    return args
-
-
-def make(args: ServerArgs, *, on_gpu: bool = False) -> tuple["MemoryEstimate", int | None]:
-    """The estimate, and the model's own context. Raises CheckpointError, ConfigError or TokenizerError.
-
-    on_gpu: for GPUs, which this machine need not have, whatever `args` say.
-    """
-    import torch
-
-    from llama_core.backends.memory_estimate import describe_checkpoint, estimate_memory
-
-    _, model, num_shards = describe_checkpoint(args.checkpoint, args.tokenizer)
-    num_ranks = args.model_parallel_size or num_shards
-    args = args.model_copy(update={"model_parallel_size": num_ranks})
-    config = args.engine_config(model.vocab_size, context_length=model.context_length)
-    device = torch.device("cuda") if on_gpu or args.device == "cuda" else None
-    return estimate_memory(config, num_ranks, device), model.context_length
+    return args.pinned()
 
 
 def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -85,6 +66,7 @@ def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[s
         "backend": estimate.backend,
         "device": str(estimate.device),
         "format": str(estimate.plan),
+        "expansion": estimate.expansion,
         "max_seq_len": config.max_seq_len,
         "max_batch_size": config.max_batch_size,
         "ranks": [{**asdict(one), "total": one.total} for one in estimate.ranks],
@@ -129,6 +111,8 @@ def _show(estimate: "MemoryEstimate", grid: Sequence[tuple[int, int, int]], on_g
         highlight=False,
         markup=False,
     )
+    if estimate.expansion:
+        console.print(f"{estimate.expansion}.", highlight=False)
     table = Table(
         title=f"Memory of each rank: max_seq_len {config.max_seq_len:,}, max_batch_size {config.max_batch_size}"
     )

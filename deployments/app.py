@@ -38,8 +38,10 @@ FRONT_ONGOING_REQUESTS = 65_536  # engines, which refuse the excess, may come at
 def build_app(args: ServerArgs) -> Application:
     """A `LlamaIngress` in a placement group with one bundle for the replica and one for each rank.
 
-    Raises CheckpointError if the number of ranks depends on a checkpoint that does not exist.
+    Raises CheckpointError if the number of ranks depends on a checkpoint that does not exist, FetchError if a remote model
+    cannot be had.
     """
+    args = args.pinned()
     placed = _place(args, LlamaIngress.__name__)
     max_ongoing = args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS
     made = args.model_copy(update=placed.resolved)
@@ -48,6 +50,7 @@ def build_app(args: ServerArgs) -> Application:
 
 def build_engine(args: EngineArgs) -> Application:
     """A `LlamaEngine` for fronts, in a placement group as of `build_app`. Raises what that raises."""
+    args = args.pinned()
     placed = _place(args, LlamaEngine.__name__)
     made = args.model_copy(update=placed.resolved)
     return _application(LlamaEngine, LlamaEngine.__name__, made, placed.options, FRONT_ONGOING_REQUESTS)

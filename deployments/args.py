@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -28,12 +28,15 @@ from llama_core.files.manifest import Manifest
 from llama_core.log_lines import LogFormat
 from llama_core.model.config import ModelConfig
 from llama_core.model.weight_formats import Quantization
+from llama_core.remote.model_files import Kind, RemoteModel
+from llama_core.remote.names import remote_name
+from llama_core.remote.store import fetch, outline, pin
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.tool_format import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.tool_format import TOOL_FORMAT_NAMES
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
+DEMO: Final = Path(__file__).resolve().with_name("demo")
 
 
 def _whole_number(value: object) -> object:
@@ -184,10 +187,12 @@ class EngineArgs(Args):
 
     model_id: Annotated[str, SAME] = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
     ckpt_dir: Annotated[str, SAME] = Field(
-        "demo", description="Folder of Hugging Face's or Meta's files, or a .gguf file, on every node."
+        "demo",
+        description="Folder of Hugging Face's or Meta's files, or a .gguf file, on every node; or the name of a model that "
+        "each node fetches: org/name, s3://bucket/folder, https://host/model.gguf.",
     )
     tokenizer_path: Annotated[str | None, SAME] = Field(
-        None, description="Tokenizer file or folder; what lies in ckpt_dir if absent."
+        None, description="Tokenizer file or folder, or a name as of ckpt_dir; what lies in ckpt_dir if absent."
     )
     chat_format: Annotated[str, _one_of(CHAT_FORMAT_NAMES), SAME] = Field(
         DEFAULT_CHAT_FORMAT,
@@ -242,7 +247,10 @@ class EngineArgs(Args):
     )
     lora_adapters: Annotated[
         dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], BeforeValidator(_folders), SAME
-    ] = Field({}, description="Folders of LoRA adapters in PEFT's files, on every node, by the names of their models.")
+    ] = Field(
+        {},
+        description="Folders of LoRA adapters in PEFT's files, on every node, or names as of ckpt_dir, by their models' names.",
+    )
     lora_root: Annotated[str | None, SAME] = Field(
         None,
         min_length=1,
@@ -286,12 +294,28 @@ class EngineArgs(Args):
     @property
     def checkpoint(self) -> Path:
         """Of a folder with nothing but a GGUF model, that file."""
-        return checkpoint_path(resolve(self.ckpt_dir))
+        return checkpoint_path(found(self.ckpt_dir))
 
     @property
     def tokenizer(self) -> Path:
         """The tokenizer's main file: `tokenizer_path`, or what lies in the checkpoint."""
-        return find_tokenizer(resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint)
+        return find_tokenizer(found(self.tokenizer_path, "tokenizer") if self.tokenizer_path else self.checkpoint)
+
+    def pinned(self) -> Self:
+        """With remote models by their present revisions, which all nodes then fetch. Raises FetchError."""
+        update: dict[str, Any] = {"ckpt_dir": _pinned(self.ckpt_dir, "model")}
+        if self.tokenizer_path is not None:
+            update["tokenizer_path"] = _pinned(self.tokenizer_path, "tokenizer")
+        update["lora_adapters"] = {name: _pinned(at, "adapter") for name, at in self.lora_adapters.items()}
+        return self.model_copy(update=update)
+
+    @property
+    def downloads(self) -> tuple[RemoteModel, ...]:
+        """Remote models among the arguments. Raises FetchError."""
+        kinds: list[tuple[str | None, Kind]] = [(self.ckpt_dir, "model"), (self.tokenizer_path, "tokenizer")]
+        kinds += [(at, "adapter") for at in self.lora_adapters.values()]
+        names = ((remote_name(path), kind) for path, kind in kinds if path is not None)
+        return tuple(pin(name, kind) for name, kind in names if name is not None)
 
     def marked(self, mark: str, but: str = "") -> dict[str, Any]:
         """The arguments with a mark, but for those that have the other one too."""
@@ -314,7 +338,12 @@ class EngineArgs(Args):
             raise ConfigError.of("lora_root", f"{self.lora_root} is not a directory")
         if self.model_id in self.lora_adapters:
             raise ConfigError.of("lora_adapters", f"{self.model_id!r} is the base's model_id")
-        return {name: self._open_adapter(resolve(at), model) for name, at in self.lora_adapters.items()}
+        return {
+            name: replace(
+                self._open_adapter(found(at, "adapter"), model), folder=at if remote_name(at) else str(resolve(at))
+            )
+            for name, at in self.lora_adapters.items()
+        }
 
     def open_loaded_adapter(self, folder: str, model: ModelConfig) -> Adapter:
         """folder: absolute, or of `lora_root`, below which it must be. Raises as `open_adapters`."""
@@ -336,7 +365,9 @@ class EngineArgs(Args):
     def _open_adapter(self, folder: Path, model: ModelConfig) -> Adapter:
         adapter = open_adapter(folder, model, self.max_lora_rank)
         # One model has many names and paths, so another one is no proof of another base.
-        name, own = Path(adapter.base).name, (self.model_id, Path(self.ckpt_dir).stem, Path(self.ckpt_dir).name)
+        of_hub = remote_name(self.ckpt_dir)
+        path = of_hub.path if of_hub is not None else self.ckpt_dir
+        name, own = Path(adapter.base).name, (self.model_id, Path(path).stem, Path(path).name)
         if name and name.lower() not in map(str.lower, own):
             log.warning("%s: the adapter's base is named %r; check that it is %r", folder, name[:200], self.model_id)
         return adapter
@@ -356,7 +387,7 @@ class EngineArgs(Args):
         return EngineConfig(
             **same
             | {
-                "ckpt_dir": str(self.checkpoint),
+                "ckpt_dir": self.ckpt_dir if remote_name(self.ckpt_dir) else str(self.checkpoint),
                 "vocab_size": vocab_size,
                 "max_seq_len": self.max_seq_len or context_length or UNKNOWN_CONTEXT,
                 "lowers_max_seq_len": self.max_seq_len is None,
@@ -365,7 +396,9 @@ class EngineArgs(Args):
                 "manifest": manifest,
                 "max_loras": self.max_loras if self.lora_adapters or self.lora_root else 0,
                 "wants_digest": True,
-                "tokenizer_path": str(self.tokenizer),
+                "tokenizer_path": given
+                if remote_name(given := self.tokenizer_path or self.ckpt_dir)
+                else str(self.tokenizer),
                 "stop_ids": tuple(sorted(stop_ids)),
             }
         )
@@ -389,8 +422,19 @@ def _digests_from_environment(variable: str) -> tuple[str, ...] | None:
 
 
 def resolve(path: str) -> Path:
-    """A relative path is resolved in the working directory, then in the project, where the demo model is."""
+    """A relative path is resolved in the working directory. Where that has no `demo`, it is the demo model of this package."""
     here = Path(path).expanduser()
-    if here.is_absolute() or here.exists() or not (PROJECT_ROOT / here).exists():
-        return here.absolute()
-    return PROJECT_ROOT / here
+    return DEMO if path == "demo" and not here.exists() else here.absolute()
+
+
+def found(path: str, kind: Kind = "model") -> Path:
+    """As `resolve`; of a remote model an outline, which needs no weights, of a remote adapter all files. Raises FetchError."""
+    if (name := remote_name(path)) is None:
+        return resolve(path)
+    model = pin(name, kind)
+    return fetch(model) if kind == "adapter" else outline(model)
+
+
+def _pinned(path: str, kind: Kind) -> str:
+    name = remote_name(path)
+    return path if name is None else str(pin(name, kind).name)

@@ -9,6 +9,9 @@
     │   └── ContextLengthExceeded         prompt exceeds the context
     ├── ConfigError (ValueError)          params.json or an argument of the server
     ├── CheckpointError                   a file that is missing, damaged or of another model
+    │   └── FetchError                    a remote model that cannot be had, or is refused before it is fetched
+    │       ├── Unreachable               the network, the hub or the store is away; a later try may help
+    │       └── DamagedDownload           a file has not the SHA-256 that its hub publishes; it has been removed
     ├── TokenizerError                    a tokenizer that is missing, damaged or of another model
     └── EngineError                       the request was valid, the engine could not serve it
         ├── QueueFull                     the queue is full; has the time to try again
@@ -91,6 +94,18 @@ class ConfigError(LlamaError, ValueError):
 
 class CheckpointError(LlamaError):
     code = "invalid_checkpoint"
+
+
+class FetchError(CheckpointError):
+    pass
+
+
+class Unreachable(FetchError):
+    pass
+
+
+class DamagedDownload(FetchError):
+    pass
 
 
 class TokenizerError(LlamaError):

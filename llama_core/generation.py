@@ -26,6 +26,7 @@ from llama_core.errors import ConfigError, InvalidParameter
 from llama_core.files.adapter import Adapter, open_adapter
 from llama_core.files.manifest import Manifest
 from llama_core.grammar.vocabulary import grammar_vocabulary
+from llama_core.remote.store import fetched
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -102,6 +103,7 @@ class Llama:
     ) -> "Llama":
         """Load a checkpoint with any number of shards on the ranks of this process group: one rank, or torchrun's.
 
+        ckpt_dir: a folder, a .gguf file, or the name of a remote model (`llama_core.remote.names`), which is fetched.
         tokenizer_path: a file or folder; default: what lies in `ckpt_dir`. max_seq_len: prompt and generated tokens of one
         sequence. max_batch_size: sequences that run at once; further ones wait. model_parallel_size: the expected number of
         ranks, if it is to be checked. seed: requests without a seed of their own get seeds derived from it, in order of
@@ -123,9 +125,9 @@ class Llama:
                 "start with torchrun --nproc-per-node, or use the server",
                 param="model_parallel_size",
             )
-        ckpt_dir = checkpoint_path(ckpt_dir)
+        ckpt_dir = checkpoint_path(fetched(ckpt_dir))
         source = open_checkpoint(ckpt_dir)
-        tokenizer_path = find_tokenizer(tokenizer_path or ckpt_dir)
+        tokenizer_path = find_tokenizer(fetched(tokenizer_path, "tokenizer") if tokenizer_path else ckpt_dir)
         manifest = Manifest.find(ckpt_dir, sha256_manifest)
         if manifest is not None:
             manifest.verify_metadata(source, [*tokenizer_files(tokenizer_path), *template_files(ckpt_dir)])
@@ -154,7 +156,10 @@ class Llama:
         )
         if lora_adapters and max_loras < 1:
             raise ConfigError.of("max_loras", "must be at least 1 where there are adapters")
-        adapters = {name: open_adapter(at, model, max_lora_rank) for name, at in (lora_adapters or {}).items()}
+        adapters = {
+            name: open_adapter(fetched(at, "adapter"), model, max_lora_rank)
+            for name, at in (lora_adapters or {}).items()
+        }
         of_files = frozenset(token_id for token_id in source.stop_ids if token_id < model.vocab_size)
         stop_ids = tokenizer.stop_ids | chat.stop_ids | of_files
         runner = _load_with_progress_bar(config, parallel, partial(grammar_vocabulary, tokenizer, stop_ids))

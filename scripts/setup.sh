@@ -12,8 +12,6 @@ $pip install --constraint constraints.txt --upgrade pip setuptools wheel
 # torch first and by its exact version: where pip finds a CPU build first, it installs that build, and no later package asks
 # for another one with gigabytes of CUDA libraries.
 $pip install "$(grep '^torch==' constraints.txt)"
-# fairscale has no wheel, and its build needs the installed torch.
-$pip install --no-build-isolation --constraint constraints.txt "$(grep '^fairscale==' constraints.txt)"
 $pip install --no-build-isolation --constraint constraints.txt --editable '.[test]'
 # Compile the native backend for this machine's CPU, so that the first start does not wait. Without a compiler torch computes.
 "$venv/bin/python" -m llama_core.backends.native

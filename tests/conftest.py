@@ -48,6 +48,7 @@ GROUPS = {
     "servers/test_required_keys.py": "traced server",
     "servers/test_serve_faults.py": "traced server",
     "servers/test_upgrade.py": "traced server",
+    "servers/test_wheel.py": "startup",
     "servers/": "demo and plain servers",
 }
 

@@ -1,10 +1,8 @@
 """Each module imports and loads only what the table of its folder (`tests/support/rooms.py`) allows."""
 
 import ast
-import shutil
 import subprocess
 import sys
-import zipfile
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -139,26 +137,3 @@ def test_no_module_of_the_room_loads_these_libraries(rules: tuple[str, ...]) -> 
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stderr.strip() == ""
-
-
-def test_the_wheel_has_every_file_of_the_packages(tmp_path: Path) -> None:
-    """A plain `pip install .` ships the chat page, the C++ sources and the deployment files, not only Python."""
-    tree, out = tmp_path / "tree", tmp_path / "wheel"
-    expected = set()
-    for package in PRODUCT:
-        for path in (ROOT / package).rglob("*"):
-            if path.is_file() and path.suffix not in (".pyc", ".so") and "__pycache__" not in path.parts:
-                name = path.relative_to(ROOT)
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, tree / name)
-                expected.add(str(name))
-    for other in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copyfile(ROOT / other, tree / other)
-    out.mkdir()
-    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(out)!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = out.glob("*.whl")
-    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert {Path(name).suffix for name in expected} >= {".py", ".html", ".cpp", ".hpp", ".yaml"}
-    assert shipped == expected

@@ -28,6 +28,7 @@ from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, RankFailure
 from llama_core.rank_report import RankReport
+from llama_core.remote.model_files import RemoteModel
 from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class RankGroup:
     """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
     bundle_indices, standby: see `RankActors`. runner_factory: makes a rank's runner. num_blocks: of the group that this one
-    replaces, the most cache blocks to allocate; None: as many as every rank can hold.
+    replaces, the most cache blocks to allocate; None: as many as every rank can hold. downloads: remote models that every
+    node of the ranks must have.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RankGroup:
         runner_factory: RunnerFactory = MODEL_RUNNER_FACTORY,
         bundle_indices: Sequence[int] | None = None,
         standby: Sequence[Any] = (),
+        downloads: Sequence[RemoteModel] = (),
     ) -> None:
         assert num_blocks is None or num_blocks > 0
         self.epoch = epoch
@@ -67,6 +70,8 @@ class RankGroup:
         self._num_blocks = num_blocks
         self._limits = limits or GroupLimits()
         self._runner_factory = runner_factory
+        self._downloads = downloads
+        self._deadline: asyncio.Timeout | None = None
         self._listener: RankListener | None = None
         self._store_dir: SocketDir | None = None  # of the ranks' rendezvous, on one host
         self._fan_out: FanOut | None = None
@@ -89,7 +94,7 @@ class RankGroup:
         assert not self.ranks, "a group is started once"
         self._check_step_size()
         try:
-            async with asyncio.timeout(self._limits.start_timeout_s):
+            async with asyncio.timeout(self._limits.start_timeout_s) as self._deadline:
                 self.info = await self._start_unless_silent()
         except TimeoutError:
             try:
@@ -145,6 +150,8 @@ class RankGroup:
     async def _start(self) -> GroupInfo:
         await self.ranks.create()
         await self.ranks.identify(self.epoch)
+        if self._downloads:
+            await self._fetch()
         store_host = self.ranks.store_host()
         listen_host = self.ranks.listen_host()
         self._listener = RankListener(self.epoch, len(self.ranks), listen_host)
@@ -171,6 +178,13 @@ class RankGroup:
         context = loads[0].max_seq_len
         limit = self._context_limit if context in (None, self._config.max_seq_len) else None
         return GroupInfo(self.epoch, num_blocks, reports, identities, context, limit, loaded_s)
+
+    async def _fetch(self) -> None:
+        """Without a deadline: a download takes as long as it takes, and fails by itself where nothing comes."""
+        assert self._deadline is not None
+        self._deadline.reschedule(None)
+        await self.ranks.call(lambda actor: actor.fetch.remote(self._downloads), "fetching")
+        self._deadline.reschedule(asyncio.get_running_loop().time() + self._limits.start_timeout_s)
 
     def _check_step_size(self) -> None:
         config = self._config

@@ -11,14 +11,23 @@ from typing import Any, Final
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
 from cluster.driver.rank_actors import new_rank
 from cluster.driver.rank_group import RankGroup
-from cluster.driver.ray_calls import answer_within, first_line, in_passing_thread, kill_actors, result_of
+from cluster.driver.ray_calls import (
+    answer_within,
+    first_line,
+    in_passing_thread,
+    kill_actors,
+    result_of,
+    results_of_all,
+)
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, RunnerFactory
 from llama_core.config import EngineConfig
+from llama_core.remote.model_files import RemoteModel
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +48,10 @@ class StandbyPool:
         *,
         enabled: bool,
         runner_factory: RunnerFactory = MODEL_RUNNER_FACTORY,
+        downloads: Sequence[RemoteModel] = (),
     ) -> None:
+        """downloads: remote models that every node of the ranks must have."""
+        self._downloads = downloads
         self._placement_group = placement_group
         self._limits = limits
         self._runner_factory = runner_factory
@@ -69,6 +81,16 @@ class StandbyPool:
         nodes: dict[int, str] = placement_group_table(self._placement_group)["bundles_to_node_id"]
         return [index for index in sorted(nodes) if index >= FIRST_RANK_BUNDLE and nodes[index] in living]
 
+    async def fetch(self) -> None:
+        """Have the remote models on the nodes of all bundles, while ranks serve. Raises what `results_of_all` raises."""
+        if not self._downloads:
+            return
+        fetch = ray.remote(num_cpus=0, max_retries=0)(_fetch)
+        indices = await self.usable_bundles() or ()
+        places = (PlacementGroupSchedulingStrategy(self._placement_group, index) for index in indices)
+        fetching = [fetch.options(scheduling_strategy=place).remote(self._downloads) for place in places]
+        await results_of_all([result_of(each) for each in fetching], "fetching")
+
     def open_group(
         self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int] | None = None
     ) -> RankGroup:
@@ -95,6 +117,7 @@ class StandbyPool:
             runner_factory=self._runner_factory,
             bundle_indices=indices,
             standby=standby,
+            downloads=self._downloads,
         )
 
     def prepare_standby(self, info: GroupInfo) -> None:
@@ -142,3 +165,10 @@ class StandbyPool:
     async def _discard(self) -> None:
         standby, self._standby = self._standby, []
         await in_passing_thread(kill_actors, standby)
+
+
+def _fetch(downloads: Sequence[RemoteModel]) -> None:
+    from llama_core.remote.store import fetch
+
+    for model in downloads:
+        fetch(model)

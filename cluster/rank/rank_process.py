@@ -30,9 +30,13 @@ from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.rank_runner import LoadOrder, RankRunner, RendezvousSpec
 from cluster.wire.rank_status import Phase, RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation, connect
+from llama_core.errors import CheckpointError
+from llama_core.files.digest import CheckpointDigest
 from llama_core.host.memory import available_host_bytes
 from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 from llama_core.rank_report import RankReport
+from llama_core.remote import store
+from llama_core.remote.model_files import RemoteModel
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class RankProcess:
         self._share: Share | None = None
         self._phase = Phase.STARTED
         self._bytes = (0, 0)
+        self._downloads: Sequence[RemoteModel] = ()
         self._listen_socket: socket.socket | None = None
         self._driver: FrameSocket | None = None
         self._runner: RankRunner | None = None
@@ -87,6 +92,17 @@ class RankProcess:
         process = ProcessIdentity.of(os.getpid())
         return RankIdentity(self._rank, process, self._node_id, self._node_ip, self._share)
 
+    def fetch(self, downloads: Sequence[RemoteModel]) -> None:
+        """Raises FetchError."""
+        self._phase, self._downloads = Phase.FETCHING, downloads
+        for model in downloads:
+            bar = LoadProgressBar(f"rank {self._rank} fetches {model.name}", self._write_line())
+            try:
+                store.fetch(model, partial(self._on_progress, bar))
+            finally:
+                bar.close()
+        self._bytes = (0, 0)
+
     def connect(self, invitation: Invitation, timeout_s: float) -> None:
         """Connect to the driver. Raises OSError."""
         self._driver = connect(invitation, self._rank, timeout_s)
@@ -111,17 +127,22 @@ class RankProcess:
         self._choose_interface(order.store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
         rendezvous = RendezvousSpec(self._rank, self._world_size, order, listen_fd, num_threads, device_index)
-        bar = LoadProgressBar(self._rank, partial(logger.info, "%s") if _logs_json() else None)
+        bar = LoadProgressBar(f"rank {self._rank} weights", self._write_line())
 
         def on_progress(loaded: int, total: int) -> None:
             self._phase = Phase.LOADING
-            self._bytes = (loaded, total)
-            bar.update(loaded, total)
+            self._on_progress(bar, loaded, total)
 
+        ckpt_dir, tokenizer_path = map(store.local, (order.config.ckpt_dir, order.config.tokenizer_path))
+        config = replace(order.config, ckpt_dir=ckpt_dir, tokenizer_path=tokenizer_path)
         try:
-            self._runner = order.runner_factory(order.config, rendezvous, on_progress)
+            self._runner = order.runner_factory(config, rendezvous, on_progress)
+        except CheckpointError:
+            self._check_downloads(None)  # a damaged download is the likeliest cause
+            raise
         finally:
             bar.close()
+        self._check_downloads(self._runner.report.digest)
         max_num_blocks = self._runner.max_num_blocks()
         report = replace(
             self._runner.report,  # now final: max_num_blocks may lower the context
@@ -176,6 +197,18 @@ class RankProcess:
             waited_s=self._runner.seconds_waited() if self._runner is not None else None,
             sampled_s=self._runner.seconds_sampled() if self._runner is not None else None,
         )
+
+    def _on_progress(self, bar: "LoadProgressBar", done: int, total: int) -> None:
+        self._bytes = (done, total)
+        bar.update(done, total)
+
+    def _write_line(self) -> Callable[[str], object] | None:
+        return partial(logger.info, "%s") if _logs_json() else None
+
+    def _check_downloads(self, digest: CheckpointDigest | None) -> None:
+        """Raises DamagedDownload. digest: of the files that have been loaded, so that nothing is read twice."""
+        for model in self._downloads:
+            store.check_downloads(model, dict(digest.files) if digest is not None else None)
 
     def _choose_interface(self, store_host: str) -> None:
         """Keep gloo and NCCL off every interface but the one that the ranks share, unless the operator has chosen one."""
@@ -249,10 +282,10 @@ _INTERVAL_S: Final = 1.0
 
 
 class LoadProgressBar:
-    """Draws "rank N weights" on stderr, or hands each line to `write_line`; `update` takes bytes loaded and bytes in all."""
+    """Draws `title` and a bar on stderr, or hands each line to `write_line`; `update` takes bytes done and bytes in all."""
 
-    def __init__(self, rank: int, write_line: Callable[[str], object] | None = None) -> None:
-        self._rank = rank
+    def __init__(self, title: str, write_line: Callable[[str], object] | None = None) -> None:
+        self._title = title
         self._write_line = write_line or (lambda line: print(line, file=sys.stderr, flush=True))
         self._bar: tqdm[NoReturn] | None = None
 
@@ -260,7 +293,7 @@ class LoadProgressBar:
         if self._bar is None:
             tqdm.monitor_interval = 0  # no thread that would outlive the bar
             self._bar = tqdm(
-                desc=f"rank {self._rank} weights",
+                desc=self._title,
                 total=total,
                 unit="B",
                 unit_scale=True,

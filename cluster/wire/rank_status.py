@@ -10,6 +10,7 @@ class Phase(StrEnum):
     """The phases of a rank, in this order."""
 
     STARTED = "started"
+    FETCHING = "fetching"
     RENDEZVOUS = "rendezvous"
     LOADING = "loading"
     WARMING_UP = "warming up"
@@ -39,7 +40,7 @@ class RankIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """A rank's progress. `bytes_total` is 0 until loading has begun.
+    """A rank's progress. `bytes_total` is 0 until fetching or loading has begun.
 
     step_s: seconds spent in steps so far. waited_s, sampled_s: the parts of step_s in which the rank waited for other ranks or
     for masks of grammars, and in which it sampled; None if the backend does not measure them.

@@ -13,6 +13,7 @@ from cluster.wire.rank_runner import LoadOrder
 from cluster.wire.rank_status import RankIdentity, RankStatus, Share
 from cluster.wire.transport import Invitation
 from llama_core.rank_report import RankReport
+from llama_core.remote.model_files import RemoteModel
 
 _RANK_PROCESS: Final = "cluster.rank.rank_process:RankProcess"
 
@@ -22,6 +23,9 @@ class RankControl(Protocol):
 
     def preload(self, share: Share) -> bool: ...
     def identify(self, epoch: int, share: Share) -> RankIdentity: ...
+    def fetch(self, downloads: Sequence[RemoteModel]) -> None:
+        """Have the files of these models on the rank's node, of whose ranks one downloads them."""
+
     def connect(self, invitation: Invitation, timeout_s: float) -> None: ...
     def offer_store(self, host: str) -> int:
         """Rank 0 only, where the ranks are on several hosts."""
@@ -51,6 +55,9 @@ class RankWorker:
     def identify(self, epoch: int, num_threads: int) -> RankIdentity:
         gpu_ids = tuple(str(index) for index in ray.get_gpu_ids())
         return self._process.identify(epoch, Share(num_threads, gpu_ids))
+
+    def fetch(self, downloads: Sequence[RemoteModel]) -> None:
+        self._process.fetch(downloads)
 
     def connect(self, invitation: Invitation, timeout_s: float) -> None:
         self._process.connect(invitation, timeout_s)

@@ -115,11 +115,13 @@ class EngineState:
     engines: tuple[EngineSummary, ...] = ()  # that this process uses
     fleet_events: dict[str, int] = field(default_factory=dict)  # of a front: how many of each of FLEET_EVENTS
     streams: tuple[StreamState, ...] = ()  # of a front
+    checkpoint: str = ""  # of a remote model, its name with the revision
+    detail: str = ""  # of a phase that is not ready, a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: a sentence."""
+    """Whether requests are served now. phase: fetching, loading, ready, recovering, draining or failed. detail: a sentence."""
 
     ready: bool
     phase: str

@@ -33,6 +33,7 @@ from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
 from llama_core.rank_report import RankReport
+from llama_core.remote.names import remote_name
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -243,7 +244,8 @@ class LlamaService:
         if self._draining or (self._loop is not None and self._loop.is_draining):
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
         if self._loop is None:
-            return Readiness(False, "loading", self._supervisor.loading, retry_after_s=2.0)
+            phase = "fetching" if self._supervisor.is_fetching else "loading"
+            return Readiness(False, phase, self._supervisor.loading, retry_after_s=2.0)
         if self._supervisor.recovering is not None:
             detail = f"{self._supervisor.recovering}; new ranks: {self._supervisor.loading}"
             return Readiness(False, "recovering", detail, retry_after_s=2.0)
@@ -270,7 +272,8 @@ class LlamaService:
 
     def describe(self) -> EngineState:
         supervisor, reports = self._supervisor, self.info.ranks if self.info is not None else ()
-        phase, loop = self.readiness().phase, self._loop
+        readiness, loop = self.readiness(), self._loop
+        phase = readiness.phase
         running = waiting = num_requests = 0
         if loop is not None:
             running, waiting, num_requests = loop.scheduler.num_running, loop.scheduler.num_waiting, loop.num_requests
@@ -295,6 +298,8 @@ class LlamaService:
             chat_format=self.text.chat_format.name,
             tool_format=self.text.answer_format.tool_format.name,
             sampling_defaults=self.sampling_defaults,
+            checkpoint=self.args.ckpt_dir if remote_name(self.args.ckpt_dir) else "",
+            detail=readiness.detail,
             engines=(EngineSummary(self.engine_id, self.model_id, node, phase, num_requests, running, waiting),),
         )
         if loop is None:

@@ -16,14 +16,23 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
 from cluster.driver.stragglers import StepWindow
-from cluster.wire.rank_status import RankStatus
+from cluster.wire.rank_status import Phase, RankStatus
 from deployments.args import EngineArgs
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.recovery_plan import RecoveryPlan
 from deployments.engine.step_runner import StepRunner
 from deployments.engine.straggler_watch import watch_stragglers
 from llama_core.config import EngineConfig
-from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, RankFailure, TokenizerError
+from llama_core.errors import (
+    CheckpointChanged,
+    CheckpointError,
+    ConfigError,
+    DamagedDownload,
+    FetchError,
+    LlamaError,
+    RankFailure,
+    TokenizerError,
+)
 from llama_core.scheduling.quarantine import FailureStreak
 
 log = logging.getLogger(__name__)
@@ -67,6 +76,9 @@ class GroupPool(Protocol):
     async def usable_bundles(self) -> list[int] | None:
         """Rank bundles whose node is alive; None if that is unknown."""
 
+    async def fetch(self) -> None:
+        """Have remote models on every node with a usable bundle, while ranks serve."""
+
     def open_group(
         self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
     ) -> Group:
@@ -102,6 +114,7 @@ class Supervisor:
         self.replacements: deque[Replacement] = deque(maxlen=MAX_REPLACEMENTS)
         self.step_window = StepWindow()  # the latest with steps in it
         self.loading = "the ranks are being placed"  # the progress of new ranks, as a sentence
+        self.is_fetching = False  # whether one of them waits for files of a remote model
         self._args = args
         self.config = config
         self._pool = pool
@@ -119,7 +132,11 @@ class Supervisor:
     async def start(self) -> GroupInfo:
         """Start the first ranks. Raises the error that prevented it."""
         began = time.monotonic()
-        self.info = await self._start_group(None)
+        try:
+            self.info = await self._start_group(None)
+        except DamagedDownload as error:
+            log.warning("%s", error.message)
+            self.info = await self._start_group(None)
         self._first_start_s = time.monotonic() - began
         self._num_blocks = self.info.num_blocks
         self._pool.prepare_standby(self.info)
@@ -216,7 +233,11 @@ class Supervisor:
                     async with asyncio.timeout(min(longest_s, deadline - time.monotonic())):
                         return await self._start_group(self._num_blocks)
                 except Exception as error:
-                    if isinstance(error, _SAME_AGAIN) and not plan.is_first_growth:
+                    if (
+                        isinstance(error, _SAME_AGAIN)
+                        and not isinstance(error, FetchError)
+                        and not plan.is_first_growth
+                    ):
                         raise
                     assert self._group is not None
                     await self._group.stop()
@@ -250,13 +271,21 @@ class Supervisor:
         return RankFailure(f"{type(error).__name__}: {error}")
 
     async def _room_for_all(self) -> None:
-        """Returns when two checks in a row found a living node for every rank. Never while all ranks serve."""
+        """Returns when two checks in a row found a living node for every rank, and these nodes have the model. Never while all
+        ranks serve."""
         num_checks = 0
-        while num_checks < 2:
+        while True:
             await asyncio.sleep(self._room_check_s)
-            if self.is_reduced:
-                usable = await self._pool.usable_bundles()
-                num_checks = num_checks + 1 if usable is not None and len(usable) == self.num_ranks else 0
+            if not self.is_reduced:
+                continue
+            usable = await self._pool.usable_bundles()
+            num_checks = num_checks + 1 if usable is not None and len(usable) == self.num_ranks else 0
+            if num_checks < 2:
+                continue
+            try:
+                return await self._pool.fetch()
+            except LlamaError as error:
+                log.warning("there is room for all ranks, but not every node has the model: %s", error.message)
 
     async def _start_group(self, num_blocks: int | None) -> GroupInfo:
         self._group = group = self._pool.open_group(self.config, self.epoch, num_blocks, self._bundles)
@@ -286,6 +315,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(PROGRESS_PERIOD_S)
             statuses = await group.statuses()
+            self.is_fetching = any(status is not None and status.phase is Phase.FETCHING for status in statuses)
             words = [f"rank {rank} {_progress_text(status)}" for rank, status in enumerate(statuses)]
             self.loading = ", ".join(words) or self.loading
 

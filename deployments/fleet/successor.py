@@ -15,6 +15,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.files.adapter import CONFIG, WEIGHTS
 from llama_core.files.code import code_version
 from llama_core.files.digest import identity
+from llama_core.remote.names import remote_name
 from llama_core.text.registry import tokenizer_files
 from llama_core.text.template.files import template_files
 
@@ -43,12 +44,18 @@ class Successor:
 
     def _is_equal(self, args: EngineArgs) -> bool:
         resolved = {"device": self._args.device, "model_parallel_size": args.num_ranks()}  # as `build_engine` does
-        args = args.model_copy(update=resolved)
+        args = args.pinned().model_copy(update=resolved)
         is_same = all(args.marked(mark) == self._args.marked(mark) for mark in (NUMERIC, SAME))
         return is_same and _identity(args) == self._identity and code_version() == self._code
 
 
 def _identity(args: EngineArgs) -> int:
-    adapters = [resolve(folder) / name for folder in args.lora_adapters.values() for name in (CONFIG, WEIGHTS)]
-    template = [Path(args.chat_template).expanduser()] if args.chat_template else template_files(args.checkpoint)
-    return identity([*open_checkpoint(args.checkpoint).files, *tokenizer_files(args.tokenizer), *template, *adapters])
+    """Of the files on this machine: the name of a remote model says its revision."""
+    folders = (folder for folder in args.lora_adapters.values() if not remote_name(folder))
+    adapters = [resolve(folder) / name for folder in folders for name in (CONFIG, WEIGHTS)]
+    checkpoint: list[Path] = [] if remote_name(args.ckpt_dir) else [*open_checkpoint(args.checkpoint).files]
+    tokenizer = [] if remote_name(args.tokenizer_path or args.ckpt_dir) else tokenizer_files(args.tokenizer)
+    template = [Path(args.chat_template).expanduser()] if args.chat_template else []
+    if not template and checkpoint:
+        template = template_files(args.checkpoint)
+    return identity([*checkpoint, *tokenizer, *template, *adapters])

@@ -8,21 +8,25 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from cluster.driver.placement import fair_cpus_per_rank, group_bundles, resolve_device, shortage
 from deployments.args import ServerArgs
 from deployments.local.config_file import ConfigFile, check_port_is_free
 from deployments.local.private_files import VARIABLE, private_directory
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.errors import CheckpointError, ConfigError, LlamaError
+from llama_core.errors import CheckpointError, ConfigError, FetchError, LlamaError
+from llama_core.files.source import CheckpointSource, WeightReader
 from llama_core.files.text_files import LFS_POINTER, fault_of
 from llama_core.host.cgroups import usable_cpus
 from llama_core.host.memory import available_host_bytes
 from llama_core.model.config import ModelConfig
+from llama_core.remote.model_files import RemoteModel
+from llama_core.remote.names import remote_name
+from llama_core.remote.store import by_name, check_disk, local_path
 from llama_core.sizes import format_bytes
 from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
 
@@ -32,8 +36,7 @@ LEAST_DISK_BYTES: Final = 16 * 2**20
 EMPTY_RANK_BYTES: Final = 210 * 10**6  # of a rank process that has imported everything and loaded nothing
 SHARE_FOR_CACHE: Final = 0.5  # of the memory that is free after loading
 _CHECKPOINT_REMEDY: Final = (
-    "set ckpt_dir to a folder or .gguf file with the whole model, which `hf download ORG/NAME --local-dir models/NAME` fetches "
-    "from Hugging Face"
+    "set ckpt_dir to a folder or .gguf file with the whole model, or to org/name of a hub, which is then fetched"
 )
 _TOKENIZER_REMEDY: Final = "put the model's tokenizer beside its weights, or set tokenizer_path to it"
 _DIGEST_REMEDY: Final = (
@@ -104,8 +107,16 @@ def examine(config: ConfigFile, cluster: str | None, *, reads_files: bool, repla
         return
     if nodes is not None:
         yield _placement(args, cluster, nodes)
-    if not any(_runtime_envs(config.application)):
-        yield from _contents(args, cluster) if reads_files else _files(args)
+    if has_runtime_env(config):
+        return
+    downloads = args.downloads if cluster is None or reads_files else ()
+    yield from map(_download, downloads)
+    is_here = all(local_path(model) is not None for model in downloads)
+    # What is wrong with a remote model is told before its weights are fetched.
+    contents = _contents(args, cluster, has_weights=is_here) if reads_files or not is_here else _files(args)
+    for finding in contents:
+        remedy = "" if remote_name(args.ckpt_dir) and finding.remedy == _CHECKPOINT_REMEDY else finding.remedy
+        yield replace(finding, found=by_name(finding.found, downloads), remedy=remedy)
 
 
 def _check_listens(cluster: str) -> None:
@@ -177,11 +188,20 @@ def _placement(args: ServerArgs, cluster: str | None, nodes: Sequence[Mapping[st
     return Finding("placement", "fail", f"{what}: {lacking.replace('the cluster', where)}", remedy)
 
 
-def _runtime_envs(application: Mapping[str, Any]) -> Iterator[object]:
-    """That of the application and those of its deployments' replicas."""
-    yield application.get("runtime_env")
-    for deployment in application.get("deployments") or ():
-        yield (deployment.get("ray_actor_options") or {}).get("runtime_env")
+def has_runtime_env(config: ConfigFile) -> bool:
+    """Whether the application, or a deployment of it, may bring files of its own."""
+    deployments = config.application.get("deployments") or ()
+    options = ((deployment.get("ray_actor_options") or {}) for deployment in deployments)
+    return any(each.get("runtime_env") for each in (config.application, *options))
+
+
+def _download(model: RemoteModel) -> Finding:
+    try:
+        missing = check_disk(model)
+    except FetchError as error:
+        return Finding("download", "fail", error.message)
+    what = f"{format_bytes(missing)} of {format_bytes(model.size)} to fetch" if missing else "all files are here"
+    return Finding("download", "ok", f"{model.name}: {what}")
 
 
 def _files(args: ServerArgs) -> Iterator[Finding]:
@@ -222,8 +242,9 @@ def _refused(check: str, error: LlamaError | OSError, argument: str, remedy: str
     return Finding(check, "fail", error.message, "" if has_remedy else remedy)
 
 
-def _contents(args: ServerArgs, cluster: str | None) -> Iterator[Finding]:
-    """Whether the files are those of one supported model, undamaged, and small enough for this machine."""
+def _contents(args: ServerArgs, cluster: str | None, *, has_weights: bool) -> Iterator[Finding]:
+    """Whether the files are those of one supported model, undamaged, and small enough for this machine. has_weights: False
+    where there are only headers."""
     readable = list(_files(args))
     if any(finding.status == "fail" for finding in readable):
         yield from readable
@@ -245,19 +266,24 @@ def _contents(args: ServerArgs, cluster: str | None) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.n_words:,} tokens, the model has {model.vocab_size:,} rows")
     except LlamaError as error:
         yield _refused("tokenizer", error, "tokenizer_path", _TOKENIZER_REMEDY)
+    if has_weights:
+        yield _digests(args, source, tokenizer_files(args.tokenizer), weights)
+    yield Finding("memory", "skip", "the ranks run on the cluster's nodes") if cluster else _memory(args, model)
+
+
+def _digests(args: ServerArgs, source: CheckpointSource, texts: Sequence[Path], weights: WeightReader) -> Finding:
     try:
         if (manifest := args.manifest()) is not None:
             manifest.check_complete(source)
-            manifest.verify(list(dict.fromkeys([*source.files, *tokenizer_files(args.tokenizer)])), num_threads=2)
+            manifest.verify(list(dict.fromkeys([*source.files, *texts])), num_threads=2)
         if args.verify_checksums:
             weights.verify_checksums(0, 1)
         names = "no SHA256SUMS" if manifest is None else Path(manifest.path).name
-        yield Finding(
+        return Finding(
             "digests", "ok", f"{names}; the shards' own checksums are {'right' * args.verify_checksums or 'off'}"
         )
     except (LlamaError, OSError) as error:
-        yield _refused("digests", error, "sha256sum", _DIGEST_REMEDY)
-    yield Finding("memory", "skip", "the ranks run on the cluster's nodes") if cluster else _memory(args, model)
+        return _refused("digests", error, "sha256sum", _DIGEST_REMEDY)
 
 
 def _memory(args: ServerArgs, model: ModelConfig) -> Finding:
@@ -266,6 +292,7 @@ def _memory(args: ServerArgs, model: ModelConfig) -> Finding:
 
     try:
         config = at_least_context(args.engine_config(model.vocab_size, context_length=model.context_length))
+        config = replace(config, ckpt_dir=str(args.checkpoint))
         estimate = estimate_memory(config, args.num_ranks())
     except (LlamaError, MemoryError) as error:
         return Finding("memory", "fail", str(error), "correct the argument that is named")
@@ -276,6 +303,8 @@ def _memory(args: ServerArgs, model: ModelConfig) -> Finding:
     needed = without_cache + (args.kv_cache_bytes or estimate.least_cache) * estimate.num_ranks
     cache = sum(one.cache for one in estimate.ranks)
     found = f"{format_bytes(needed)} for {estimate.num_ranks} ranks with the cache of one sequence, {format_bytes(free)} free"
+    if expansion := estimate.expansion:
+        found += f"; {expansion}"
     if needed > free:
         return Finding("memory", "fail", found, _MEMORY_REMEDY)
     if args.kv_cache_bytes is None and cache > SHARE_FOR_CACHE * (free - without_cache):

@@ -5,8 +5,8 @@ import difflib
 import re
 import socket
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -64,16 +64,24 @@ class HttpOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """`content` is Serve's schema, with the overrides; `path` is the file that it was read from."""
+    """`content` is Serve's schema, with the overrides; `path` is the file that it was read from. is_made: there is no file, the
+    content was made for a model."""
 
     path: Path
     content: dict[str, Any]
+    is_made: bool = False
 
     def copied_to(self, directory: Path) -> "ConfigFile":
         """With the overrides in the file. The copy is ASCII: Serve reads a file in the encoding of the locale."""
         copy = directory / self.path.name
         copy.write_text(yaml.safe_dump(self.content, sort_keys=False))
-        return ConfigFile(copy, self.content)
+        return replace(self, path=copy)
+
+    def with_args(self, changes: Mapping[str, Any]) -> "ConfigFile":
+        """With other arguments of the first application."""
+        first, *others = self.content["applications"]
+        changed = first | {"args": (first.get("args") or {}) | dict(changes)}
+        return replace(self, content=self.content | {"applications": [changed, *others]})
 
     @property
     def host(self) -> str:
@@ -120,7 +128,7 @@ class ConfigFile:
 def read_config(path: Path, overrides: Sequence[str]) -> ConfigFile:
     """Read the file and apply the overrides.
 
-    Raises ConfigError for a file without applications, for an override without a value, and for wrong `http_options`.
+    Raises ConfigError for a file without applications, and as `with_overrides`.
     """
     try:
         content = yaml.safe_load(path.read_bytes())
@@ -138,15 +146,19 @@ def read_config(path: Path, overrides: Sequence[str]) -> ConfigFile:
     for section, key in ((content, "http_options"), (content["applications"][0], "args")):
         if not isinstance(section.get(key) or {}, dict):
             raise ConfigError(f"{path}: {key} must be a mapping of names to values")
+    return with_overrides(ConfigFile(path, content), overrides)
+
+
+def with_overrides(config: ConfigFile, overrides: Sequence[str]) -> ConfigFile:
+    """Raises ConfigError for an override without a value, and for wrong `http_options`."""
     for override in overrides:
-        _apply(override, content)
-    config = ConfigFile(path, content)
+        _apply(override, config.content)
     try:
         config.http_options  # noqa: B018  raises ValidationError
     except ValidationError as error:
         raise _refusal(error, HttpOptions.model_fields, "http_options.") from error
     if config.host == "::":  # Serve has HAProxy listen on IPv4 alone for this spelling
-        content["http_options"]["host"] = "::0"
+        config.content["http_options"]["host"] = "::0"
     return config
 
 

@@ -95,7 +95,7 @@ class DeploymentWatcher(threading.Thread):
         if phase == "failed":
             self.failure = detail
         if phase != "ready":
-            if phase == "loading":
+            if phase in ("fetching", "loading"):
                 self._report_loading(detail)
             return False
         if "error" in props:  # HTTP needs an API key; a handle needs none, but eleven threads

@@ -1,4 +1,4 @@
-"""`llama-ray up CONFIG`: runs `serve run CONFIG`, reports its progress, and ends with an error if the server cannot start.
+"""`llama-ray up MODEL` or CONFIG: runs `serve run`, reports its progress, and ends with an error if the server cannot start.
 
 `serve run` runs in the main thread, and a second thread follows the deployment. HAProxy in front of the replicas is on
 unless RAY_SERVE_ENABLE_HA_PROXY=0.
@@ -9,39 +9,57 @@ The command's own cluster starts sooner than that of `serve run`: without proces
 
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from deployments.local import process_tag
-from deployments.local.checks import NO_GPU, Finding, examine, exit_status, joined_cluster, refuse_to_replace
-from deployments.local.config_file import ConfigFile, claim_port, read_config
+from deployments.local.checks import (
+    NO_GPU,
+    Finding,
+    examine,
+    exit_status,
+    has_runtime_env,
+    joined_cluster,
+    refuse_to_replace,
+)
+from deployments.local.config_file import ConfigFile, claim_port
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
+from deployments.local.model_argument import fewest_ranks, read_argument, shadowed
 from deployments.local.private_files import PARENT, keep_files_private, token_variables
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
-from llama_core.errors import ConfigError
+from llama_core.errors import ConfigError, LlamaError
+from llama_core.remote.store import check_disk, fetch, local_path
+from llama_core.sizes import format_bytes
 
 
-def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False, replaces: bool = False) -> int:
-    """Serve the configuration file until a signal ends the server, and this process with it. Returns the exit status only where
-    nothing was started: 2 for wrong settings, else 1.
+def serve(argument: str, overrides: Sequence[str], *, verbose: bool = False, replaces: bool = False) -> int:
+    """Serve the model, or the configuration file, until a signal ends the server, and this process with it. Returns the exit
+    status only where nothing was started: 2 for wrong settings, else 1.
 
     overrides: "key=value" arguments of the application. verbose: leave the lines of Ray, Serve and HAProxy on the terminal.
     replaces: end what Serve runs on the cluster that RAY_ADDRESS names.
     """
+    if (told := shadowed(argument)) is not None:
+        print(told, file=sys.stderr)
     try:
-        config = read_config(path, overrides)
+        config = prepared(read_argument(argument, overrides))
         claim = claim_port(config.host, config.port)  # noqa: F841  held until this process ends
         findings = list(examine(config, joined_cluster(), reads_files=False))
         if exit_status(findings) == 0 and joined_cluster() is None:
             keep_files_private()
+            _fetch(config, findings)
     except ConfigError as error:
         findings = [Finding("port" if error.param == "port" else "arguments", "fail", error.message)]
+    except (LlamaError, OSError) as error:
+        findings = [Finding("checkpoint", "fail", str(error))]
     if (status := exit_status(findings)) != 0:
         print(*(finding for finding in findings if finding.status == "fail"), sep="\n", file=sys.stderr)
         return status
@@ -66,13 +84,13 @@ def serve_file(path: Path, overrides: Sequence[str], *, verbose: bool = False, r
     shutdown.end()
 
 
-def check_file(path: Path, overrides: Sequence[str], *, replaces: bool = False) -> int:
-    """Print the findings of all checks, and start nothing. Returns the exit status of `exit_status`."""
+def check(argument: str, overrides: Sequence[str], *, replaces: bool = False) -> int:
+    """Print the findings of all checks, start nothing, and fetch no weights. Returns the exit status of `exit_status`."""
     try:
-        config = read_config(path, overrides)
-    except ConfigError as error:
+        config = prepared(read_argument(argument, overrides))
+    except LlamaError as error:
         print(error.message, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     findings = []
     for finding in examine(config, joined_cluster(), reads_files=True, replaces=replaces):
         findings.append(finding)
@@ -80,6 +98,46 @@ def check_file(path: Path, overrides: Sequence[str], *, replaces: bool = False) 
         if finding.remedy:
             print(f"      {'':<11} {finding.remedy}")
     return exit_status(findings)
+
+
+def prepared(config: ConfigFile) -> ConfigFile:
+    """With remote models by their present revisions, and, where no file says it, the number of ranks that this machine needs.
+    On a cluster that RAY_ADDRESS names, the cluster decides both. Raises LlamaError."""
+    args = config.server_args if joined_cluster() is None and not has_runtime_env(config) else None
+    if args is None:
+        return config
+    pinned = args.pinned()
+    chosen = {name: value for name, value in pinned if value != getattr(args, name)}
+    if config.is_made and args.model_parallel_size is None:
+        chosen["model_parallel_size"] = fewest_ranks(pinned)
+    return config.with_args(chosen) if chosen else config
+
+
+def _fetch(config: ConfigFile, findings: Sequence[Finding]) -> None:
+    """Fetch remote models before anything starts, under the library's progress bars. Ends with a line on what was chosen."""
+    args = config.server_args
+    if args is None or has_runtime_env(config):
+        return
+    for finding in findings:
+        if finding.status == "warn" or finding.check == "memory":
+            print(finding, file=sys.stderr)
+    former = signal.signal(signal.SIGINT, _interrupted)
+    for model in args.downloads:
+        if local_path(model) is None:
+            print(f"fetching {model.name}: {format_bytes(check_disk(model))}", file=sys.stderr)
+            fetch(model)
+    signal.signal(signal.SIGINT, former)
+    if config.is_made:
+        num_ranks = args.num_ranks()
+        context = f"context {args.max_seq_len:,}" if args.max_seq_len else "the model's context or what memory allows"
+        chosen = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {context}"
+        print(f"{args.model_id}: {chosen}; --ranks N and max_seq_len=N change this", file=sys.stderr)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    """The libraries' threads would first end the files that they download."""
+    print("\ninterrupted; the next start fetches what is missing", file=sys.stderr)
+    os._exit(130)
 
 
 def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:

@@ -120,7 +120,7 @@ def open_tracing(engine: TracedEngine, model: str, replica: str) -> Tracing | No
     try:
         from deployments.observe.otlp import OtlpSink
     except ImportError as error:
-        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but %s is missing: pip install .[otlp]", error.name)
+        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT needs %s: pip install 'llama-on-ray[otlp]'", error.name)
         return None
     return Tracing(OtlpSink({"service.instance.id": replica}), engine, model)
 

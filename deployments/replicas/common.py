@@ -22,4 +22,6 @@ def pool_for(args: EngineArgs) -> StandbyPool:
     placement_group = ray.util.get_current_placement_group()
     assert placement_group is not None, "build_app gives every replica a placement group"
     factory = NamedRunnerFactory(args.runner_factory) if args.runner_factory else MODEL_RUNNER_FACTORY
-    return StandbyPool(placement_group, limits, enabled=args.spare_ranks, runner_factory=factory)
+    return StandbyPool(
+        placement_group, limits, enabled=args.spare_ranks, runner_factory=factory, downloads=args.downloads
+    )

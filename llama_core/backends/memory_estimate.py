@@ -1,5 +1,6 @@
 """The memory that each rank will need, from the headers of a checkpoint's files. Loads no weight."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,22 +14,25 @@ from llama_core.backends.kv_cache import cache_dtype
 from llama_core.backends.memory_budget import LEAST_CONTEXT, layer_block_bytes, planned_weight_bytes
 from llama_core.backends.native import backend as native
 from llama_core.backends.parallel import Parallel, resolve_device
+from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.backends.weight_plan import WeightPlan
 from llama_core.checkpoint.registry import checkpoint_path, format_name, open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import FORMATS, packed_bits
 from llama_core.files.json_fields import read_object
-from llama_core.files.source import DENSE, Slice, WeightReader
+from llama_core.files.source import DENSE, CheckpointSource, Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.fields import Fields
 from llama_core.model.weights import OUTPUT, Box, weight_specs
 from llama_core.scheduling.sliding_window import SlidingWindow
+from llama_core.sizes import format_bytes
 from llama_core.text.registry import find_tokenizer, load_tokenizer
 
 # What a rank process takes beyond an empty one whatever the model: pages of libraries that are first touched when weights load
 # and steps run, and thread stacks. Measured with tests/programs/estimate.py.
 PROCESS_BYTES: Final = 8 * 10**6
+_EXPANDED: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,22 @@ class MemoryEstimate:
             kv_cache_bytes=None,
         )
         return max((self._of(config, rank) for rank in range(self.num_ranks)), key=lambda one: one.total)
+
+    @property
+    def expansion(self) -> str:
+        """Says so where weights, each counted once, take more memory than in their files; "" where they do not."""
+        source = open_checkpoint(self.config.ckpt_dir)
+        stored = sum(file.stat().st_size for file in source.files)
+        bytes_of = {name: find_weight_format(name).bytes_per_weight for name in (self.plan.dtype, *self.plan.formats)}
+        specs = {
+            name: spec
+            for name, spec in weight_specs(self.model).items()
+            if not (self.model.tied_embeddings and name == OUTPUT)
+        }
+        held = sum(math.prod(spec.shape) * bytes_of[self.plan.format_of(name)] for name, spec in specs.items())
+        if held <= _EXPANDED * stored or not _has_weights(source):
+            return ""
+        return f"the files' {format_bytes(stored)} are held in {format_bytes(round(held))}, as {self.plan}"
 
     @property
     def block_bytes(self) -> int:
@@ -123,13 +143,16 @@ def estimate_memory(config: EngineConfig, num_ranks: int, device: torch.device |
     source = open_checkpoint(config.ckpt_dir)
     model = source.model_config(config.vocab_size)
     model.check_world_size(num_ranks)
-    path = Path(config.ckpt_dir)
-    has_weights = format_name(source) != "hugging_face" or next(path.glob("*.safetensors"), None) is not None
-    reader = source.open_weights(model) if has_weights else _NoWeights(path / "config.json", model)
+    has_weights = _has_weights(source)
+    reader = source.open_weights(model) if has_weights else _NoWeights(Path(config.ckpt_dir) / "config.json", model)
     alone = Parallel(0, 1, device or resolve_device(config.device))
     group = replace(alone, world_size=num_ranks)
     kind, dtype, plan = choose(config, model, reader, group, voters=alone)
     return MemoryEstimate(config, model, num_ranks, alone.device, kind, dtype, plan)
+
+
+def _has_weights(source: CheckpointSource) -> bool:
+    return format_name(source) != "hugging_face" or len(source.files) > len(source.metadata_files)
 
 
 def at_least_context(config: EngineConfig) -> EngineConfig:

@@ -22,10 +22,7 @@ _MAX_PICKLE_BYTES = 64 * 2**20  # of the list of tensors; Llama's largest has a 
 _OWN_NAME = re.compile(r"params\.json|consolidated\..*\.pth")
 
 
-NO_DIRECTORY = (
-    "no such directory. Nothing is downloaded: for a model of Hugging Face's, run "
-    "`hf download ORG/NAME --local-dir models/NAME` first, and set ckpt_dir to that folder"
-)
+NO_DIRECTORY = "no such directory; ckpt_dir may also be the name of a model of a hub, ORG/NAME, which is then fetched"
 _A_FILE = "a file in no known format: give the folder with the model's files, or a .gguf file"
 
 

@@ -11,6 +11,7 @@ from llama_core.files.hf.files import open_file
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
 from llama_core.model.weights import OUTPUT, WeightSpec, weight_specs
+from llama_core.remote.store import local
 from llama_core.weights.hf import interleaved
 
 
@@ -26,7 +27,7 @@ class LowRank(NamedTuple):
 
 def read_adapter(folder: str, digest: str, model: ModelConfig, share: RankShare, max_rank: int) -> list[LowRank]:
     """Raises CheckpointError where the files have changed since they were checked, and what reading a damaged file raises."""
-    specs = weight_specs(model)
+    specs, folder = weight_specs(model), local(folder)
     adapter = open_adapter(folder, model, max_rank)
     if adapter.digest != digest:
         raise CheckpointError(f"{folder}: the adapter has changed since it was loaded: load it again")

@@ -22,12 +22,12 @@ from tests.support.programs import REPOSITORY, environment
 
 COMMANDS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 RUNS = {
-    "up": "deployments.local.up.serve_file",
+    "up": "deployments.local.up.serve",
     **{name: f"cli.{name}.run" for name in ("estimate", "chat", "batch")},
 }
 # That the server or another library reads too.
 SHARED = {
-    ("up", "config"): ["LLAMA_RAY_CONFIG"],
+    ("up", "model"): ["LLAMA_RAY_UP_CONFIG", "LLAMA_RAY_CONFIG"],
     ("estimate", "ckpt"): ["LLAMA_CKPT_DIR"],
     **{(command, "--api-key"): ["LLAMA_RAY_API_KEY", "OPENAI_API_KEY"] for command in ("chat", "batch")},
     **{
@@ -84,14 +84,15 @@ def test_up_serves_or_checks_the_file_with_its_overrides(config: Path, monkeypat
         calls.append((*args, *more.values()))
         return 3
 
-    monkeypatch.setattr(up, "serve_file", call)
-    monkeypatch.setattr(up, "check_file", call)
+    monkeypatch.setattr(up, "serve", call)
+    monkeypatch.setattr(up, "check", call)
     assert CliRunner().invoke(app, ["up", str(config)]).exit_code == 3
     assert CliRunner().invoke(app, ["up", str(config), "-v", "seed=2", "dtype=float32"]).exit_code == 3
     assert CliRunner().invoke(app, ["up", str(config), "seed=2", "--check"]).exit_code == 3
     assert CliRunner().invoke(app, ["up", str(config), "--replace"]).exit_code == 3
-    plain = [(config, [], False, False), (config, ["seed=2", "dtype=float32"], True, False)]
-    assert calls == [*plain, (config, ["seed=2"], False), (config, [], False, True)]
+    file = str(config)
+    plain = [(file, [], False, False), (file, ["seed=2", "dtype=float32"], True, False)]
+    assert calls == [*plain, (file, ["seed=2"], False), (file, [], False, True)]
 
 
 PROGRAM = """
@@ -140,10 +141,10 @@ def test_settings_without_a_configuration_file_are_over_that_of_the_environment(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["up", "http_options.port=1", "ckpt_dir=hf://a//b"]
-    assert invoke(monkeypatch, *words, LLAMA_RAY_CONFIG=str(config))[:2] == [config, words[1:]]
+    assert invoke(monkeypatch, *words, LLAMA_RAY_CONFIG=str(config))[:2] == [str(config), words[1:]]
     for variables, says in (
         ({"LLAMA_RAY_CONFIG": f"{config}.absent"}, "does not exist"),
-        ({"LLAMA_RAY_UP_CONFIG": str(config.parent)}, "is a directory"),
+        ({"LLAMA_RAY_UP_CONFIG": "absent"}, "not a model's name"),
         ({}, "'http_options.port=1' is a setting"),
     ):
         done = CliRunner().invoke(app, words, env=variables)

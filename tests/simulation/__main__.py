@@ -11,7 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+from tests.simulation.branches import Branches
 from tests.simulation.history import Event, Setting, drawn
 from tests.simulation.running import finding
 
@@ -38,14 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--form", choices=("fleet", "build_app"), default="", help="default: the seed decides")
     parser.add_argument("--keep-going", action="store_true", help="after a finding, without its shortest form")
     parser.add_argument("--plain", action="store_true", help="end at a finding, without its shortest form")
+    parser.add_argument("--branches", action="store_true", help="list those that no history takes; twice as slow")
     parser.add_argument("--verbose", action="store_true", help="show the log")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, format="%(message)s")
     began_s, num_findings, num_events = time.perf_counter(), 0, 0
+    branches = Branches()
     for seed in range(options.start, options.start + options.seeds):
         setting, events = drawn(seed, options.form)
         num_events += len(events)
-        found, _ = finding(setting, events)
+        with branches if options.branches else nullcontext():
+            found, _ = finding(setting, events)
         if not found:
             continue
         num_findings += 1
@@ -56,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             kept = shortest(setting, events)
             print(setting, *kept, finding(setting, kept)[0][:1000], sep="\n")
             break
+    if options.branches:
+        print(*branches.untaken(), sep="\n")
     seconds = time.perf_counter() - began_s
     print(f"{seed + 1 - options.start} seeds, {num_events} events, {num_findings} findings, {seconds:.1f} s")
     sys.exit(num_findings > 0)

@@ -16,19 +16,21 @@ from tests.support.fake_ranks import continuation
 
 RETRY_S: Final = 0.5
 LATE_S: Final = 0.6  # after its deadline
+SCHEMA: Final = {"type": "object", "properties": {"what": {"type": "string"}}}
 
 
 class Client:
     """Of one completion or chat. key: of its stream, "" for one that begins anew after each fault."""
 
-    def __init__(self, world: Simulated, event: Event, owner: str = "") -> None:
+    def __init__(self, world: Simulated, event: Event, owner: str = "", adapter_share: float | None = None) -> None:
+        """adapter_share: the chance of an adapter, where there are any."""
         self._world = world
         draw = random.Random(event.which)
         self.application = world.applications[event.other % len(world.applications)]
         self.name = f"request {event.at_s:g} s {event.which}"
         drawn = OWNERS[min(draw.randrange(5), 2)]
         self.owner = owner or drawn
-        share = 0.5 if world.cluster.digests else 0.1
+        share = adapter_share or (0.5 if world.cluster.digests else 0.1)
         self.adapter = draw.choice(world.adapter_names) if draw.random() < share and world.adapter_names else ""
         self.n = draw.choice((1, 1, 1, 2, 3))
         self.is_chat = draw.random() < 0.25
@@ -38,6 +40,8 @@ class Client:
         if draw.random() < 0.3:  # a shared beginning
             prompt = [1, *range(3, 40), *prompt[1:4]]
         self.streams = draw.random() < 0.75
+        self.has_schema = draw.random() < 0.15
+        self.has_tools = self.is_chat and draw.random() < 0.4
         self.key = f"key-{event.at_s}-{event.which}" if self.streams and draw.random() < 0.7 else ""
         self.stop = self._stop_of(prompt) if draw.random() < 0.2 and not self.is_chat else ""
         self.limit_s = draw.choice((3.0, 12.0)) if draw.random() < 0.1 else None
@@ -78,6 +82,10 @@ class Client:
             body["logprobs"] = self.params.logprobs
         if self.stop:
             body["stop"] = self.stop
+        if self.has_schema:
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+        if self.has_tools:
+            body["tools"] = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
         if self.streams:
             body["stream_options"] = {"include_usage": True}
         return body

@@ -116,5 +116,7 @@ class Answer:
         expected = "stop" if is_stop or (is_eos and not is_full) else "length" if is_full else None
         if choice.finish_reason != expected:
             raise Wrong(f"ended by {choice.finish_reason} instead of {expected} after {len(choice.tokens)} tokens")
-        if stop and stop in choice.text:
-            raise Wrong("the text has the stop string")
+        text = tokenizer.decode(choice.tokens)
+        whole = text.partition(stop)[0] if stop else text
+        if choice.text not in (whole, " " + whole):  # a text alone begins without its first space
+            raise Wrong(f"the text is {choice.text!r} instead of {text!r}, with the stop string {stop!r}")

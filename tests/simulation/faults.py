@@ -3,21 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from llama_core.errors import RankFailure
 from tests.simulation.history import Event
-from tests.simulation.processes import (
-    SimulatedEngine,
-    SimulatedFront,
-)
+from tests.simulation.processes import SimulatedEngine, SimulatedFront
 from tests.simulation.world import World, first_of
 from tests.support.virtual_loop import network
 from tests.support.virtual_network import Process
-
-QUIET_S: Final = 240.0  # after the last fault, for everything to end
-DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
-CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 class FaultyWorld(World):
@@ -32,6 +25,11 @@ class FaultyWorld(World):
         if (engine := self._engine(event)) is not None:
             self._end(engine, network().lose_power)
             self._effect(self._later(event.size, engine.application))
+
+    def _outage(self, event: Event) -> None:
+        for engine in self._engines_of(application := self._application(event)):
+            self._end(engine, network().kill)
+            self._effect(self._later(event.size, application))
 
     def _stop(self, event: Event) -> None:
         if (engine := self._engine(event)) is not None:

@@ -1,11 +1,12 @@
 """What happens to a simulated fleet, drawn from a seed: requests, faults, and engines and fronts that come and go."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 LASTS_S: Final = 30.0
+MOMENT_S: Final = 2.0  # long
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,10 @@ FAULTS: Final[dict[str, Callable[[random.Random], float]]] = {
     "remove": lambda draw: draw.choice((3.0, 8.0, 30.0)),  # until the application is back
     "rival": _at_once,
     "head": lambda draw: draw.choice((2.0, 12.0)),
+    "outage": lambda draw: draw.choice((1.0, 5.0)),  # of all engines of an application
+    "limits": _at_once,
     "burst": lambda draw: draw.choice((5.0, 12.0, 30.0)),  # requests
+    "burst of adapters": lambda draw: draw.choice((12.0, 30.0)),
     "leave": lambda draw: draw.choice((0.1, 1.0, 8.0)),  # until the client is back
 }
 # Faults that show more together: what one of them leaves behind, the others find.
@@ -96,8 +100,12 @@ THEMES: Final = (
     ("adapter", "no adapter", "update", "drain", "end of a front", "leave"),
     ("adapter", "no adapter", "update", "join"),
     ("adapter", "adapter", "burst"),
+    ("adapter", "burst of adapters"),
     ("silence from", "silence from", "silence", "stop", "island"),
+    ("burst", "island"),
     ("burst", "kill", "rank", "burst"),
+    ("burst", "limits", "kill", "outage"),
+    ("burst", "outage"),
     ("update", "bad update", "remove", "rival", "defaults"),
 )
 OF_BUILD_APP: Final = frozenset(
@@ -124,27 +132,39 @@ def drawn(seed: int, form: str = "") -> tuple[Setting, list[Event]]:
         seed,
         form or own,
         num_fronts=draw.randint(1, 3),
-        engines=tuple(number % num_applications for number in range(draw.randint(2, 6))),
+        engines=tuple(number % num_applications for number in range(draw.choice((2, 2, 3, 4, 5, 6)))),
         max_batch_size=draw.randint(1, 4),
         max_queue=draw.choice((2, 8, 64)),
         step_s=draw.choice((0.02, 0.05, 0.2)),
         max_loras=draw.choice((1, 2)),
         window_s=draw.choice((0.0, 3.0)),
     )
+    # Around which most happens, in some histories.
+    moments = [draw.uniform(0.0, LASTS_S - MOMENT_S) for _ in range(draw.choice((0, 2, 4)))]
     events = [
-        Event(_time(draw), "request", draw.randrange(10**6), draw.randrange(1000), draw.randint(1, 60))
+        Event(_time(draw, moments), "request", draw.randrange(10**6), draw.randrange(1000), _num_tokens(draw))
         for _ in range(draw.randint(5, 40))
     ]
     events += [
-        Event(_time(draw), "cancel", draw.randrange(1000), 0, draw.randint(0, 20)) for _ in range(draw.randint(0, 5))
+        Event(_time(draw, moments), "cancel", draw.randrange(1000), 0, draw.randint(0, 20))
+        for _ in range(draw.randint(0, 5))
     ]
     possible = [kind for kind in FAULTS if setting.form == "fleet" or kind in OF_BUILD_APP]
     kinds = draw.sample(possible, draw.randint(2, min(12, len(possible))))
-    if setting.form == "fleet" and draw.random() < 0.4:
+    if setting.form == "fleet" and draw.random() < 0.5:
         kinds = [*draw.choice(THEMES)]
+    if any("adapter" in kind for kind in kinds):  # each name has another one from the beginning
+        shift = draw.randrange(3)
+        events += [
+            Event(0.0, "adapter", name + 3 * ((name + shift) % 3), number)
+            for number in range(num_applications)
+            for name in range(3)
+        ]
+    if "burst of adapters" in kinds:
+        setting = replace(setting, max_loras=2, max_batch_size=4)
     for _ in range(draw.randint(10, 20)):
         kind = draw.choice(kinds)
-        fault = Event(_time(draw), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw))
+        fault = Event(_time(draw, moments), kind, draw.randrange(1000), draw.randrange(1000), FAULTS[kind](draw))
         events.append(fault)
         if kind.startswith("silence") and not fault.size:  # with requests that are sent into it
             at = (fault.at_s + draw.uniform(0.1, 1.5) for _ in range(4))
@@ -152,13 +172,21 @@ def drawn(seed: int, form: str = "") -> tuple[Setting, list[Event]]:
     # All of it takes the half of what is left of the history, about.
     num_slots = setting.max_batch_size * (setting.num_fronts if setting.form == "build_app" else len(setting.engines))
     num_tokens = sum(
-        event.size * (60 if event.kind == "burst" else 2) for event in events if event.kind in ("burst", "request")
+        event.size * (60 if event.kind.startswith("burst") else 2)
+        for event in events
+        if event.kind.startswith(("burst", "request"))
     )
     step_s = min(setting.step_s, 40.0 * num_slots / num_tokens)
     return replace(setting, step_s=round(step_s, 3)), sorted(events, key=lambda event: event.at_s)
 
 
-def _time(draw: random.Random) -> float:
-    """Some at the same moment as others."""
+def _num_tokens(draw: random.Random) -> int:
+    return draw.choice((draw.randint(1, 60), draw.randint(1, 60), draw.randint(1, 150)))
+
+
+def _time(draw: random.Random, moments: Sequence[float]) -> float:
+    """Some at the same time as others."""
     at_s = draw.uniform(0.0, LASTS_S)
+    if moments and draw.random() < 0.7:
+        at_s = draw.choice(moments) + draw.uniform(0.0, MOMENT_S)
     return round(at_s) if draw.random() < 0.2 else round(at_s, 3)

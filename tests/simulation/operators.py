@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from deployments.fleet.cluster import ENGINE
 from deployments.fleet.loaded_adapters import AdapterLoader
@@ -12,20 +13,10 @@ from llama_core.errors import LlamaError
 from tests.simulation.expected_answers import Wrong
 from tests.simulation.faults import FaultyWorld
 from tests.simulation.history import Event
-from tests.simulation.processes import (
-    ADAPTERS,
-    Application,
-    Release,
-    SimulatedEngine,
-    SimulatedFront,
-)
+from tests.simulation.processes import ADAPTERS, Application, Release, SimulatedEngine, SimulatedFront
 from tests.simulation.world import first_of
 from tests.support.fake_cluster import Member
 from tests.support.virtual_loop import network
-
-QUIET_S: Final = 240.0  # after the last fault, for everything to end
-DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
-CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 class OperatedWorld(FaultyWorld):
@@ -42,7 +33,7 @@ class OperatedWorld(FaultyWorld):
                 release = replace(release, tokenizer=release.tokenizer + 1)
             else:
                 release = replace(release, defaults="greedy" if release.defaults == "builtin" else "builtin")
-            self._effect(self._updated(application, release, event.size))
+            self._effect(self._updated(application, release, event))
 
     def _begins_change(self, application: Application) -> bool:
         """Whether the application does not change already."""
@@ -56,11 +47,14 @@ class OperatedWorld(FaultyWorld):
         self._weights[application].append(release.weights)
         self.cluster.args[application.name] = application.args(self.setting)
 
-    async def _updated(self, application: Application, release: Release, after_s: float) -> None:
-        """after_s: until each successor starts; 0: before, in room of its own."""
-        application.has_updated = True
+    async def _updated(self, application: Application, release: Release, event: Event) -> None:
+        """event.size: seconds until each successor starts; 0: before, in room of its own. Some updates follow the end of an
+        adapter."""
+        application.has_updated, after_s = True, event.size
+        if event.other % 2 and (used := [each.model for each in self._asked() if each.adapter]):
+            await self._by_admin(self._front(event), lambda loader: loader.unload(used[0], None))
         self._release(application, release)
-        for engine in [each for each in self._alive() if each.application is application]:
+        for engine in self._engines_of(application):
             if engine.is_gone or engine.process.stands_still or engine.is_ending:
                 continue
             if not after_s:
@@ -102,7 +96,7 @@ class OperatedWorld(FaultyWorld):
     async def _removed(self, application: Application, seconds: float) -> None:
         args = self.cluster.args.pop(application.name)
         self.cluster.running.discard(application.name)
-        engines = [each for each in self._alive() if each.application is application and not each.is_ending]
+        engines = [each for each in self._engines_of(application) if not each.is_ending]
         for engine in engines:
             engine.is_ending = True
         await asyncio.gather(*(first_of(engine.process.run(engine.engine.end()), engine.gone) for engine in engines))
@@ -163,6 +157,14 @@ class OperatedWorld(FaultyWorld):
         if (engine := self._engine(event)) is not None and engine.serves:
             defaults = ("builtin", "greedy")[event.which % 2]
             engine.process.call(lambda: engine.engine.reconfigure({"sampling_defaults": defaults}))
+
+    def _limits(self, event: Event) -> None:
+        """As Serve changes `user_config` of all engines."""
+        application = self._application(event)
+        application.max_queue = (2, self.setting.max_queue)[event.which % 2]
+        for engine in self._engines_of(application):
+            if engine.serves:
+                engine.process.call(partial(engine.engine.reconfigure, {"max_queue": application.max_queue}))
 
     def _head(self, event: Event) -> None:
         self._effect(self._away(event.size))

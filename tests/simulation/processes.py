@@ -22,7 +22,7 @@ from llama_core.rank_report import RankReport
 from tests.conftest import GOLDEN
 from tests.simulation.history import Setting
 from tests.support import adapters
-from tests.support.fake_cluster import FakeCluster, Member, QuietMetrics, Replica
+from tests.support.fake_cluster import NODE, FakeCluster, Member, QuietMetrics, Replica
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import arbitrary
 from tests.support.fleets import FakeEngineProcess
@@ -72,6 +72,7 @@ class Application:
     release: Release = field(default_factory=Release)
     is_changing: bool = False
     has_had_rivals: bool = False
+    max_queue: int | None = None  # as its operator has changed it
     has_updated: bool = False  # engines of another release have taken the places of all
 
     @property
@@ -92,11 +93,12 @@ class Application:
             "model_parallel_size": NUM_RANKS,
             # The same answer at another time has another prompt.
             "chat_template": f"{{{{ strftime_now('%d') }}}} {self.number} {self.release.template}"
+            "{% for t in tools or [] %}{% for name in t.function.parameters.properties %} {{ name }}{% endfor %}{% endfor %}"
             "{% for m in messages %} {{ m.content }}{% endfor %}",
             "sampling_defaults": self.release.defaults,
             "max_seq_len": 256,
             "max_batch_size": setting.max_batch_size,
-            "max_queue": setting.max_queue,
+            "max_queue": self.max_queue or setting.max_queue,
             "max_loras": setting.max_loras,
             "lora_root": str(lora_root()),
             "drain_timeout_s": DRAIN_S,
@@ -109,6 +111,7 @@ def ranks_of(setting: Setting, weights: int) -> FakeGroup:
     """Ranks whose tokens depend on the weights, the adapter and the seed."""
     group = FakeGroup(num_blocks=400, step_s=setting.step_s)
     group.ranks.model = lambda tokens, seed: arbitrary(tokens, seed + salt(weights))
+    group.ranks.deferrals = 0.1
     group.reports = (RankReport(digest=CheckpointDigest((("weights", str(weights)),))),)
     return group
 
@@ -182,7 +185,8 @@ class FleetFront(SimulatedFront):
         args = FRONT_ARGS.model_copy(
             update={"hold_timeout_s": setting.hold_timeout_s, "resume_window_s": setting.window_s}
         )
-        self.of = self.process.call(lambda: FrontProcess(args, Member(cluster, "llama"), METRICS))
+        node = (NODE, "another node")[len(cluster.replicas) % 2]  # where engines are reached by TCP
+        self.of = self.process.call(lambda: FrontProcess(args, Member(cluster, "llama", node), METRICS))
         self.http_app, self.service = self.of._http_app, self.of.fleet
         cluster.replicas.append(Replica(FRONT, self.process, self.of))
         self._cluster = cluster

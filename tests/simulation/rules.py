@@ -1,21 +1,25 @@
 """What must hold of a simulated fleet at every moment, by what the simulation knows of its processes."""
 
 import logging
+import math
 import time
-from collections.abc import Hashable, Iterator
-from collections.abc import Sequence as Lengths
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
 from deployments.fleet.directory import CALL_TIMEOUT_S
 from deployments.fleet.fleet import Fleet
+from deployments.fleet.placement import Placement
 from deployments.fleet.served_model import ServedModel
+from deployments.links.front_server import FrontServer
 from deployments.links.front_session import FrontSession
 from deployments.links.link import Link, RoutedStream
 from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
 from deployments.replicas.front_process import MAX_SEARCH_S
+from llama_core.scheduling.request import Sequence as Seq
 from llama_core.scheduling.scheduler import Scheduler
 from tests.simulation.expected_answers import Wrong
-from tests.simulation.processes import SimulatedEngine, SimulatedFront
+from tests.simulation.processes import OwnRanks, SimulatedEngine, SimulatedFront
 from tests.simulation.simulated import Simulated
 from tests.support.virtual_loop import network
 
@@ -37,7 +41,10 @@ class Rules:
         self._disturbed_s: dict[tuple[SimulatedFront, SimulatedEngine], float] = {}
         self._troubled_s: dict[SimulatedFront, float] = {}  # when an engine was silent or gone
         self._suspicions: dict[SimulatedFront, int] = {}
-        self._moved: dict[SimulatedFront, tuple[int, int]] = {}
+        self._owners: dict[str, None] = {}
+        self._first_chosen: dict[
+            Placement, dict[tuple[int, ...], int]
+        ] = {}  # prompts, and among how many equal engines
         # Length; weights and ranks of its latest tokens.
         self._computed_by: dict[RoutedStream, tuple[int, int, int]] = {}
 
@@ -54,13 +61,15 @@ class Rules:
         for front in self._world.fronts:
             if front.fleet is not None and not front.is_gone:
                 self._check_front(front, front.fleet)
+        self._check_held()
+        for process, server in self._servers():
+            self._check_shares(process, server)
         for engine in self._world.engines:
             self.lasts(("started", engine), engine.invitation is not None)
             self.lasts(("up", engine), not engine.process.stands_still)
             if not (engine.is_gone or engine.process.stands_still or engine.server is None):
                 for connection in engine.server.sessions:
                     self._check_connection(engine, connection)
-                self._check_places(engine)
 
     def lasts(self, what: Hashable, is_so: bool) -> float:
         """For how many seconds."""
@@ -112,26 +121,52 @@ class Rules:
         if num_suspicions > self._suspicions.get(front, 0) and self.is_alone_to_blame(front):
             raise Wrong("a front suspects engines because it stood still itself")
         self._suspicions[front] = num_suspicions
-        links = [link for model in fleet._models.values() for link in model.links]
-        now_s = time.monotonic()
-        hears_none = bool(links) and all(now_s - link.heard_s > SILENCE_S for link in links)
-        hears_none = self.lasts(("hears none", front), hears_none) > BEAT_S
-        moved = fleet._events["moved"], len(links)
-        if hears_none and moved > (former := self._moved.get(front, moved)) and moved[1] == former[1]:
-            raise Wrong("a front moves streams although it hears no engine")
-        self._moved[front] = moved
         for application in self._world.applications:
             model = fleet._models.get(application.model)
             is_removed = application.name not in self._world.cluster.running and not self._world.cluster.is_away
             is_left = is_removed and model is not None and not (model.links or front.process.stands_still)
             if self.lasts(("removed", front, application), is_left) > MAX_SEARCH_S + CALL_TIMEOUT_S + 3.0:
                 raise Wrong("a model of an application that has been removed is served")
-            if model is not None:
-                held = [live for live in model._held if not (live.placed_s or live.has_begun or live.is_readmitted)]
-                if len(held) > self._world.setting.max_queue + 3:
-                    raise Wrong(
-                        f"a front holds {len(held)} requests, and its engines took {self._world.setting.max_queue}"
-                    )
+
+    def _check_held(self) -> None:
+        """All fronts together hold no more new requests than their engines would."""
+        held: dict[str, list[int]] = {}
+        for _, model in self.models():
+            new = [live for live in model._held if not (live.placed_s or live.has_begun or live.is_readmitted)]
+            held.setdefault(model.model_id, []).append(len(new))
+        for counts in held.values():
+            limit = max(self._world.setting.max_queue, len(counts))
+            if sum(counts) > limit + 2 * len(counts):  # with the other choices of the latest request of each
+                raise Wrong(f"fronts hold {counts} requests, and their engines took {limit}")
+
+    def on_moved(
+        self, model: Placement, former: Link, lives: Sequence[RoutedStream], silent_since_s: float | None
+    ) -> None:
+        """Streams of an engine that ends, or is silent since then, have other engines now, or are held."""
+        front = next(front for front, other in self.models() if other is model)
+        to_come = {entry.digest for entry in self._world.cluster.entries.get(model.model_id, {}).values()} | {""}
+        for live in lives:
+            if live.link is None:
+                is_lost = live.stream.sequence.terms.adapter not in to_come and not live.stream.ended
+                if is_lost and not (former.is_lost or former.is_suspected):
+                    self.wrong.append("a stream leaves the only engine with its adapter")
+            elif silent_since_s is not None and (engine := self._engine_of(live.link)) is not None:
+                silent_s = network().silent.get((engine.process, front.process))
+                if silent_s is not None and live.link.heard_s <= silent_s < silent_since_s + BEAT_S:
+                    self.wrong.append("a front moves streams to an engine that it does not hear either")
+
+    def on_choice(self, model: Placement, links: Sequence[Link], live: RoutedStream, chosen: Link) -> None:
+        """A front has chosen an engine. Of engines without a difference it must not take the first one each time."""
+        tally = self._first_chosen.setdefault(model, {})
+        least = min(link.num_sequences for link in links)
+        equal = [link for link in links if link.is_ready and link.num_sequences == least]
+        known = any(
+            links[0].prefixes.num_known(live.prefixes.keys(link.state.block_size)) for link in links if link.state
+        )
+        if len(equal) > 1 and chosen in equal and not known:
+            tally[tuple(live.prefixes.prompt)] = len(equal) if chosen is equal[0] else 0
+        if all(tally.values()) and math.prod(tally.values()) > 2**30:
+            self.wrong.append(f"a front chooses the first engine {len(tally)} times, and others are equal")
 
     def on_close(self, connection: FrontSession, reason: str) -> None:
         """An engine closes its connection with a front."""
@@ -249,40 +284,55 @@ class Rules:
                     if admitted_s > first.timeline.submitted_s + delay_s and first_s >= live.placed_s:
                         raise Wrong("a new stream gets a slot before one that has begun")
 
-    def _check_places(self, engine: SimulatedEngine) -> None:
-        assert engine.server is not None
-        sequences = [stream.sequence for each in engine.server.sessions for stream in each.streams.values()]
-        running = [seq for seq in sequences if seq.slot is not None]
-        places = {
-            owner: {seq.terms.adapter for seq in running if seq.terms.owner == owner} - {""}
-            for owner in {seq.terms.owner for seq in running}
-        }
-        limit_s = 3.0 + 20 * self._world.setting.step_s
-        for seq in sequences:
-            waits = seq.slot is None and bool(seq.terms.adapter) and seq.terms.owner not in places and engine.serves
-            is_kept = any(len(held) >= max(2, self._world.setting.max_loras) for held in places.values())
-            if self.lasts(("place", engine, seq), waits and is_kept) > limit_s:
-                raise Wrong("one owner keeps all places of adapters, and another one has none")
+    def _servers(self) -> Iterator[tuple[SimulatedEngine | OwnRanks, FrontServer]]:
+        """All that compute."""
+        for engine in self._world.engines:
+            if engine.serves and engine.server is not None:
+                yield engine, engine.server
+        for front in self._world.fronts_with_ranks():
+            if front.own.fronts is not None and front.engine.readiness().ready:
+                yield front, front.own.fronts
 
-    def on_refused(self, scheduler: Scheduler, lengths: Lengths[int], owner: str, message: str) -> None:
+    def _check_shares(self, process: SimulatedEngine | OwnRanks, server: FrontServer) -> None:
+        """Owners share slots, and adapters' places: none has two more than one that waits for them."""
+        scheduler, limit_s = server.engine_loop.scheduler, 1.0 + 20 * self._world.setting.step_s
+        running, waiting = defaultdict[str, list[Seq]](list), defaultdict[str, list[Seq]](list)
+        for seq in scheduler.live():
+            (waiting if seq.slot is None else running)[seq.terms.owner].append(seq)
+        adapters = {owner: {seq.terms.adapter for seq in own} - {""} for owner, own in running.items()}
+        users = Counter(adapter for own in adapters.values() for adapter in own)
+        # Of an adapter that several owners use, none gives up the place, and none that of its oldest sequence.
+        may_give = [own for own in adapters.values() if sum(users[adapter] == 1 for adapter in own) > 1]
+        most, most_places = max(map(len, running.values()), default=0), max(map(len, may_give), default=0)
+        is_stalled = server.engine_loop.stalled_s() > 0.5  # its ranks hang
+        has_begun = bool(scheduler.admission.waiting._begun) or is_stalled
+        self._owners |= dict.fromkeys([*running, *waiting])
+        for owner in self._owners:
+            needs_place = {seq.terms.adapter not in {"", *scheduler.adapter_places.held} for seq in waiting[owner][:1]}
+            has_less = needs_place == {False} and not has_begun and most >= len(running[owner]) + 2
+            if self.lasts(("slots", process, owner), has_less) > limit_s:
+                raise Wrong("an owner waits who has two slots less than another one")
+            has_less = needs_place == {True} and not is_stalled and most_places >= len(adapters.get(owner, ())) + 2
+            if self.lasts(("places", process, owner), has_less) > limit_s:
+                raise Wrong("an owner waits who has two adapters' places less than another one")
+
+    def on_refused(self, scheduler: Scheduler, lengths: Sequence[int], owner: str, message: str) -> None:
         """An engine refuses a new request because too many wait."""
         waiting: dict[str, int] = {}
         owners = set()
-        servers = [engine.server for engine in self._world.engines]
-        servers += [front.own.fronts for front in self._world.fronts_with_ranks()]
-        for server in servers:
-            if server is not None and server.engine_loop.scheduler is scheduler:
-                streams = [stream for each in server.sessions for stream in each.streams.values()]
-                for seq in (stream.sequence for stream in streams):
-                    owners.add(seq.terms.owner)
-                    # One that has begun does not give way.
-                    if seq.slot is None and not seq.progress.has_begun:
-                        waiting[seq.terms.owner] = waiting.get(seq.terms.owner, 0) + 1
+        for seq in scheduler.live():
+            owners.add(seq.terms.owner)
+            # One that has begun does not give way.
+            if seq.slot is None and not seq.progress.has_begun:
+                waiting[seq.terms.owner] = waiting.get(seq.terms.owner, 0) + 1
         if owner in owners or len(lengths) > 1:
             return
         if scheduler.num_waiting < len(scheduler.admission.free_slots):
             self.wrong.append(f"{owner} is refused beside a free slot: {message}")
-        is_over = scheduler.num_waiting > self._world.setting.max_queue  # with streams of other engines
+        limit = scheduler.admission._max_waiting
+        is_over = (
+            limit is not None and scheduler.num_waiting > limit
+        )  # with streams of other engines, or of a former limit
         if max(waiting.values(), default=0) > 1 and not is_over:
             self.wrong.append(f"{owner} has nothing in a queue that others fill, and is refused: {message}, {waiting}")
 

@@ -15,9 +15,11 @@ from unittest import mock
 from cluster.wire import tls
 from deployments.engine import service
 from deployments.fleet import fleet
-from deployments.links import front_server, model_files
+from deployments.fleet.placement import Placement
+from deployments.links import engine_link, front_server, model_files
 from deployments.links.engine_link import EngineLink
 from deployments.links.front_server import FrontConnection
+from deployments.links.link import Link, RoutedStream
 from llama_core.errors import QueueFull
 from llama_core.log_lines import where
 from llama_core.scheduling.scheduler import Scheduler
@@ -29,9 +31,7 @@ from tests.simulation.operators import OperatedWorld
 from tests.simulation.rules import Log
 from tests.support.virtual_loop import VirtualLoop, listener, network
 
-QUIET_S: Final = 240.0  # after the last fault, for everything to end
 DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
-CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
 @contextmanager
@@ -46,6 +46,7 @@ def deterministic(seed: int, loop: VirtualLoop) -> Iterator[None]:
             (secrets, "randbits", draw.getrandbits),
             (front_server, "make_group_key", _key),
             (front_server, "tls_context", lambda *_: None),
+            (engine_link, "tls_context", lambda *_: None),
             (front_server, "TlsListener", listener),
             (service, "load_tokenizer", _tokenizer),
             (fleet, "unpack", _text),
@@ -72,6 +73,7 @@ def _text(files: Any) -> Any:
 def watched(world: OperatedWorld) -> Iterator[None]:
     """Tell the world of calls inside of the product."""
     close, suspect, make_room = FrontConnection.close, EngineLink.suspect, Scheduler.make_room
+    move, order, part = Placement._move, Placement._by_policy, Placement.on_goodbye
 
     def closed(connection: FrontConnection, reason: str, level: int = logging.WARNING) -> None:
         world.rules.on_close(connection, reason)
@@ -89,7 +91,27 @@ def watched(world: OperatedWorld) -> Iterator[None]:
             world.rules.on_refused(scheduler, lengths, owner, error.message)
             raise
 
+    def moved(model: Placement, link: Link, *, silent_since_s: float | None = None, **how: bool) -> None:
+        lives = [live for live in link.streams.values() if live.is_accepted]
+        move(model, link, silent_since_s=silent_since_s, **how)
+        world.rules.on_moved(model, link, [live for live in lives if live.link is not link], silent_since_s)
+
+    def parted(model: Placement, link: Link, *, has_successor: bool) -> None:
+        lives = list(link.streams.values())
+        part(model, link, has_successor=has_successor)
+        is_held = any(live.link is None and live.lost_s is not None and not live.stream.ended for live in lives)
+        if is_held and not has_successor:
+            world.rules.wrong.append("a stream waits for another engine, and its own one could have ended it")
+
+    def ordered(model: Placement, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
+        found = order(model, links, live)
+        world.rules.on_choice(model, links, live, found[0]) if found else None
+        return found
+
     with (
+        mock.patch.object(Placement, "_move", moved),
+        mock.patch.object(Placement, "on_goodbye", parted),
+        mock.patch.object(Placement, "_by_policy", ordered),
         mock.patch.object(FrontConnection, "close", closed),
         mock.patch.object(EngineLink, "suspect", suspected),
         mock.patch.object(Scheduler, "make_room", made_room),
@@ -121,6 +143,7 @@ def _warmed_up() -> None:
 def _finding(setting: Setting, events: Sequence[Event]) -> tuple[str, int]:
     draw = random.Random(setting.seed)
     loop = VirtualLoop(lambda: draw.random() < 0.5)
+    loop.network.jitter = lambda: 1.0 + draw.random()
 
     async def lived() -> None:
         world = OperatedWorld(setting)

@@ -15,21 +15,13 @@ from tests.conftest import GOLDEN
 from tests.simulation.clients import LATE_S, Client
 from tests.simulation.expected_answers import Origin, Wrong
 from tests.simulation.history import LASTS_S, Event, Setting
-from tests.simulation.processes import (
-    OWNERS,
-    Application,
-    FleetFront,
-    OwnRanks,
-    SimulatedEngine,
-    SimulatedFront,
-)
+from tests.simulation.processes import OWNERS, Application, FleetFront, OwnRanks, SimulatedEngine, SimulatedFront
 from tests.simulation.rules import LOOK_S, Rules
 from tests.support.fake_cluster import FakeCluster
 from tests.support.virtual_loop import network
 from tests.support.virtual_network import Process
 
 QUIET_S: Final = 240.0  # after the last fault, for everything to end
-DAY_S: Final = 20.0  # of the loop's time: templates write the date into prompts
 CHANGES: Final = ("defaults", "update", "bad update", "adapter", "no adapter", "fewer ranks", "remove", "rival")
 
 
@@ -89,6 +81,7 @@ class World:
         for _ in range(self.setting.num_fronts):
             await self._new_front()
         for number in self.setting.engines if self.setting.form == "fleet" else ():
+            await asyncio.sleep(0.17)  # their beats come at different times
             await self._new_engine(self.applications[number])
         await asyncio.sleep(2.0)
         looking = asyncio.ensure_future(self._look_always())
@@ -104,12 +97,7 @@ class World:
         network().heal()
         if self._asking:
             await self._unless_wrong(asyncio.wait(self._asking, timeout=QUIET_S), looking)
-        left = [
-            (client.name, client.model, client.num_tokens)
-            for client, task in zip(self.clients, self._asking, strict=True)
-            if not task.done()
-        ]
-        if left:
+        if left := [(client.name, client.model, client.num_tokens) for client in self._asked()]:
             raise Wrong(f"{QUIET_S:g} s after the last fault these wait: {left}")
         await asyncio.sleep(self.setting.window_s + 3.0)
         self.rules.check_nothing_left()
@@ -149,12 +137,13 @@ class World:
             self.may_change = True
         if event.kind == "request":
             self._ask(event)
-        elif event.kind == "burst":
+        elif event.kind.startswith("burst"):
+            share, least = (1.0, 60) if event.kind == "burst of adapters" else (None, 10)
             for number in range(int(event.size)):
-                one = replace(event, which=event.which * 1000 + number, size=10 + number % 30)
-                self._ask(one, OWNERS[event.which % len(OWNERS)])
+                one = replace(event, which=event.which * 1000 + number, size=least + 3 * number % (2 * least))
+                self._ask(one, OWNERS[event.which % len(OWNERS)], share)
         elif event.kind in ("cancel", "leave"):
-            left = [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
+            left = self._asked()
             if left and event.kind == "leave":
                 left[event.which % len(left)].leave(event.size)
             elif left:
@@ -162,8 +151,12 @@ class World:
         else:
             getattr(self, "_" + event.kind.replace(" ", "_"))(event)
 
-    def _ask(self, event: Event, owner: str = "") -> None:
-        client = Client(self, event, owner)
+    def _asked(self) -> list[Client]:
+        """The clients that have no whole answer yet."""
+        return [client for client, task in zip(self.clients, self._asking, strict=True) if not task.done()]
+
+    def _ask(self, event: Event, owner: str = "", adapter_share: float | None = None) -> None:
+        client = Client(self, event, owner, adapter_share)
         self.clients.append(client)
         self._asking.append(asyncio.ensure_future(client.ask()))
 
@@ -176,6 +169,9 @@ class World:
 
     def _alive(self) -> list[SimulatedEngine]:
         return [engine for engine in self.engines if not engine.is_gone and engine.server is not None]
+
+    def _engines_of(self, application: Application) -> list[SimulatedEngine]:
+        return [engine for engine in self._alive() if engine.application is application]
 
     def _engine(self, event: Event) -> SimulatedEngine | None:
         alive = self._alive()

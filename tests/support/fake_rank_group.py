@@ -39,6 +39,9 @@ class FakeGroupPool:
     async def usable_bundles(self) -> list[int] | None:
         return self.room() if self.room is not None else self.bundles_opened[0]
 
+    async def fetch(self) -> None:
+        pass
+
     def open_group(
         self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
     ) -> "FakeGroup":

@@ -42,6 +42,7 @@ def cache_of_tests() -> Path:
 
 def _load_build() -> ModuleType:
     """The module that builds the engine, without its package, which loads torch."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     spec = importlib.util.spec_from_file_location("native_build", _BUILD)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -10,7 +10,7 @@ PACKAGES = (*PRODUCT, "benchmarks", "tests")
 FILES = ("llama_core", "llama_core.host", "llama_core.model", "llama_core.files")
 CONFIG = (*FILES, "llama_core.config", "llama_core.rank_report")
 TEXT = (*CONFIG, "llama_core.text", "llama_core.scheduling", "llama_core.grammar")
-FORMATS = ("llama_core.weights", "llama_core.checkpoint")
+FORMATS = ("llama_core.weights", "llama_core.checkpoint", "llama_core.remote")
 CORE = (*TEXT, *FORMATS, "llama_core.backends")
 LLAMA = ("llama_core.results", "llama_core.batch_loop")
 REPLICA = (*TEXT, *FORMATS, "cluster.wire", "cluster.driver", "deployments.args", "deployments.api_keys")
@@ -20,7 +20,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.host": ("llama_core",),
     "llama_core.model": ("llama_core",),
     "llama_core.files": ("llama_core", "llama_core.host", "llama_core.model"),
-    "llama_core.weights": FILES,
+    "llama_core.remote": (*CONFIG, "llama_core.text"),
+    "llama_core.weights": (*FILES, "llama_core.remote"),
     "llama_core.checkpoint": (*FILES, "llama_core.weights"),
     "llama_core.config": FILES,
     "llama_core.rank_report": FILES,
@@ -34,12 +35,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.generation": (*CORE, *LLAMA),
     # wire runs in the replica and in the rank actors, driver in the replica, rank in the rank actors.
     "cluster": (),
-    "cluster.wire": TEXT,
-    "cluster.driver": (*TEXT, "cluster.wire"),
+    "cluster.wire": (*TEXT, "llama_core.remote"),
+    "cluster.driver": (*TEXT, "llama_core.remote", "cluster.wire"),
     "cluster.rank": (*CORE, "cluster.wire"),
     # The replica's process, and the command on the user's machine.
     "deployments.api_keys": FILES,
-    "deployments.args": (*TEXT, "llama_core.checkpoint", "deployments.api_keys"),
+    "deployments.args": (*TEXT, "llama_core.checkpoint", "llama_core.remote", "deployments.api_keys"),
     "deployments.engine": REPLICA,
     "deployments.links": (*REPLICA, "deployments.engine"),
     "deployments.fleet": (*REPLICA, "deployments.engine", "deployments.links"),

@@ -53,6 +53,7 @@ class Server:
         args: dict[str, Any],
         env: dict[str, str],
         applications: list[dict[str, Any]] | None = None,
+        cwd: Path = REPOSITORY,
     ) -> None:
         """args: of the application of serve_config.yaml. applications: others in place of it."""
         self.port = free_port()
@@ -71,7 +72,7 @@ class Server:
         with self.terminal.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, str(self.config)],
-                cwd=REPOSITORY,
+                cwd=cwd,
                 # A separate Ray cluster, also while another one runs.
                 env=environment(
                     **{TEST_MARK: self._mark, "RAY_ADDRESS": "local", LOG_DIR_VARIABLE: str(self.logs)} | env
@@ -196,11 +197,12 @@ def served(
     args: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
     applications: list[dict[str, Any]] | None = None,
+    cwd: Path = REPOSITORY,
 ) -> Iterator[Server]:
     """A started server that may not be ready yet. It ends with the context."""
     with tempfile.TemporaryDirectory() as directory:
         command = command or UP
-        started = Server(command, Path(directory), args or {}, env or {}, applications)
+        started = Server(command, Path(directory), args or {}, env or {}, applications, cwd)
         try:
             yield started
         finally:

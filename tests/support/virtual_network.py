@@ -144,14 +144,16 @@ class Listener:
 
 
 class Network:
-    """`delay_s`: of what one process sends to another, where it is not DELAY_S. `silent`: (sender, receiver) between which
-    nothing arrives until `heal`, as in a partition: it is not lost, and neither end is told."""
+    """`delay_s`: of what one process sends to another, where it is not DELAY_S. `jitter`: factors of both, which change the
+    order of what several connections bring. `silent`: (sender, receiver) between which nothing arrives until `heal`, as in a
+    partition, and since when: it is not lost, and neither end is told."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take_up: Callable[[Process], None]) -> None:
         """take_up: run what a process has left undone while it stood still."""
         self.loop, self._take_up = loop, take_up
         self.delay_s: dict[tuple[Side, Side], float] = {}
-        self.silent: set[tuple[Side, Side]] = set()
+        self.jitter: Callable[[], float] = lambda: 1.0
+        self.silent: dict[tuple[Side, Side], float] = {}
         self.listeners: dict[str | int, Listener] = {}
         self.ends: list[End] = []
         self._arrivals: list[tuple[float, int, End]] = []
@@ -162,13 +164,15 @@ class Network:
 
     def silence(self, sender: Side, receiver: Side, *, both: bool = True) -> None:
         """Nothing that `sender` sends arrives any more; both: nor the other way."""
-        self.silent |= {(sender, receiver)} | ({(receiver, sender)} if both else set())
+        for pair in ((sender, receiver), (receiver, sender))[: 1 + both]:
+            self.silent.setdefault(pair, self.loop.time())
 
     def heal(self, sender: Side = None, receiver: Side = None) -> None:
         """End the silence of two processes, or every silence. What was sent meanwhile arrives now."""
         if sender is receiver is None:
             self.silent.clear()
-        self.silent -= {(sender, receiver), (receiver, sender)}
+        for pair in ((sender, receiver), (receiver, sender)):
+            self.silent.pop(pair, None)
         self._look_again()
 
     def stop(self, process: Process) -> None:
@@ -254,7 +258,7 @@ class Network:
         return not end.inbox or is_still or self._is_silent(sender, receiver)
 
     def _delay_s(self, sender: Side, receiver: Side) -> float:
-        return self.delay_s.get((sender, receiver), DELAY_S)
+        return self.delay_s.get((sender, receiver), DELAY_S) * self.jitter()
 
     def _is_silent(self, sender: Side, receiver: Side) -> bool:
         has_power = all(side is None or side.has_power for side in (sender, receiver))

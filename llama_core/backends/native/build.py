@@ -10,14 +10,14 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from llama_core.errors import ConfigError
+from llama_core.host.cache_dir import cache_dir
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,10 @@ def library_path() -> Path:
     compiler = _compiler()
     tune = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     command = [compiler, *_FLAGS, tune, *os.environ.get("LLAMA_CXXFLAGS", "").split()]
-    directory = _cache_dir()
+    try:
+        directory = cache_dir()
+    except ConfigError as error:
+        raise Unavailable(error.message) from None
     library = directory / f"llama-{_fingerprint(command)}.so"
     try:
         with (directory / "lock").open("w") as lock:
@@ -94,30 +97,3 @@ def _fingerprint(command: list[str]) -> str:
         cpu = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         digest.update("\n".join(line for line in cpu if line.startswith(("flags", "Features", "model name"))).encode())
     return digest.hexdigest()[:16]
-
-
-def _cache_dir() -> Path:
-    """A directory that only this user can write to, because the process loads the library in it."""
-    for directory in _candidates():
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = directory.lstat()  # not stat: somebody could change a link after this check
-        except OSError:
-            continue
-        if (
-            stat.S_ISDIR(status.st_mode)
-            and status.st_uid == os.getuid()
-            and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            and os.access(directory, os.W_OK)
-        ):
-            return directory
-    raise Unavailable("there is no cache directory that belongs to this user alone; LLAMA_CACHE_DIR names one")
-
-
-def _candidates() -> Iterator[Path]:
-    if named := os.environ.get("LLAMA_CACHE_DIR"):
-        yield Path(named).resolve()
-        return
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama-ray"
-    yield Path(tempfile.gettempdir()) / f"llama-ray-{os.getuid()}"

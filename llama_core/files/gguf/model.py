@@ -73,10 +73,15 @@ class GgufModel:
         _check_number(self._first, 0, len(self.files))
 
 
+def is_later_part(name: str) -> bool:
+    """Whether the name is that of a part of a split model which is not the first."""
+    match = _PART.fullmatch(name)
+    return match is not None and int(match[2]) > 1
+
+
 def refuse_later_part(path: Path, param: str) -> None:
     """Raises CheckpointError for a part of a split model that is not the first. Reads only the name."""
-    match = _PART.fullmatch(path.name)
-    if match is not None and int(match[2]) > 1:
+    if is_later_part(path.name) and (match := _PART.fullmatch(path.name)):
         first = f"{match[1]}-00001-of-{match[3]}{SUFFIX}"
         raise CheckpointError(f"{path}: is a later part of a split model: set {param} to {first}", param=param)
 
@@ -84,7 +89,7 @@ def refuse_later_part(path: Path, param: str) -> None:
 def find_models(folder: Path) -> list[Path]:
     """The GGUF models in a folder, of a split one its first part, by name. Reads only names."""
     files = sorted(folder.glob(f"*{SUFFIX}"))
-    return [file for file in files if (match := _PART.fullmatch(file.name)) is None or int(match[2]) == 1]
+    return [file for file in files if not is_later_part(file.name)]
 
 
 def _check_number(part: GgufFile, number: int, count: int) -> None:

@@ -11,6 +11,7 @@ MAX_TEMPLATE_BYTES: Final = 2**20
 _MAX_CONFIG_BYTES: Final = 64 * 2**20  # some tokenizer_config.json list every added token
 _PLAIN: Final = "chat_template.jinja"
 _JSON_FILES: Final = ("tokenizer_config.json", "chat_template.json")
+TEMPLATE_FILES: Final = (_PLAIN, *_JSON_FILES, MAP_FILE)
 
 
 class TemplateFile(NamedTuple):
@@ -57,7 +58,7 @@ def find_template(checkpoint: Path) -> TemplateFile | None:
 
 def template_files(checkpoint: str | Path) -> list[Path]:
     """The files in a folder that have the template, and its variables; none for a GGUF file, which has its own."""
-    return [path for name in (_PLAIN, *_JSON_FILES, MAP_FILE) if (path := Path(checkpoint) / name).is_file()]
+    return [path for name in TEMPLATE_FILES if (path := Path(checkpoint) / name).is_file()]
 
 
 def _chosen(value: Any, path: Path) -> str | None:

@@ -5,6 +5,8 @@ import os
 import re
 import resource
 import subprocess
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +192,13 @@ def test_haproxys_sockets_have_short_names_for_every_user_and_in_every_folder(
 
 
 def test_the_environment_file_keeps_what_is_set() -> None:
-    own = {"RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "0", "LLAMA_HOME": "/app", "PYTHONPATH": "/x"}
-    found = exported(". cluster/deploy/cluster.env && . cluster/deploy/cluster.env && env", **own)
-    assert found | own | {"PYTHONPATH": "/app:/x"} == found
+    own = {"RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "0", "PYTHONPATH": "/x"}
+    for home, path in (
+        (str(REPOSITORY), f"{REPOSITORY}:/x"),
+        ("/app", "/x"),
+    ):  # a clone, and where the wheel is installed
+        found = exported(". cluster/deploy/cluster.env && . cluster/deploy/cluster.env && env", LLAMA_HOME=home, **own)
+        assert found | own | {"LLAMA_HOME": home, "PYTHONPATH": path} == found
 
 
 def test_the_docs_table_has_every_variable_of_the_environment_file() -> None:
@@ -282,12 +288,14 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
 
 
-def test_the_dockerfile_copies_files_that_exist_and_that_the_context_has() -> None:
+def test_the_dockerfile_copies_the_wheel_and_files_that_exist_and_that_the_context_has() -> None:
     context = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     copied = {name for word, rest in instructions() if word == "COPY" for name in rest.split()[:-1]}
-    assert {"llama_core", "cluster", "deployments", "cli", "pyproject.toml", "constraints.txt"} <= copied
-    assert [name for name in copied if not (REPOSITORY / name).exists()] == []
-    assert [name for name in copied if f"!{name}" not in context] == []
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    wheel = f"dist/llama_on_ray-{version}-py3-none-any.whl"
+    assert copied == {"constraints.txt", "serve_config.yaml", wheel}
+    assert [name for name in copied - {wheel} if not (REPOSITORY / name).exists()] == []
+    assert context[0] == "*" and [name for name in copied if not any(fnmatch(f"!{name}", one) for one in context)] == []
 
 
 def test_the_image_serves_beyond_its_loopback_and_can_export_traces(tmp_path: Path) -> None:
@@ -296,4 +304,4 @@ def test_the_image_serves_beyond_its_loopback_and_can_export_traces(tmp_path: Pa
     assert (name, path) == ("llama-ray", "/app/serve_config.yaml")
     overrides = [option for option in options if "=" in option]
     assert read_config(REPOSITORY / "serve_config.yaml", overrides).host == "0.0.0.0"
-    assert [rest for word, rest in instructions() if word == "RUN"][-1].endswith('--editable ".[otlp]"')
+    assert '.whl[otlp]"' in [rest for word, rest in instructions() if word == "RUN"][-1]

@@ -17,7 +17,7 @@ import yaml
 from ray import serve
 
 from benchmarks.harness.programs import free_port
-from deployments.args import PROJECT_ROOT
+from deployments.args import DEMO
 from deployments.local import checks, process_tag, up
 from deployments.local.checks import Finding, examine, exit_status, joined_cluster
 from deployments.local.config_file import ConfigFile, read_config
@@ -109,7 +109,7 @@ def test_a_missing_or_damaged_file_is_named_with_its_remedy_by_up_and_by_its_che
 def test_a_file_that_this_user_may_not_read_is_named(name: str) -> None:
     with tempfile.TemporaryDirectory() as directory:  # not below pytest's folder, which is closed to other users
         Path(directory).chmod(0o755)
-        model = Path(shutil.copytree(PROJECT_ROOT / "demo", Path(directory) / "model"))
+        model = Path(shutil.copytree(DEMO, Path(directory) / "model"))
         application = {"import_path": "deployments.app:build_app", "args": {"ckpt_dir": str(model)}}
         config = ConfigFile(Path(), {"http_options": {"port": free_port()}, "applications": [application]})
         assert exit_status(list(examine(config, None, reads_files=False))) == 0  # imports the formats
@@ -246,10 +246,10 @@ def test_what_cannot_be_served_ends_up_and_its_check_with_one_line(
     """Status 2 for what is wrong with the setting itself, 1 for what is found with its help."""
     listener = socket.create_server(("127.0.0.1", 0))
     setting, says = (text.replace("TAKEN", str(listener.getsockname()[1])) for text in (setting, says))
-    assert up.serve_file(config, [setting]) == status
+    assert up.serve(str(config), [setting]) == status
     shown = capfd.readouterr().err
     assert shown.startswith(says) and shown.count("\n") == 1
-    assert up.check_file(config, [setting]) == status
+    assert up.check(str(config), [setting]) == status
     assert says in "".join(capfd.readouterr())
     listener.close()
 
@@ -272,7 +272,7 @@ def test_up_leaves_files_and_placement_on_another_cluster_to_its_nodes(
         monkeypatch.setenv("RAY_ADDRESS", address)
     assert (joined_cluster() is None) is not starts
     with pytest.raises(SystemExit, match="1"):
-        sys.exit(up.serve_file(config, ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True))
+        sys.exit(up.serve(str(config), ["ckpt_dir=/nowhere", "model_parallel_size=9"], verbose=True))
     assert bool(begun) is starts
 
 

@@ -74,7 +74,7 @@ def test_haproxys_sockets_have_names_that_it_can_bind_whatever_the_temporary_dir
     monkeypatch.setattr(up, "examine", lambda *_, **__: ())
     monkeypatch.setattr(up, "keep_files_private", lambda: None)
     with pytest.raises(ZeroDivisionError):
-        up.serve_file(REPOSITORY / "serve_config.yaml", [f"http_options.port={free_port()}"])
+        up.serve(str(REPOSITORY / "serve_config.yaml"), [f"http_options.port={free_port()}"])
     assert made["dir"] == Path(folder).parent, "as `llama-ray up`"
 
 

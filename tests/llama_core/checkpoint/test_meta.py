@@ -55,9 +55,7 @@ def test_llama_3_2_may_leave_its_output_layer_out(tmp_path: Path, num_shards: in
 
 
 def test_what_is_no_checkpoint_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"nowhere: no such directory\. Nothing is downloaded: .* `hf download ORG/NAME"
-    ):
+    with pytest.raises(CheckpointError, match=r"nowhere: no such directory; .* of a hub, ORG/NAME"):
         load(tmp_path / "nowhere")
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(CheckpointError, match=r"tokenizer\.model: a file in no known format"):
