@@ -35,6 +35,7 @@ BACKGROUND: Final = 100  # the priority of requests that run only while the serv
 RETRY_S: Final = 1.0  # after a broken connection
 MAX_BROKEN: Final = 8  # connections that break while a server answers one line: then the line is an error
 PATIENCE_S: Final = 600.0  # without any answer, while lines fail
+BEGIN: Final = b'{"id": "batch_req_'  # of a line of the output
 REPORT_EVERY_S: Final = 10.0  # where no terminal shows a bar
 # A server sends nothing while it computes an answer, so TCP finds out whether its machine is still there.
 KEEPALIVE: Final = [
@@ -86,7 +87,7 @@ class Output:
             self._file = kept.open("wb")
             _lock(self._file, path)
             for number, line in enumerate(former, 1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and line[: len(BEGIN)] == BEGIN[: len(line)]:
                     break
                 try:
                     answer = json.loads(line)
@@ -252,7 +253,7 @@ async def _useful_in_flight(client: httpx.AsyncClient) -> int:
     if response.status_code != 200:
         raise ApiError(f"GET /props: {error_text(response.status_code, response.content)}")
     props = response.json()
-    num_engines = sum(engine["model"] == props["model"] for engine in props["engines"])
+    num_engines = [engine["model"] for engine in props["engines"]].count(props["model"])
     num_slots = int(props["max_batch_size"])
     return int(max(1, num_engines) * (num_slots + min(num_slots // 8, int(props["max_queue"]))))
 
