@@ -179,7 +179,7 @@ class Client:
             return False
         error = call.error()
         if call.status == 409 and error.get("code") == "answer_changed":
-            if not self._world.may_change:
+            if not self._world.changes - (set() if self.adapter else {"adapter", "no adapter"}):
                 raise Wrong(f"409 although nothing has changed: {error}")
             self.answer = self._new_answer()
             return False

@@ -11,7 +11,7 @@ from tests.support.fake_cluster import FakeCluster
 
 
 class Simulated(Protocol):
-    """num_ends: of engines and ranks so far. may_change: what an answer is computed from."""
+    """num_ends: of engines and ranks so far. changes: kinds of events so far that change what an answer is computed from."""
 
     setting: Setting
     cluster: FakeCluster
@@ -20,7 +20,7 @@ class Simulated(Protocol):
     engines: list[SimulatedEngine]
     tokenizer: Tokenizer
     adapter_names: Sequence[str]
-    may_change: bool
+    changes: set[str]
     num_ends: int
 
     def origins(self, application: Application, adapter: str) -> list[Origin]:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.simulation.branches import Branches
 from tests.simulation.history import drawn
 from tests.simulation.running import finding
 from tests.support.full_runs import examples
@@ -20,6 +21,12 @@ def test_every_answer_of_a_history_is_whole_and_right(seed: int) -> None:
 def test_every_answer_of_histories_that_nobody_has_seen_is_whole_and_right() -> None:
     for _ in range(NUM_SEEDS):
         test_every_answer_of_a_history_is_whole_and_right(random.randrange(1_000_000))
+
+
+def test_the_branches_that_a_history_takes_are_not_listed() -> None:
+    with Branches() as branches:
+        finding(*drawn(5))
+    assert 0 < len([*branches.untaken()]) < len([*Branches().untaken()])
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -36,7 +36,7 @@ class World:
         self.engines: list[SimulatedEngine] = []
         self.clients: list[Client] = []
         self.rules = Rules(self)
-        self.may_change = False  # what an answer is computed from
+        self.changes: set[str] = set()  # kinds of events that have changed what an answer is computed from
         self.num_ends = 0  # of engines and ranks
         self._weights: dict[Application, list[int]] = {application: [0] for application in self.applications}
         self._asking: list[asyncio.Task[None]] = []
@@ -134,7 +134,7 @@ class World:
 
     def _happens(self, event: Event) -> None:
         if event.kind in CHANGES:
-            self.may_change = True
+            self.changes.add(event.kind)
         if event.kind == "request":
             self._ask(event)
         elif event.kind.startswith("burst"):

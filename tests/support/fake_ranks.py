@@ -80,7 +80,8 @@ class Oracle(Drafting):
 
 
 class FakeRanks:
-    """Answers a step message as a group of ranks does. A token's logprob is its position, as a float.
+    """Answers a step message as a group of ranks does. A token's logprob, where its sequence wants one, is its position, as a
+    float.
 
     A slot with a grammar has a share `deferrals` of its rows deferred, together with its rows that are in flight behind those.
     """
@@ -98,6 +99,7 @@ class FakeRanks:
         self._tokens: dict[int, list[int]] = {}
         self._blocks: dict[int, list[int]] = {}
         self._seeds: dict[int, int] = {}
+        self._wants_logprobs: dict[int, bool] = {}
         self._places: dict[int, int] = {}  # of each slot's adapter
         self._adapters = {0: ""}  # by place
         self._prompt_logprobs: dict[int, int] = {}  # slot -> prompt length, where prompt logprobs are requested
@@ -109,6 +111,7 @@ class FakeRanks:
             self._tokens[init.slot] = list(init.tokens)
             self._blocks[init.slot] = list(init.blocks)
             self._seeds[init.slot] = init.params.seed
+            self._wants_logprobs[init.slot] = init.params.logprobs is not None
             self._places[init.slot] = init.adapter_place
             self._deferred_at.pop(init.slot, None)
             if init.params.grammar:
@@ -142,7 +145,8 @@ class FakeRanks:
                     len(sampled) + i for i in range(len(of_row)) if (slot, end - num_drafts + i) == self.non_finite_at
                 ]
                 sampled += of_row
-                logprobs += [TokenLogprob(float(at), ()) for at in range(end - num_drafts, end + 1)]
+                wants = self._wants_logprobs[slot]
+                logprobs += [TokenLogprob(float(at), ()) if wants else None for at in range(end - num_drafts, end + 1)]
                 tokens[end - num_drafts :] = of_row
         return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite, deferred=deferred)
 
