@@ -34,7 +34,7 @@ PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 BACKGROUND: Final = 100  # the priority of requests that run only while the server has no others
 RETRY_S: Final = 1.0  # after a broken connection
 MAX_BROKEN: Final = 8  # connections that break while a server answers one line: then the line is an error
-PATIENCE_S: Final = 600.0  # without any answer, while lines fail
+PATIENCE_S: Final = 600.0  # of one line for a server that is away
 BEGIN: Final = b'{"id": "batch_req_'  # of a line of the output
 REPORT_EVERY_S: Final = 10.0  # where no terminal shows a bar
 # A server sends nothing while it computes an answer, so TCP finds out whether its machine is still there.
@@ -154,7 +154,7 @@ class Batch:
         self._source, self._output, self._server = source, output, server
         with source.open("rb") as lines:
             self.progress = Progress(sum(not line.isspace() for line in lines), output)
-        self._heard_s = time.monotonic()  # the last answer
+        self._heard_s = 0.0  # the last answer
 
     async def run(self, url: str, api_key: str | None, in_flight: int | None) -> None:
         """Raises ApiError and OSError, alone or in a group."""
@@ -196,9 +196,10 @@ class Batch:
                     self._fail(custom_id, "invalid_line", f"line {number}: {error}")
 
     async def _answer(self, client: httpx.AsyncClient, request: Request) -> None:
-        num_broken = 0
-        while num_broken < MAX_BROKEN:
-            wait_s = RETRY_S
+        """Raises ApiError where no line has had an answer since this one was asked first."""
+        num_broken, waited_s, began_s, reason = 0, 0.0, time.monotonic(), ""
+        while num_broken < MAX_BROKEN and waited_s < PATIENCE_S:
+            wait_s, is_others_turn = RETRY_S, False
             try:
                 response = await client.post(request.path, content=request.content)
             except httpx.TransportError as error:
@@ -207,18 +208,18 @@ class Batch:
             else:
                 if "retry-after" not in response.headers:
                     return self._keep(request, response)
-                if response.status_code == 429:  # others use the server
-                    self._heard_s = time.monotonic()
                 num_broken += response.status_code == 502
+                is_others_turn = response.status_code == 429
                 reason = error_text(response.status_code, response.content)
                 with contextlib.suppress(ValueError):  # a proxy may name a date
                     wait_s = float(response.headers["retry-after"])
             if self._server is not None:
                 self._server.check()
-            if time.monotonic() - self._heard_s > PATIENCE_S:
-                raise ApiError(f"no answer for {PATIENCE_S:.0f} s: {reason}")
             await asyncio.sleep(wait_s)
-        self._fail(request.custom_id, "no_answer", f"{MAX_BROKEN} connections broke: {reason}")
+            waited_s += 0.0 if is_others_turn else wait_s
+        if waited_s >= PATIENCE_S and self._heard_s < began_s:
+            raise ApiError(f"no answer for {PATIENCE_S:.0f} s: {reason}")
+        self._fail(request.custom_id, "no_answer", reason)
 
     def _keep(self, request: Request, response: httpx.Response) -> None:
         self._heard_s = time.monotonic()

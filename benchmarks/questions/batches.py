@@ -10,7 +10,6 @@ first request to the last answer; with --clients, live clients alone and beside 
 import argparse
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -89,7 +88,7 @@ def batch_beside(folder: Path, url: str) -> Iterator[None]:
         yield
         assert program.poll() is None, "the batch has ended too early: give more --requests"
     finally:
-        program.send_signal(signal.SIGINT)
+        program.terminate()
         program.wait()
 
 

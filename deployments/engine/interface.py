@@ -117,6 +117,7 @@ class EngineState:
     streams: tuple[StreamState, ...] = ()  # of a front
     checkpoint: str = ""  # of a remote model, its name with the revision
     detail: str = ""  # of a phase that is not ready, a sentence
+    background_waiting: int = 0  # of those that wait, sequences of the priority that runs while there are no others
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,6 +312,7 @@ class LlamaService:
             blocks_used=scheduler.pool.num_used,
             requests_running=running,
             requests_waiting=waiting,
+            background_waiting=scheduler.num_background_waiting,
             preemptions=scheduler.num_preemptions,
             prefix_cache_hit_tokens=scheduler.num_prefix_hits,
             draft_tokens=scheduler.speculation.num_drafts,

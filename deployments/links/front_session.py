@@ -139,7 +139,7 @@ class FrontSession(ABC):
                 tokens,
                 details,
                 scheduler.num_running,
-                scheduler.num_waiting,
+                scheduler.num_waiting - scheduler.num_background_waiting,
                 admitted,
                 self._last_number,
             )

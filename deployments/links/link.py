@@ -258,7 +258,8 @@ class Link(ABC):
         elif isinstance(message, messages.Beat):
             self._tell(message.state, message.defaults)
             self.num_fronts, self._unheard_s = message.num_fronts, message.unheard_s
-            self.running, self.waiting = message.state.requests_running, message.state.requests_waiting
+            state = message.state
+            self.running, self.waiting = state.requests_running, state.requests_waiting - state.background_waiting
             self._received = message.received
             self._note_queued(set(message.queued), message.received)
             self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)

@@ -126,8 +126,8 @@ class Detail(msgspec.Struct, frozen=True, array_like=True):
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What one step gave to this front's streams, or what the next one begins. tokens: of each of `numbers`. admitted: to the
-    batch, and after how many seconds in the queue. received: the highest number of the front's streams that `running` and
-    `waiting` include; -1 from protocol 1."""
+    batch, and after how many seconds in the queue. waiting: without background requests. received: the highest number of the
+    front's streams that `running` and `waiting` include; -1 from protocol 1."""
 
     elapsed_ms: float
     numbers: list[int]

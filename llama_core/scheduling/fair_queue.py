@@ -96,6 +96,11 @@ class WaitingQueue:
         """Whether no other than background requests wait."""
         return not self._begun and not any(part.by_owner for rank, part in self._classes.items() if rank < BACKGROUND)
 
+    @property
+    def num_background(self) -> int:
+        parts = (part for priority, part in self._classes.items() if priority >= BACKGROUND)
+        return sum(len(waiting) for part in parts for waiting in part.by_owner.values())
+
     def background(self) -> Iterator[Sequence]:
         parts = (part for priority, part in self._classes.items() if priority >= BACKGROUND)
         return (seq for part in parts for waiting in part.by_owner.values() for seq in waiting)

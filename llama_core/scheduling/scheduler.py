@@ -97,6 +97,11 @@ class Scheduler:
         return self._waiting.length
 
     @property
+    def num_background_waiting(self) -> int:
+        """Of `num_waiting`: they take no room from others."""
+        return self._waiting.num_background
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -352,7 +357,9 @@ class Scheduler:
         batch, block_size, has_window = step.batch, self.admission.pool.block_size, self.admission.has_window
         max_drafts = self.speculation.max_drafts_per_row(len(self._running))
         step.learns = max_drafts > 0
-        price = self.speculation.price(len(self._running), self._waiting.length) if max_drafts else PRICE_ALONE
+        price = PRICE_ALONE
+        if max_drafts:
+            price = self.speculation.price(len(self._running), self.num_waiting - self.num_background_waiting)
         prefills: list[Sequence] = []
         num_tokens = 0
         # Oldest first: a preempted sequence is never older than the one that needs the blocks, so it comes later in this loop.

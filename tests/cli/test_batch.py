@@ -266,6 +266,32 @@ def test_a_server_that_answers_nothing_ends_the_run(
     assert answers(target) == []
 
 
+def test_one_line_that_a_server_never_takes_stops_no_other(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.write_text("\n".join(line(name) for name in ("never", "later", "good")))
+    monkeypatch.setattr(batch, "PATIENCE_S", 0.5)
+    turned_away = 503, {"Retry-After": "0.1"}
+
+    def script(name: str, number: int) -> tuple[int, dict[str, str]]:
+        return turned_away if name == "never" or (name == "later" and number < 3) else (200, {})
+
+    with answering(script) as server:
+        assert run(server, source, target, in_flight=3) == 1
+    assert statuses(target) == {"never": "no_answer", "later": 200, "good": 200}
+    assert server.tries == {"never": 5, "later": 3, "good": 1}
+
+
+def test_a_server_that_others_use_is_waited_for_without_a_limit(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.write_text(line("q"))
+    monkeypatch.setattr(batch, "PATIENCE_S", 0.05)
+    with answering(lambda _, number: (429, {"Retry-After": "0.02"}) if number < 9 else (200, {})) as server:
+        assert run(server, source, target) == 0
+        assert server.tries["q"] == 9
+
+
 def test_a_line_torn_by_a_kill_is_cut_off_and_asked_again(source: Path, target: Path) -> None:
     source.write_text("\n".join(line(f"q{i}") for i in range(3)))
     with answering() as server:
@@ -310,7 +336,7 @@ def test_bodies_are_not_held_in_memory(source: Path, target: Path) -> None:
         gc.set_threshold(700, 10, 10)
         tracemalloc.start()
         try:
-            run(server, source, target)
+            run(server, source, target, in_flight=2)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -16,7 +16,7 @@ from deployments.fleet.scaling import by_sequences
 from deployments.fleet.served_model import ServedModel
 from deployments.openai.errors import ModelNotFound
 from deployments.openai.plan import engine_of
-from llama_core.scheduling.request import Request
+from llama_core.scheduling.request import BACKGROUND, Request
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import adapters
@@ -65,6 +65,20 @@ async def test_a_request_does_not_sum_up_the_state_of_all_engines(monkeypatch: p
         assert 0 < model.max_seq_len < model.max_request_tokens
         (stream,) = await model.submit(Request([[1, 5]], [SamplingParams(max_tokens=3, temperature=0.0)]))
         assert len(await read(stream)) == 3
+
+
+async def test_a_front_takes_requests_while_more_background_ones_wait_than_the_queue_has_room_for() -> None:
+    async with FleetOfEngines(seeded) as fleet:
+        engine = await fleet.start(max_batch_size=4, max_queue=1)
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        background = [(await fleet.submit([1, 5], params, priority=BACKGROUND))[0] for _ in range(4)]
+        loop = engine.service.loop
+        await until(lambda: loop.scheduler.num_running == 4)
+        (first,) = await fleet.submit([1, 6], params)
+        await until(lambda: fleet.links[0].running == 1 and loop.scheduler.num_waiting == 4)
+        (second,) = await fleet.submit([1, 7], params)
+        for stream in (first, second, *background):
+            assert len(await read(stream)) == 60
 
 
 @pytest.mark.parametrize(

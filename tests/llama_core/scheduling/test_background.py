@@ -76,3 +76,4 @@ def test_background_requests_take_no_room_of_the_queue_from_others() -> None:
         served.add("live")
     with pytest.raises(QueueFull):
         served.scheduler.make_room([6], "live")
+    assert (served.scheduler.num_waiting, served.scheduler.num_background_waiting) == (6, 3)
