@@ -62,11 +62,12 @@ class WeightReader(Protocol):
         file's own encoding is."""
 
     def stored_format(self, name: str) -> str:
-        """DENSE, or the weight format in which the file stores this weight: "int8_groups", "int4" or "int4_min"."""
+        """DENSE; the weight format in which the file stores this weight, "int8_groups", "int4" or "int4_min"; or the name of
+        another encoding, for people: such a weight has `slices` alone."""
         return DENSE
 
     def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
-        """Like `slices`, of a weight whose `stored_format` is not DENSE, as stored. The box's columns are whole groups."""
+        """Like `slices`, of a weight whose `stored_format` is one of groups, as stored. The box's columns are whole groups."""
         raise LookupError(f"{name} is not stored in groups")
 
     def verify_checksums(self, index: int, count: int) -> None:
