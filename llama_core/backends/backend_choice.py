@@ -39,6 +39,8 @@ def choose(
     voters: the ranks that agree on the backend, `parallel` if absent; a plan for a group that does not exist passes one rank.
     Raises ConfigError if the configured backend is unavailable.
     """
+    if reader.ignored and parallel.rank == 0:
+        log.info("activations and cache are not quantized as the files say (%s)", ", ".join(reader.ignored))
     dtype = preferred_dtype(config, reader.dtype, parallel)
     plan = plan_stored(config, model, reader, dtype, parallel)
     kind = choose_backend(config, model, dtype, plan, voters or parallel)

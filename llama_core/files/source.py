@@ -51,7 +51,12 @@ class GroupedSlice(NamedTuple):
 
 
 class WeightReader(Protocol):
-    """An open checkpoint whose names, shapes and dtypes have been checked against a model configuration."""
+    """An open checkpoint whose names, shapes and dtypes have been checked against a model configuration.
+
+    ignored: what its files say of quantized activations and caches, which are computed as floats here.
+    """
+
+    ignored: Sequence[str] = ()
 
     @property
     def dtype(self) -> "torch.dtype":
