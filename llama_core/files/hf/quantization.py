@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from llama_core.files.hf.coded_layers import Quantization, refusal
-from llama_core.files.hf.methods import compressed_tensors
+from llama_core.files.hf.methods import compressed_tensors, gptq
 from llama_core.model.fields import Fields, shown
 
 # By quant_method.
 _METHODS: Final[Mapping[str, Callable[[Fields], Quantization]]] = {
     "compressed-tensors": compressed_tensors.read,
+    "gptq": gptq.read,
 }
 
 
