@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from llama_core.files.hf.coded_layers import Quantization, refusal
-from llama_core.files.hf.methods import awq, compressed_tensors, gptq
+from llama_core.files.hf.methods import awq, compressed_tensors, fp8, gptq
 from llama_core.model.fields import Fields, shown
 
 # By quant_method.
 _METHODS: Final[Mapping[str, Callable[[Fields], Quantization]]] = {
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
+    "fp8": fp8.read,
     "gptq": gptq.read,
 }
 
