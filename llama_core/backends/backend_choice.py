@@ -20,6 +20,7 @@ from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.source import GROUP, WeightReader
 from llama_core.model.config import ModelConfig
+from llama_core.model.weight_formats import GROUPED
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ def choose(
     voters: the ranks that agree on the backend, `parallel` if absent; a plan for a group that does not exist passes one rank.
     Raises ConfigError if the configured backend is unavailable.
     """
+    if reader.ignored and parallel.rank == 0:
+        log.info("activations and cache are not quantized as the files say (%s)", ", ".join(reader.ignored))
     dtype = preferred_dtype(config, reader.dtype, parallel)
     plan = plan_stored(config, model, reader, dtype, parallel)
     kind = choose_backend(config, model, dtype, plan, voters or parallel)
@@ -108,15 +111,17 @@ def matrix_types(plan: WeightPlan) -> Callable[[str], TorchMatrixType]:
 
 def plan_held(kind: str, config: EngineConfig, plan: WeightPlan, parallel: Parallel) -> WeightPlan:
     """The plan with which the backend holds the weights. Logs what is expanded."""
-    if plan.expanded and parallel.rank == 0:
+    for origin in dict.fromkeys(plan.expanded.values()) if parallel.rank == 0 else ():
+        matrices = [matrix for matrix, stored in plan.expanded.items() if stored == origin]
+        cut = f": the parts of {parallel.world_size} ranks cut through groups of {GROUP} inputs"
         log.warning(
-            "%d matrices that are stored quantized are held in %s: the parts of %d ranks cut through groups of %d inputs: %s%s",
-            len(plan.expanded),
-            ", ".join(dict.fromkeys(plan.matrices[name] for name in plan.expanded)),
-            parallel.world_size,
-            GROUP,
-            ", ".join(plan.expanded[:4]),
-            ", ..." if len(plan.expanded) > 4 else "",
+            "%d matrices that are stored as %s are held in %s%s: %s%s",
+            len(matrices),
+            origin,
+            plan.dtype,
+            cut if origin in GROUPED else "",
+            ", ".join(matrices[:4]),
+            ", ..." if len(matrices) > 4 else "",
         )
     if holds(kind, config, plan):
         return plan

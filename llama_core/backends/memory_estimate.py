@@ -19,7 +19,7 @@ from llama_core.backends.weight_plan import WeightPlan
 from llama_core.checkpoint.registry import checkpoint_path, format_name, open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.files.hf.quantization import FORMATS, packed_bits
+from llama_core.files.hf.quantization import read_quantization
 from llama_core.files.json_fields import read_object
 from llama_core.files.source import DENSE, CheckpointSource, Slice, WeightReader
 from llama_core.model.config import ModelConfig
@@ -184,9 +184,9 @@ class _NoWeights(WeightReader):
     """Of a Hugging Face folder without weights: what config.json says of them."""
 
     def __init__(self, path: Path, model: ModelConfig) -> None:
-        self._specs = weight_specs(model)
+        self._specs, self._is_tied = weight_specs(model), model.tied_embeddings
         self._given = Fields(read_object(path), str(path))
-        self._bits = packed_bits(self._given)
+        self._quantization = read_quantization(self._given)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -198,5 +198,10 @@ class _NoWeights(WeightReader):
         raise LookupError(f"{name}: the folder has no weights")
 
     def stored_format(self, name: str) -> str:
-        has_groups = self._specs[name].is_linear and name != OUTPUT
-        return FORMATS[self._bits] if self._bits is not None and has_groups else DENSE
+        """If float16 holds the scales, as it nearly always does."""
+        spec = self._specs[name]
+        is_tied = name == OUTPUT and self._is_tied
+        if self._quantization is None or not spec.is_linear or is_tied:
+            return DENSE
+        coding = self._quantization.coding(spec.hugging_face.removesuffix(".weight"))
+        return DENSE if coding is None else coding.stored_format(spec.shape[1])

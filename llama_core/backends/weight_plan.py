@@ -5,9 +5,9 @@ A matrix is what a layer multiplies at once, the `tensor` of one or more weights
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from llama_core.files.source import GROUP
+from llama_core.files.source import DENSE, GROUP
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
 from llama_core.model.weight_formats import GROUPED
@@ -20,15 +20,15 @@ class WeightPlan:
 
     dtype: of embeddings, norms and unquantized matrices. matrices: the format of each matrix, in the engine's order, from
     "layers.0.qkv" to "output". holders: the matrix of each weight that is part of one. stored: how the checkpoint
-    stores each weight whose groups a matrix keeps. expanded: matrices that are stored in groups and cannot keep them, because
-    the ranks' parts do not begin and end with groups.
+    stores each weight whose groups a matrix keeps. expanded: how the checkpoint stores each matrix that is held in dtype
+    because no format has such codes, its parts differ, or the ranks' parts do not begin and end with groups.
     """
 
     dtype: str
     matrices: Mapping[str, str]
     holders: Mapping[str, str]
     stored: Mapping[str, str]
-    expanded: tuple[str, ...] = ()
+    expanded: Mapping[str, str] = field(default_factory=dict)
 
     def format_of(self, weight: str) -> str:
         """The format in which `weight` is held in memory."""
@@ -57,14 +57,16 @@ class WeightPlan:
         return replace(self, matrices=dict.fromkeys(self.matrices, self.dtype), stored={})
 
     def __str__(self) -> str:
-        """Such as "bfloat16 with int4 weights", or "bfloat16 with int4_min (120 matrices), int8_groups (output)"."""
-        if self.is_plain:
-            return self.dtype
-        if len(self.formats) == 1:
-            return f"{self.dtype} with {self.formats[0]} weights"
+        """Such as "bfloat16 with int4 weights", "bfloat16 with int4_min (120 matrices), int8_groups (output)", or
+        "bfloat16 with 84 matrices expanded from Q4_K, Q6_K"."""
         counts = Counter(self.matrices.values())
-        others = ", ".join(f"{name} ({self._extent(name, counts[name])})" for name in counts if name != self.dtype)
-        return f"{self.dtype} with {others}"
+        parts = [f"{name} ({self._extent(name, counts[name])})" for name in counts if name != self.dtype]
+        if len(self.formats) == 1 and parts:
+            parts = [f"{self.formats[0]} weights"]
+        if self.expanded:
+            origins = ", ".join(dict.fromkeys(self.expanded.values()))
+            parts.append(f"{len(self.expanded)} matrices expanded from {origins}")
+        return f"{self.dtype} with {', '.join(parts)}" if parts else self.dtype
 
     def _extent(self, name: str, count: int) -> str:
         return (
@@ -77,8 +79,7 @@ class WeightPlan:
 def plan_weights(
     config: ModelConfig, stored_format: Callable[[str], str], quantization: str, dtype: str, world_size: int
 ) -> WeightPlan:
-    """`stored_format`: a weight's name -> "dense" or a format in GROUPED, as the checkpoint stores it. quantization: one of
-    QUANTIZATIONS. dtype: of the model."""
+    """stored_format: see `WeightReader`. quantization: one of QUANTIZATIONS. dtype: of the model."""
     specs = weight_specs(config)
     shares = [RankShare.of(config, rank, world_size) for rank in range(world_size)]
     holders = {name: spec.tensor for name, spec in specs.items() if spec.is_linear}
@@ -87,7 +88,7 @@ def plan_weights(
         parts.setdefault(matrix, []).append(name)
     matrices: dict[str, str] = {}
     stored: dict[str, str] = {}
-    expanded: list[str] = []
+    expanded: dict[str, str] = {}
     for matrix, weights in parts.items():
         formats = {name: stored_format(name) for name in weights}
         groups = _common_groups(set(formats.values()))
@@ -96,12 +97,13 @@ def plan_weights(
         can_keep = groups is not None and (groups == wanted or (groups, wanted) == ("int4", "int4_min"))
         if can_keep and not all(_holds_whole_groups(specs[name], share) for name in weights for share in shares):
             can_keep = False
-            expanded.append(matrix)
             wanted = dtype if quantization == "auto" else wanted
         if can_keep:
             stored |= formats
+        elif quantization == "auto" and (origins := set(formats.values()) - {DENSE}):
+            expanded[matrix] = " + ".join(sorted(origins))
         matrices[matrix] = wanted
-    return WeightPlan(dtype, matrices, holders, stored, tuple(expanded))
+    return WeightPlan(dtype, matrices, holders, stored, expanded)
 
 
 def _common_groups(formats: set[str]) -> str | None:

@@ -51,7 +51,12 @@ class GroupedSlice(NamedTuple):
 
 
 class WeightReader(Protocol):
-    """An open checkpoint whose names, shapes and dtypes have been checked against a model configuration."""
+    """An open checkpoint whose names, shapes and dtypes have been checked against a model configuration.
+
+    ignored: what its files say of quantized activations and caches, which are computed as floats here.
+    """
+
+    ignored: Sequence[str] = ()
 
     @property
     def dtype(self) -> "torch.dtype":
@@ -62,11 +67,12 @@ class WeightReader(Protocol):
         file's own encoding is."""
 
     def stored_format(self, name: str) -> str:
-        """DENSE, or the weight format in which the file stores this weight: "int8_groups", "int4" or "int4_min"."""
+        """DENSE; the weight format in which the file stores this weight, "int8_groups", "int4" or "int4_min"; or the name of
+        another encoding, for people: such a weight has `slices` alone."""
         return DENSE
 
     def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
-        """Like `slices`, of a weight whose `stored_format` is not DENSE, as stored. The box's columns are whole groups."""
+        """Like `slices`, of a weight whose `stored_format` is one of groups, as stored. The box's columns are whole groups."""
         raise LookupError(f"{name} is not stored in groups")
 
     def verify_checksums(self, index: int, count: int) -> None:

@@ -97,7 +97,8 @@ class GgufWeights(WeightReader):
         return torch.bfloat16 if None in dtypes else dtypes[0] or torch.bfloat16
 
     def stored_format(self, name: str) -> str:
-        return GROUPED.get(self._tensors[name].encoding.name, DENSE)
+        encoding = self._tensors[name].encoding
+        return GROUPED.get(encoding.name, encoding.name if plain_dtype(encoding) is None else DENSE)
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         tensor = self._tensors[name]
@@ -113,7 +114,7 @@ class GgufWeights(WeightReader):
             yield Slice(tensor.file, decode(tensor.encoding, stored)[:, inside], (first, 0))
 
     def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
-        if self.stored_format(name) == DENSE:
+        if self._tensors[name].encoding.name not in GROUPED:
             raise LookupError(f"{name} is not stored in groups")
         assert box.start[1] % GROUP == 0 and box.shape[1] % GROUP == 0
         tensor = self._tensors[name]

@@ -9,7 +9,8 @@ import pytest
 from tests.cli.conftest import llama_ray, on_one_line
 from tests.support import hugging_face
 from tests.support.checkpoints import WIDE, random_weights, split, write
-from tests.support.hugging_face import CONFIGS, quantization_config
+from tests.support.coded_models import Coded, quantization_config, write_pair
+from tests.support.hugging_face import CONFIGS
 from tests.support.programs import seen_by
 
 TOLERANCE = 0.05
@@ -73,8 +74,26 @@ def test_config_json_alone_gives_the_estimate_of_the_whole_folder(name: str, tmp
     for file in tmp_path.glob("*.safetensors*"):
         file.unlink()
     assert llama_ray("estimate", str(tmp_path), "--ranks", "2", "--json").stdout == whole.stdout
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization_config(4)}))
-    assert "int4" in json.loads(llama_ray("estimate", str(tmp_path), "--json").stdout)["format"]
+
+
+@pytest.mark.parametrize(
+    "coded",
+    [
+        Coded("gptq", block=(1, 64)),
+        Coded("awq", symmetric=False, block=(1, 32)),
+        Coded("gptq", scattered=True, block=(1, 32)),
+        Coded("fp8", 8, (128, 128)),
+        Coded("pack-quantized", 8, block=(1, 32)),
+    ],
+)
+def test_config_json_tells_how_codes_are_held(tmp_path: Path, coded: Coded) -> None:
+    config = CONFIGS["llama2"] | {"torch_dtype": "float32"}
+    dense = hugging_face.write(tmp_path / "dense", config, hugging_face.random_weights(hugging_face.read(config)))
+    folder, _ = write_pair(dense, {"": coded}, quantization_config(coded), tmp_path)
+    whole = json.loads(llama_ray("estimate", str(folder), "--ranks", "2", "--json").stdout)
+    (folder / "model.safetensors").unlink()
+    alone = json.loads(llama_ray("estimate", str(folder), "--ranks", "2", "--json").stdout)
+    assert (alone["format"], alone["ranks"]) == (whole["format"], whole["ranks"])
 
 
 def test_an_unsupported_family_is_named_before_anything_else_fails(tmp_path: Path) -> None:

@@ -90,28 +90,6 @@ def read(config: Mapping[str, Any], vocab_size: int = VOCAB_SIZE) -> ModelConfig
     return model_from_config(config, vocab_size=vocab_size)
 
 
-def quantization_config(num_bits: int) -> dict[str, Any]:
-    """The quantization_config of a checkpoint whose linear layers, all but the output layer, are packed."""
-    weights = {
-        "num_bits": num_bits,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": 32,
-        "dynamic": False,
-        "observer": "minmax",
-    }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-    }
-
-
 def random_weights(
     config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:

@@ -134,6 +134,7 @@ class MemoryCheckpoint:
     files: Sequence[Path] = ()
     metadata_files: Sequence[Path] = ()
     stop_ids: frozenset[int] = frozenset()
+    ignored: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llama_core.errors import ConfigError
-from llama_core.files.hf.quantization import packed_bits
+from llama_core.files.hf.quantization import read_quantization
 from llama_core.files.hf.rope import read_rope
 from llama_core.model.config import MAX_LAYERS, ModelConfig, num_rows
 from llama_core.model.families import families
@@ -96,7 +96,7 @@ def _refuse_unsupported(given: Fields, family: Family) -> None:
     for name in ("attention_bias", "mlp_bias"):
         if given.flag(name) and name not in family.optional_bias:
             raise ConfigError(f"{given.source}: model_type {given.given['model_type']} has no {name}")
-    packed_bits(given)
+    read_quantization(given)
 
 
 def _windows(given: Fields, family: Family, n_layers: int) -> tuple[int, ...]:

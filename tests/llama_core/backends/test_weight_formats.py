@@ -116,13 +116,20 @@ def test_parts_of_one_matrix_that_are_stored_differently_share_a_format(parts: t
     assert plan.keeps_groups("layers.0.attention.wq.weight") is (expected != "bfloat16")
 
 
+def test_an_encoding_that_no_format_holds_is_expanded_and_named() -> None:
+    plan = planned({"output.weight": "Q6_K", "wq.weight": "int4", "wk.weight": "int4", "wv.weight": "Q6_K"})
+    assert plan.is_plain and not plan.keeps_groups("layers.0.attention.wq.weight")
+    assert str(plan) == "bfloat16 with 3 matrices expanded from Q6_K + int4, Q6_K"
+    assert str(planned("Q4_K", "int4")) == "bfloat16 with int4 weights"
+
+
 def test_a_matrix_whose_groups_the_ranks_cut_is_expanded() -> None:
     plan = planned("int4", world_size=2)
-    assert plan.expanded == ("layers.0.out", "layers.1.out")
+    assert plan.expanded == {"layers.0.out": "int4", "layers.1.out": "int4"}
     assert plan.matrices["layers.0.out"] == "bfloat16" and plan.matrices["layers.0.down"] == "int4"
     again = planned("int4", "int4", world_size=2)
     assert again.matrices["layers.0.out"] == "int4" and not again.keeps_groups("layers.0.attention.wo.weight")
-    assert planned("int4").expanded == planned(DENSE, world_size=2).expanded == ()
+    assert planned("int4").expanded == planned(DENSE, world_size=2).expanded == {}
 
 
 # Quantized weights on the fused backend: the codes of llama.cpp and their values.

@@ -65,7 +65,7 @@ def test_a_padded_embedding_is_larger_than_the_tokenizer_and_never_smaller() -> 
         read(BASE, vocab_size=641)
 
 
-QUANTIZED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+QUANTIZED = {"quantization_config": {"quant_method": "bitsandbytes"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported, only exaone4, granite, llama"),
     ({"model_type": None}, "model_type '' is not supported"),
@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
     ({"num_experts": 8}, "num_experts 8"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-    (QUANTIZED, "quantized by 'gptq' are not supported; use the model's original weights"),
+    (QUANTIZED, "by 'bitsandbytes' are not supported, only by awq, .*; use the model's original weights"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
     ({"rope_scaling": {"rope_type": "ntk"}}, "rope type 'ntk' is not supported, only default, linear"),
     ({"rope_scaling": {"rope_type": "longrope"}}, "field 'short_factor' must be a list of at most 4 numbers"),
