@@ -220,8 +220,12 @@ class ServedModel(Placement):
     async def submit(
         self, request: Request, *, is_timed: bool = False, numerics: str = "", text: EngineText | None = None
     ) -> Sequence[SequenceStream]:
-        """text: that the request was planned with."""
+        """text: that the request was planned with. numerics: of the engines that began its answer, whose text gives it the same
+        prompt."""
         self.check_capacity(request.terms.owner)
+        for link in self.links if numerics else ():
+            if link.takes_requests and link.continues(numerics) and link.text is not None:
+                text = EngineText(link.text, link.tokenizer_digest, link.defaults)
         text = text or self.text
         scope = self.cache_scope(request.terms.owner)
         terms = replace(request.terms, cache_scope=scope, request_id=current_request_id())

@@ -108,6 +108,23 @@ async def test_a_request_is_computed_by_engines_with_the_tokenizer_of_its_prompt
         assert other.service.loop.num_live == 0
 
 
+async def test_an_answer_goes_on_where_it_began_though_it_was_planned_anew_with_another_tokenizer(
+    tmp_path: Path,
+) -> None:
+    other = tmp_path / "tokenizer.model"
+    other.write_bytes((GOLDEN / "mp2" / "tokenizer.model").read_bytes() + b"\xc0\x0c\x01")  # a field that nobody reads
+    async with FleetOfEngines(group) as fleet:
+        await fleet.start(tokenizer_path=str(other))
+        await fleet.start()
+        began, planned = fleet.links
+        assert began.text is not None and planned.text is not None
+        text = EngineText(planned.text, planned.tokenizer_digest, planned.defaults)
+        request = Request(prompts=[PROMPT], params=[GREEDY])
+        (stream,) = await fleet.fleet._models["demo"].submit(request, numerics=began.numerics, text=text)
+        assert await asyncio.wait_for(read(stream), 10) == right()
+        assert stream.numerics == began.numerics != planned.numerics
+
+
 async def test_a_request_is_planned_with_the_text_of_the_engine_with_the_most_room() -> None:
     async with FleetOfEngines(group) as fleet:
         for _ in range(2):
