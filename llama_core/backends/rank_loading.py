@@ -187,7 +187,7 @@ class _Loading:
             RankShare.of(self.model, self.parallel.rank, self.parallel.world_size),
             self.dtype,
             self.parallel.device,
-            self.plan.keeps_groups,
+            self.plan.coding_of,
             self.plan.quantizes,
             self.on_progress,
         )
