@@ -51,15 +51,15 @@ CODINGS: Final[Mapping[str, Coding]] = {
 }
 # The codings that torch and Triton multiply, and the native engine with activations in float32. Their scales are float16.
 PORTABLE: Final = ("int8_groups", "int4", "int4_min")
-# Of a stored coding whose scales float16 does not hold.
-WIDE: Final = "wide "
+# Ends the name of a stored coding whose scales float16 does not hold.
+WIDE: Final = " with float32 scales"
 
 
 def held_as(stored: str, codings: Collection[str]) -> tuple[str, ...]:
     """Those of `codings` that hold a weight without loss that a checkpoint stores as `stored`, the smallest first."""
-    if stored.startswith(WIDE) and "int4_128" not in codings:
+    if stored.endswith(WIDE) and "int4_128" not in codings:
         return ()
-    stored = stored.removeprefix(WIDE)
+    stored = stored.removesuffix(WIDE)
     has_zeros = "int4_zero_128" in codings  # else minima are float16, which does not hold each zero * scale
     wider = {
         "int4": ("int4", "int4_min"),

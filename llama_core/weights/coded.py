@@ -50,7 +50,7 @@ class CodedWeight:
             coding = replace(coding, is_symmetric=bool((zeros == 1 << (coding.bits - 1)).all()))
         found = coding.stored_format(self._shape[1])
         is_held = found == str(coding) or _half_holds(self._tensors[coding.scales])
-        return found if is_held else WIDE + found
+        return found if is_held else found + WIDE
 
     def chunks(self, box: Box, unit: int) -> Iterator[Box]:
         """`box` in parts of about _CHUNK_VALUES, which have whole units of rows, or all rows. Releases a part's pages when the

@@ -65,18 +65,20 @@ def encode(values: Array, encoding: Encoding) -> npt.NDArray[Any]:
 # Encodings that the gguf package reads but cannot write: a block of random bytes stands for random weights.
 _UNWRITABLE = {
     Encoding.Q2_K: (80, 82), Encoding.Q3_K: (108,), Encoding.Q4_K: (0, 2), Encoding.Q5_K: (0, 2), Encoding.Q6_K: (208,),
-    Encoding.IQ4_NL: (0,), Encoding.IQ4_XS: (0,),
+    Encoding.IQ4_NL: (0,), Encoding.IQ4_XS: (0,), Encoding.MXFP4: (),
 }  # fmt: skip
 
 
 def _random_blocks(shape: tuple[int, ...], encoding: Encoding) -> npt.NDArray[np.uint8]:
-    """Random blocks whose float16 scales, at the bytes that the table above gives, are finite and small."""
+    """Random blocks whose float16 scales, at the bytes that the table above gives, and powers of two are finite and small."""
     values, size = gguf.GGML_QUANT_SIZES[encoding]
     draw = np.random.default_rng(int(np.prod(shape)))
     blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // values, size), dtype=np.uint8)
     for at in _UNWRITABLE[encoding]:
         scales = draw.normal(scale=1e-3, size=blocks.shape[:-1]).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if encoding is Encoding.MXFP4:
+        blocks[..., 0] = draw.integers(118, 124, blocks.shape[:-1])  # less 128: the exponent of half the scale
     return blocks.reshape(*shape[:-1], -1)
 
 

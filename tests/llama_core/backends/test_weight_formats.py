@@ -145,8 +145,8 @@ def test_the_native_engine_holds_every_coding_and_what_has_none_in_8_bits() -> N
     assert planned("int4_128", world_size=2, is_native=True).matrices["layers.0.down"] == "int4_128"
     assert planned("int4_128", world_size=4, is_native=True).matrices["layers.0.down"] == "int4"
     assert planned("int4_zero_128", world_size=4, is_native=True).coding_of("layers.0.feed_forward.w2.weight") == "int4_min"
-    assert planned("wide int4", is_native=True).matrices["layers.0.down"] == "int4"
-    assert planned("wide int4").is_plain
+    assert planned("int4 with float32 scales", is_native=True).matrices["layers.0.down"] == "int4"
+    assert planned("int4 with float32 scales").is_plain
 
 
 # Quantized weights on the fused backend: the codes of llama.cpp and their values.

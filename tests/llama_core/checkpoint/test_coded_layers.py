@@ -74,8 +74,8 @@ def test_a_layer_packed_by_other_code_has_the_values_that_it_reads(name: str) ->
     whole = Box((0, 0), shape)
     assert torch.equal(weight.values(whole).to(expected.dtype), expected)  # rounded as its packer rounds
     has_zeros = name.startswith("awq") or "zeros" in name
-    as_groups = "int8_groups" if "-8-" in name else f"int4{'_zero' * has_zeros}{'_128' * ('-128' in name)}"
-    assert weight.stored_format.removeprefix(WIDE) == EXPANDED.get(name, as_groups)
+    as_groups = "int8_groups" if "-8-" in name else f"int4{'_zero' * has_zeros}{'_128' * any(width in name for width in ('-128', '--1', '-channel'))}"
+    assert weight.stored_format.removesuffix(WIDE) == EXPANDED.get(name, as_groups)
     for coding in held_as(weight.stored_format, weight_formats.CODINGS):
         if name not in EXPANDED and not (coding == "int4_min" and not has_zeros):
             assert torch.equal(values_of(weight.groups(whole, coding), coding), weight.values(whole))
@@ -114,14 +114,14 @@ def test_every_part_of_every_coding_has_the_values_of_its_definition(
             got[first : first + chunk.shape[0], last : last + chunk.shape[1]] = weight.values(chunk)
     assert torch.equal(got, expected[row : row + rows, column : column + columns])
     whole = shape[1] // 32 * 32
-    if not (stored := weight.stored_format).removeprefix(WIDE).startswith("int"):
+    if not (stored := weight.stored_format).removesuffix(WIDE).startswith("int"):
         return
     assert shape[1] == whole and coded.block[1] % 32 == 0
     is_short = coded.bits == 4 and coded.form != "int-quantized"
     name = f"int4{'' if coded.symmetric else '_zero'}" if is_short else "int8_groups"
-    assert stored.removeprefix(WIDE).removesuffix("_128") == name
+    assert stored.removesuffix(WIDE).removesuffix("_128") == name
     native, portable = held_as(stored, weight_formats.CODINGS), held_as(stored, PORTABLE)
-    assert native and (portable or stored.startswith(WIDE))
+    assert native and (portable or stored.endswith(WIDE))
     for coding in {*native, *portable} - ({"int4_min"} if coded.symmetric else set()):
         group = weight_formats.CODINGS[coding].group
         if shape[1] % group:
@@ -207,7 +207,7 @@ def test_groups_longer_than_32_inputs_are_cut_by_ranks_without_expansion(tmp_pat
     [
         (Coded("gptq"), False, "int4 (4 matrices)"),
         (Coded("awq", symmetric=False), False, "int8_groups (4 matrices)"),
-        (Coded("awq", symmetric=False), True, "int4_min (4 matrices)"),
+        (Coded("awq", symmetric=False), True, "int4_min (3 matrices), int4_zero_128 (layers.0.down)"),
         (Coded("gptq", scattered=True), False, "4 matrices expanded from 4-bit codes in scattered groups of 128"),
         (
             Coded("fp8", 8, (128, 128)),
@@ -215,8 +215,12 @@ def test_groups_longer_than_32_inputs_are_cut_by_ranks_without_expansion(tmp_pat
             "int8_groups (4 matrices), 4 matrices expanded from float8 codes in blocks of 128 x 128",
         ),
         (Coded("pack-quantized", block=(1, 16)), False, "4 matrices expanded from 4-bit codes in groups of 16"),
-        (Coded("gptq", scale=torch.float32), False, "4 matrices expanded from wide int4"),
-        (Coded("gptq", scale=torch.float32), True, "int4 (4 matrices)"),
+        (
+            Coded("gptq", scale=torch.float32),
+            False,
+            "4 matrices expanded from int4 with float32 scales, int4_128 with float32 scales",
+        ),
+        (Coded("gptq", scale=torch.float32), True, "int4 (3 matrices), int4_128 (layers.0.down)"),
     ],
     ids=lambda each: each[0] if isinstance(each, Coded) else "",
 )

@@ -12,7 +12,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError
 from llama_core.files.source import Slice
 from llama_core.model.share import RankShare
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import CODINGS
 from llama_core.model.weights import weight_specs
 from llama_core.weights.loader import planned_weights
 from llama_core.weights.uploads import FileReads, Uploads
@@ -108,7 +108,7 @@ def loaded(folder: Path, vocab_size: int, rank: int, uploads: Uploads | None) ->
     model = source.model_config(vocab_size)
     reader, share = source.open_weights(model), RankShare.of(model, rank, 2)
     parts = planned_weights(
-        reader, model, share, torch.float32, CPU, lambda name: reader.stored_format(name) in GROUPED, uploads=uploads
+        reader, model, share, torch.float32, CPU, lambda name: found if (found := reader.stored_format(name)) in CODINGS else None, uploads=uploads
     )
     return {name: [weight] if isinstance(weight, torch.Tensor) else list(weight) for name, weight in parts}
 
