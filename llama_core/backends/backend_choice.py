@@ -128,7 +128,7 @@ def plan_held(kind: str, config: EngineConfig, plan: WeightPlan, parallel: Paral
             len(matrices),
             origin,
             plan.matrices[matrices[0]],
-            cut if origin in CODINGS else "",
+            cut if origin in CODINGS and parallel.world_size > 1 else "",
             ", ".join(matrices[:4]),
             ", ..." if len(matrices) > 4 else "",
         )

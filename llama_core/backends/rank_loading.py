@@ -154,7 +154,7 @@ class _Loading:
 
         def plan_on(num_ranks: int) -> WeightPlan:
             group = replace(self.parallel, rank=0, world_size=num_ranks)
-            found = plan_stored(self.config, self.model, self.reader, self.dtype, group)
+            found = plan_stored(self.config, self.model, self.reader, self.dtype, group, kind)
             return found if holds(kind, self.config, found) else found.expand()
 
         return fit_context(

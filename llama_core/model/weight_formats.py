@@ -29,7 +29,9 @@ class Coding(NamedTuple):
     @property
     def native_bytes(self) -> float:
         """Of a weight in the native engine with activations in bfloat16, see `block_codings.hpp`."""
-        of_group = 0 if self.bits == 8 else (16 if self.has_minima else 8) if self.is_short else 16 + 16 * self.has_minima
+        of_group = (
+            0 if self.bits == 8 else (16 if self.has_minima else 8) if self.is_short else 16 + 16 * self.has_minima
+        )
         return (self.bits + of_group / self.group + (48 if self.is_short else 32) / 256) / 8
 
 

@@ -77,7 +77,9 @@ class CodedWeight:
     def groups(self, box: Box, coding: str) -> GroupedWeight:
         """In a coding that holds the weight's `stored_format`. The box's columns are whole groups."""
         (row, column), (rows, columns) = box
-        scales, zeros = self._blocks(range(row, row + rows), torch.arange(column, column + columns, CODINGS[coding].group))
+        scales, zeros = self._blocks(
+            range(row, row + rows), torch.arange(column, column + columns, CODINGS[coding].group)
+        )
         codes = self._numbers(self._coding.codes, box)
         if CODINGS[coding].bits == 8:  # modulo 256: bytes from 0 to 255 less 128, too
             by_group = codes.view(torch.int8).reshape(rows, -1, CODINGS[coding].group)

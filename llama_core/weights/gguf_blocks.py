@@ -26,7 +26,7 @@ class _Blocks:
 
     def nibbles(self, begin: int, width: int) -> torch.Tensor:
         """uint8 [rows, blocks, codes], from there to the block's end. Of each `width` bytes, the low halves come first."""
-        packed = self.bytes(begin).unflatten(-1, (-1, width))
+        packed = torch.unflatten(self.bytes(begin), -1, (-1, width))
         return torch.cat((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
     def bits(self, begin: int, end: int, width: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def _q5_1(blocks: _Blocks) -> GroupedWeight:
 
 def _scales_and_minima(blocks: _Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [rows, blocks, 8] of a k-quant, from two float16 and 8 pairs of 6 bits in 12 bytes."""
-    first, second, third = blocks.bytes(4, 16).unflatten(-1, (3, 4)).unbind(-2)
+    first, second, third = torch.unflatten(blocks.bytes(4, 16), -1, (3, 4)).unbind(-2)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
     minima = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=-1)
     return blocks.half(0).unsqueeze(-1) * scales.float(), -(blocks.half(2).unsqueeze(-1) * minima.float())
@@ -82,7 +82,7 @@ def _q5_k(blocks: _Blocks) -> GroupedWeight:
 
 
 def _q6_k(blocks: _Blocks) -> GroupedWeight:
-    low = blocks.bytes(0, 128).unflatten(-1, (2, 64))
+    low = torch.unflatten(blocks.bytes(0, 128), -1, (2, 64))
     low = torch.cat((low & 15, low >> 4), dim=-1)  # [rows, blocks, 2, 128]
     upper = torch.stack((blocks.bits(128, 160, 2), blocks.bits(160, 192, 2)), dim=-3).flatten(-2)
     scales = blocks.bytes(192, 208).contiguous().view(torch.int8).float() * blocks.half(208).unsqueeze(-1)

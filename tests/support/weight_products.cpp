@@ -32,14 +32,19 @@ struct Stored {
     bool minima, is_short;  // is_short: scales are whole numbers of one that 256 inputs share
     const int8_t* table;
 };
-const Stored kStored[] = {
-    {"int8_groups", 8, 32, 0, false, false, nullptr}, {"int4", 4, 32, 8, false, false, nullptr},
-    {"int4_min", 4, 32, 0, true, false, nullptr},     {"int4_128", 4, 128, 8, false, false, nullptr},
-    {"int4_zero_128", 4, 128, 0, true, false, nullptr}, {"q4_k", 4, 32, 0, true, true, nullptr},
-    {"q5_k", 5, 32, 0, true, true, nullptr},          {"q6_k", 6, 16, 32, false, true, nullptr},
-    {"q5_0", 5, 32, 16, false, false, nullptr},       {"q5_1", 5, 32, 0, true, false, nullptr},
-    {"iq4_nl", 4, 32, 0, false, false, kIq4Numbers},  {"iq4_xs", 4, 32, 0, false, true, kIq4Numbers},
-    {"mxfp4", 4, 32, 0, false, false, kFp4Numbers}};
+const Stored kStored[] = {{"int8_groups", 8, 32, 0, false, false, nullptr},
+                          {"int4", 4, 32, 8, false, false, nullptr},
+                          {"int4_min", 4, 32, 0, true, false, nullptr},
+                          {"int4_128", 4, 128, 8, false, false, nullptr},
+                          {"int4_zero_128", 4, 128, 0, true, false, nullptr},
+                          {"q4_k", 4, 32, 0, true, true, nullptr},
+                          {"q5_k", 5, 32, 0, true, true, nullptr},
+                          {"q6_k", 6, 16, 32, false, true, nullptr},
+                          {"q5_0", 5, 32, 16, false, false, nullptr},
+                          {"q5_1", 5, 32, 0, true, false, nullptr},
+                          {"iq4_nl", 4, 32, 0, false, false, kIq4Numbers},
+                          {"iq4_xs", 4, 32, 0, false, true, kIq4Numbers},
+                          {"mxfp4", 4, 32, 0, false, false, kFp4Numbers}};
 
 // Weights as groups with every code, -128 too, or as values whose quantized form is not known here.
 template <class T>
@@ -47,7 +52,8 @@ void products(const char* name, int inputs, int rows) {
     const WeightFormat<T>& format = *WeightFormats::find<T>(name);
     state = 7;
     Linear<T> w(format, kOutputs, inputs);
-    const Stored* stored = std::find_if(std::begin(kStored), std::end(kStored), [&](auto& s) { return std::string(s.name) == name; });
+    const Stored* stored =
+        std::find_if(std::begin(kStored), std::end(kStored), [&](auto& s) { return std::string(s.name) == name; });
     const bool grouped = stored != std::end(kStored) && (inputs % kGroupInputs == 0 || stored - kStored > 2);
     std::vector<float> weights(size_t(kOutputs) * inputs);
     for (int o = 0; o < kOutputs; o++) {
@@ -59,8 +65,9 @@ void products(const char* name, int inputs, int rows) {
             const Stored& as = grouped ? *stored : kStored[0];
             if (k % 256 == 0) unit = widen(to_half(next() / 4096)), unit_of_minima = widen(to_half(next() / 256));
             if (k % as.group == 0) {
-                const int whole = int(next() * 63);
-                scales.push_back(as.is_short ? as.minima ? std::fabs(unit * whole) : unit * whole : widen(to_half(next() / 64)));
+                const int whole = as.minima ? int(next() * 63) : k ? int(next() * 128) : -128;
+                scales.push_back(as.is_short ? as.minima ? std::fabs(unit * whole) : unit * whole
+                                             : widen(to_half(next() / 64)));
                 minima.push_back(as.is_short ? -std::fabs(unit_of_minima * whole) : widen(to_half(next())));
             }
             // Some outputs and inputs have the extreme codes throughout.

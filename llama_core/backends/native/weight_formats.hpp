@@ -33,13 +33,13 @@ struct FormatList {
 template <class C>
 using Blocks = BlockWeights<bf16, C>;
 
-using WeightFormats = FormatList<                                                            //
-    Float32Weights, BFloat16Weights,                                                         //
-    BlockWeights<float, Int8Coding>, Blocks<Int8Coding>,                                     //
-    GroupedWeights<Int8GroupsCoding>, Blocks<Int8BlocksCoding>,                              //
-    GroupedWeights<Int4Coding>, Blocks<BlockInt4<Int4Coding>>,                               //
-    GroupedWeights<Int4MinCoding>, Blocks<BlockInt4<Int4MinCoding>>,                         //
-    Blocks<Int4By128Coding>, Blocks<Int4ZeroBy128Coding>,                                    //
+using WeightFormats = FormatList<                                                                   //
+    Float32Weights, BFloat16Weights,                                                                //
+    BlockWeights<float, Int8Coding>, Blocks<Int8Coding>,                                            //
+    GroupedWeights<Int8GroupsCoding>, Blocks<Int8BlocksCoding>,                                     //
+    GroupedWeights<Int4Coding>, Blocks<BlockInt4<Int4Coding>>,                                      //
+    GroupedWeights<Int4MinCoding>, Blocks<BlockInt4<Int4MinCoding>>,                                //
+    Blocks<Int4By128Coding>, Blocks<Int4ZeroBy128Coding>,                                           //
     Blocks<Q4KCoding>, Blocks<Q5KCoding>, Blocks<Q6KCoding>, Blocks<Q50Coding>, Blocks<Q51Coding>,  //
     Blocks<Iq4NlCoding>, Blocks<Iq4XsCoding>, Blocks<Mxfp4Coding>>;
 

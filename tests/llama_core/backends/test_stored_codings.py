@@ -48,7 +48,9 @@ def test_a_model_is_held_as_stored_and_answers_as_its_values_do(ranks: Any, tmp_
     values, _ = last_logits(alone("cpu"), file, "bfloat16", backend="native", quantization="none")
     exact, _ = last_logits(alone("cpu"), file, "float32", backend="torch")
     spread = (exact.max() - exact.min()).item()
-    assert (held - exact).square().mean().sqrt().item() < 0.06 * spread  # as much as bfloat16 alone in some random models
+    assert (
+        held - exact
+    ).square().mean().sqrt().item() < 0.06 * spread  # as much as bfloat16 alone in some random models
     assert (values - exact).square().mean().sqrt().item() < 0.06 * spread
     two, again = ranks(2).call(logits_on_ranks, str(file), "bfloat16")
     assert two == again

@@ -11,7 +11,6 @@ import torch
 from llama_core.backends.native.backend import NativeBackend, check_available
 from llama_core.backends.native.build import Unavailable
 from llama_core.backends.parallel import Parallel, alone
-from tests.support.plans import plan_of
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.code import code_version
@@ -25,6 +24,7 @@ from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 from tests.support.plain_model import decoder, poke_embedding
+from tests.support.plans import plan_of
 
 # Divided by 1 rank only: 6 query heads on 3 key/value heads, and dimensions that neither 2 nor 4 ranks divide.
 SIZES: dict[str, Any] = {

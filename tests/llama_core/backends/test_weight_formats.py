@@ -18,8 +18,8 @@ from llama_core.files.source import DENSE
 from tests.conftest import GOLDEN
 from tests.llama_core.backends.fused.kernel_differences import FORMATS, GROUPED, matrix_of
 from tests.support import checkpoints, on_ranks
-from tests.support.plans import plan_of
 from tests.support.forking import interpret
+from tests.support.plans import plan_of
 
 SHAPE = {"dim": 64, "n_layers": 2, "n_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
 
@@ -103,7 +103,9 @@ def test_auto_keeps_each_matrix_as_it_is_stored() -> None:
     assert plan.format_of("output.weight") == "int8_groups"
     assert plan.format_of("tok_embeddings.weight") == plan.format_of("layers.0.ffn_norm.weight") == "bfloat16"
     assert plan.format_of("layers.0.attention.wq.bias") == "bfloat16"
-    assert plan.coding_of("layers.0.attention.wv.weight") == "int4" and not plan.coding_of("layers.0.attention.wo.weight")
+    assert plan.coding_of("layers.0.attention.wv.weight") == "int4" and not plan.coding_of(
+        "layers.0.attention.wo.weight"
+    )
     assert str(plan) == "bfloat16 with int4 (2 matrices), int8_groups (output)"
 
 
@@ -144,7 +146,10 @@ def test_the_native_engine_holds_every_coding_and_what_has_none_in_8_bits() -> N
     assert plan.expanded["layers.0.qkv"] == "q4_k + q6_k" and plan.quantizes("layers.0.attention.wq.weight")
     assert planned("int4_128", world_size=2, is_native=True).matrices["layers.0.down"] == "int4_128"
     assert planned("int4_128", world_size=4, is_native=True).matrices["layers.0.down"] == "int4"
-    assert planned("int4_zero_128", world_size=4, is_native=True).coding_of("layers.0.feed_forward.w2.weight") == "int4_min"
+    assert (
+        planned("int4_zero_128", world_size=4, is_native=True).coding_of("layers.0.feed_forward.w2.weight")
+        == "int4_min"
+    )
     assert planned("int4 with float32 scales", is_native=True).matrices["layers.0.down"] == "int4"
     assert planned("int4 with float32 scales").is_plain
 

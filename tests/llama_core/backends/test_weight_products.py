@@ -34,8 +34,8 @@ BUILDS = {
     "AMX": (*EMULATED, "-DEMULATE_VNNI", "-DEMULATE_AMX"),
     "this CPU": ("-march=native",),
 }
-# The largest error of a product, in units of the sum of the magnitudes of its terms. Weights in codes by bfloat16 activations are
-# rounded to steps of 256 inputs. Where minima lie far from zero beside their scale, groups get other codes.
+# The largest error of a product, in units of the sum of the magnitudes of its terms. Weights in codes by bfloat16 activations
+# are rounded to steps of 256 inputs. Where minima lie far from zero beside their scale, groups get other codes.
 STORED = {"float32": 1e-5, "bfloat16": 0.006}
 FAR = {"int4_zero_128": 0.02, "q4_k": 0.15, "q5_k": 0.15}
 # Inputs that are not whole groups are quantized from values that are not multiples of a scale.

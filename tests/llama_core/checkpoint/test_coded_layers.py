@@ -17,17 +17,17 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.hf.quantization import read_quantization
 from llama_core.files.source import WeightReader
+from llama_core.model import weight_formats
 from llama_core.model.fields import Fields
 from llama_core.model.share import RankShare
-from llama_core.model import weight_formats
 from llama_core.model.weight_formats import PORTABLE, WIDE, held_as
 from llama_core.model.weights import Box
 from llama_core.weights import coded as coded_module
 from llama_core.weights.coded import CodedWeight
 from llama_core.weights.loader import GroupedWeight, dense, planned_weights
-from tests.support.plans import plan_of
 from tests.support.coded_models import Coded, Tensors, layer, quantization_config, write_pair
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, random_weights, read, write
+from tests.support.plans import plan_of
 from tests.support.rank_weights import rank_weights
 
 CPU = torch.device("cpu")
@@ -74,7 +74,8 @@ def test_a_layer_packed_by_other_code_has_the_values_that_it_reads(name: str) ->
     whole = Box((0, 0), shape)
     assert torch.equal(weight.values(whole).to(expected.dtype), expected)  # rounded as its packer rounds
     has_zeros = name.startswith("awq") or "zeros" in name
-    as_groups = "int8_groups" if "-8-" in name else f"int4{'_zero' * has_zeros}{'_128' * any(width in name for width in ('-128', '--1', '-channel'))}"
+    is_long = any(width in name for width in ("-128", "--1", "-channel"))
+    as_groups = "int8_groups" if "-8-" in name else f"int4{'_zero' * has_zeros}{'_128' * is_long}"
     assert weight.stored_format.removesuffix(WIDE) == EXPANDED.get(name, as_groups)
     for coding in held_as(weight.stored_format, weight_formats.CODINGS):
         if name not in EXPANDED and not (coding == "int4_min" and not has_zeros):

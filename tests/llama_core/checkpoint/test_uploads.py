@@ -107,9 +107,12 @@ def loaded(folder: Path, vocab_size: int, rank: int, uploads: Uploads | None) ->
     source = open_checkpoint(folder)
     model = source.model_config(vocab_size)
     reader, share = source.open_weights(model), RankShare.of(model, rank, 2)
-    parts = planned_weights(
-        reader, model, share, torch.float32, CPU, lambda name: found if (found := reader.stored_format(name)) in CODINGS else None, uploads=uploads
-    )
+
+    def coding_of(name: str) -> str | None:
+        stored = reader.stored_format(name)
+        return stored if stored in CODINGS else None
+
+    parts = planned_weights(reader, model, share, torch.float32, CPU, coding_of, uploads=uploads)
     return {name: [weight] if isinstance(weight, torch.Tensor) else list(weight) for name, weight in parts}
 
 

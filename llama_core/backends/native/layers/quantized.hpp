@@ -20,7 +20,8 @@ struct Quantized {
     static constexpr size_t kStep = 64;  // inputs of a register tile
 #if defined(LLAMA_AMX)
     static constexpr size_t kMostNumberRows = kFewRows;
-    static constexpr size_t kTileBytes = 16 * kStep, kStepBytes = 2 * kTileBytes;  // of a register tile, of one for high and low
+    static constexpr size_t kTileBytes = 16 * kStep,
+                            kStepBytes = 2 * kTileBytes;  // of a register tile, of one for high and low
     Memory tiles;  // [rows / 16][inputs / 64][high, low][16 rows][64]: a register tile is one run of memory
 #else
     static constexpr size_t kMostNumberRows = SIZE_MAX;

@@ -34,7 +34,9 @@ template <class C>
 struct BlockLayout {
     static constexpr bool kHasGroups = C::kBits < 8, kIsShort = kHasGroups && C::kScales == Scales::kShort;
     static constexpr bool kBytesAlone = kIsShort && !C::kZeros;  // groups of one byte for each output
-    static constexpr size_t kGroupBytes = !kHasGroups ? 0 : kBytesAlone ? kTileOutputs : kTileOutputs * (kIsShort || !C::kZeros ? 2 : 4);
+    static constexpr size_t kGroupBytes = !kHasGroups   ? 0
+                                          : kBytesAlone ? kTileOutputs
+                                                        : kTileOutputs * (kIsShort || !C::kZeros ? 2 : 4);
     static constexpr bool kHeadGroups = C::kGroup > int(kStepInputs);
     static constexpr size_t kUnits = kTileOutputs * sizeof(float);
     static constexpr size_t kGroups = kUnits + kIsShort * kTileOutputs * sizeof(int16_t);

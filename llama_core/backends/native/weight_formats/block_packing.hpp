@@ -46,7 +46,7 @@ struct Block {
         if (kIsShort) choose_base();
         // Rounded factors may make a weight a little larger.
         for (double limit = kMost; limit > kMost / 2; limit -= 0.5) {
-            if (kIsShort) unit = std::clamp(int(limit * 128 * base / largest), 1, 255);
+            if (kIsShort) unit = std::clamp(int(limit * 128 * std::fabs(base) / largest), 1, 255);
             step = kIsShort ? base * 128 / unit : largest / limit;
             bool fits = true;
             for (int g = 0; g < groups(); g++) {
@@ -79,12 +79,15 @@ struct Block {
         scales[g] = (most - least) / most_code;
         minima[g] = least;
         for (int i = begin; i < end; i++)
-            codes[i] = scales[g] > 0 ? std::clamp(int(std::nearbyint((values[i - begin] - least) / scales[g])), 0, most_code) : 0;
+            codes[i] =
+                scales[g] > 0 ? std::clamp(int(std::nearbyint((values[i - begin] - least) / scales[g])), 0, most_code) : 0;
     }
 
     void choose_base() {
         double most = 0, best = INFINITY;
-        for (int g = 0; g < groups(); g++) most = std::max(most, std::fabs(scales[g]));
+        for (int g = 0; g < groups(); g++)
+            if (std::fabs(scales[g]) > std::fabs(most)) most = scales[g];
+        if (!C::kZeros) most = -most;  // llama.cpp makes the largest one -128
         for (int whole = 1; whole <= kMostFactor + !C::kZeros && best > 1e-3; whole++) {
             double error = 0;
             for (int g = 0; g < groups(); g++) {

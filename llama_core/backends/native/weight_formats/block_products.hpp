@@ -49,8 +49,10 @@ template <class T, class C>
 struct BlockWeights : BlockPacking<C> {
     using Activation = T;
     using Layout = BlockLayout<C>;
-    static constexpr WeightLayout kLayout{.step_inputs = kStepInputs, .step_bytes = Layout::kStepBytes,
-                                          .block_inputs = kBlockInputs, .head_bytes = Layout::kHeadBytes};
+    static constexpr WeightLayout kLayout{.step_inputs = kStepInputs,
+                                          .step_bytes = Layout::kStepBytes,
+                                          .block_inputs = kBlockInputs,
+                                          .head_bytes = Layout::kHeadBytes};
     static constexpr InputForm kInputForm = InputForm::kRows;
     static constexpr size_t kSumBytes = 4, kSliceInputs = kBlockInputs;
     static constexpr int kMaxInputs = INT_MAX;
@@ -93,7 +95,8 @@ struct BlockWeights : BlockPacking<C> {
         add_block(w, x.quantized, row, rows, tile, from, to, slice, nullptr, static_cast<float*>(sums));
     }
 
-    static const float* finish(const PackedWeights&, const Inputs<T>& x, size_t row, int rows, int, const void* sums, float* out) {
+    static const float* finish(const PackedWeights&, const Inputs<T>& x, size_t row, int rows, int, const void* sums,
+                               float* out) {
         scale(x.quantized, row, rows, static_cast<const float*>(sums), out);
         return out;
     }
@@ -104,9 +107,9 @@ struct BlockWeights : BlockPacking<C> {
 
     // Rows by streams whose sums fit in the registers beside the weights, and rows of which products expand weights in registers.
 #if defined(__AVX512F__)
-    static constexpr int kStreamSums = 6, kFewRows = 4, kCacheRows = 8;
+    static constexpr int kStreamSums = 6, kFewRows = C::kBits == 8 ? 8 : 4, kCacheRows = 8;
 #else
-    static constexpr int kStreamSums = 2, kFewRows = 1, kCacheRows = 2;
+    static constexpr int kStreamSums = 1, kFewRows = 1, kCacheRows = 2;
 #endif
 
     static const float* steps_of(const char* block, int t) { return reinterpret_cast<const float*>(block) + t * kLanes; }

@@ -38,13 +38,27 @@ struct BlockInt4 : CodesOf<4, 32, Scales::kWide, C::kMinima> {
     }
 };
 
-struct Int4By128Coding : CodesOf<4, 128, Scales::kWide, false> { static constexpr char kName[] = "int4_128"; };
-struct Int4ZeroBy128Coding : CodesOf<4, 128, Scales::kWide, true> { static constexpr char kName[] = "int4_zero_128"; };
-struct Q4KCoding : CodesOf<4, 32, Scales::kShort, true> { static constexpr char kName[] = "q4_k"; };
-struct Q5KCoding : CodesOf<5, 32, Scales::kShort, true> { static constexpr char kName[] = "q5_k"; };
-struct Q6KCoding : CodesOf<6, 16, Scales::kShort, false> { static constexpr char kName[] = "q6_k"; };
-struct Q50Coding : CodesOf<5, 32, Scales::kWide, false> { static constexpr char kName[] = "q5_0"; };
-struct Q51Coding : CodesOf<5, 32, Scales::kWide, true> { static constexpr char kName[] = "q5_1"; };
+struct Int4By128Coding : CodesOf<4, 128, Scales::kWide, false> {
+    static constexpr char kName[] = "int4_128";
+};
+struct Int4ZeroBy128Coding : CodesOf<4, 128, Scales::kWide, true> {
+    static constexpr char kName[] = "int4_zero_128";
+};
+struct Q4KCoding : CodesOf<4, 32, Scales::kShort, true> {
+    static constexpr char kName[] = "q4_k";
+};
+struct Q5KCoding : CodesOf<5, 32, Scales::kShort, true> {
+    static constexpr char kName[] = "q5_k";
+};
+struct Q6KCoding : CodesOf<6, 16, Scales::kShort, false> {
+    static constexpr char kName[] = "q6_k";
+};
+struct Q50Coding : CodesOf<5, 32, Scales::kWide, false> {
+    static constexpr char kName[] = "q5_0";
+};
+struct Q51Coding : CodesOf<5, 32, Scales::kWide, true> {
+    static constexpr char kName[] = "q5_1";
+};
 
 // The numbers of llama.cpp's kvalues_iq4nl.
 inline constexpr int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};

@@ -49,7 +49,8 @@ struct GroupedWeights : C {
         }
     }
 
-    static void multiply(const PackedWeights& w, const Inputs<float>& x, size_t row, int rows, int tile, bool first, float* out) {
+    static void multiply(const PackedWeights& w, const Inputs<float>& x, size_t row, int rows, int tile, bool first,
+                         float* out) {
         kernels::multiply_expanded<C>(w, x, row, rows, tile, first, out);
     }
 
