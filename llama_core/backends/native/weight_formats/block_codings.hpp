@@ -8,8 +8,8 @@
 //   kName
 //   kBits      of a code: 4, 5, 6 or 8
 //   kGroup     inputs that share a factor: 16, 32 or 128
-//   kScales    kWide: a factor is a number of 16 bits; kShort: a factor of 8 bits, 6 where groups have zeros, by a `unit` that the
-//              block shares, as k-quants have them
+//   kScales    kWide: a factor is a number of 16 bits; kShort: a number of 6 bits by a `unit` that the block shares, or of 8 bits by
+//              128ths of one where groups have no zeros, as k-quants have them
 //   kZeros     whether groups have zeros; else kMiddle is the zero of all
 //   kTable     numbers of 8 bits that the codes stand for, or null
 //
@@ -116,8 +116,8 @@ struct Group {
             static_assert(kCount == 2 || kCount == 4);
             const char* bytes = at + t * 16 * kCount;
             const UVec all = kCount == 4 ? load_as<UVec>(bytes) : load_wide<UVec>(bytes);
-            const UVec wide = (UVec)((IVec)(all << (24 - 8 * index)) >> 24);
-            factors = (UVec)((Halves)((wide & 0xffffu) | wide << 16) * (Halves)units);
+            const UVec upper = all << (24 - 8 * index) & 0xff000000u;
+            factors = multiply_high_rounded(upper | upper >> 16, units);
         } else if constexpr (Layout::kIsShort) {
             const UVec both = twice(at + t * 32);
             factors = (UVec)((Halves)(both & 0x003f003fu) * (Halves)units);

@@ -14,6 +14,8 @@ struct Block {
     static constexpr bool kIsShort = BlockLayout<C>::kIsShort;
     static constexpr int kMost = 127, kMostFactor = kIsShort ? C::kZeros ? 63 : 127 : INT16_MAX;
     static constexpr int kZeroUnits = !kIsShort ? 256 : C::kBits == 4 ? 32 : 16;  // of a stored zero
+    // Of a stored unit, which is one where groups have zeros: their factors are as exact as the file's.
+    static constexpr int kUnits = C::kZeros ? 1 : 128, kMostUnit = C::kZeros ? 255 : INT16_MAX;
     static constexpr double kLargestZero = kIsShort ? 1023.0 / kZeroUnits : 128 - (1 << C::kBits);
 
     int inputs = 0;
@@ -30,10 +32,14 @@ struct Block {
     }
     int groups() const { return (inputs + C::kGroup - 1) / C::kGroup; }
     double value(int i) const { return scales[i / C::kGroup] * number(codes[i]) + minima[i / C::kGroup]; }
+    // As kernels compute it.
+    int64_t factor_of(int g) const {
+        return !kIsShort ? factors[g] : C::kZeros ? factors[g] * unit : (factors[g] * unit + 64) >> 7;
+    }
     // The whole number that kernels read.
     int weight(int i) const {
         const int g = i / C::kGroup, zero = C::kZeros ? zeros[g] * (256 / kZeroUnits) : C::kMiddle * 256;
-        return int(((int64_t(number(codes[i])) * 256 - zero) * factors[g] * unit + (1 << 14)) >> 15);
+        return int(((int64_t(number(codes[i])) * 256 - zero) * factor_of(g) + (1 << 14)) >> 15);
     }
 
     // Chooses the step and the groups' factors and zeros.
@@ -44,13 +50,13 @@ struct Block {
         for (int i = 0; i < inputs; i++) largest = std::max(largest, std::fabs(value(i)));
         if (!(largest > 0)) return;
         if (kIsShort) choose_base();
-        // Rounded factors may make a weight a little larger.
-        for (double limit = kMost; limit > kMost / 2; limit -= 0.5) {
-            if (kIsShort) unit = std::clamp(int(limit * 128 * std::fabs(base) / largest), 1, 255);
-            step = kIsShort ? base * 128 / unit : largest / limit;
+        // Rounded factors may make a weight a little larger. With exactly kMost, many weights lie between two whole numbers.
+        for (double limit = kMost - 0.03; limit > kMost / 2; limit -= 0.5) {
+            if (kIsShort) unit = std::clamp(int(limit * 128 * kUnits * std::fabs(base) / largest), 1, kMostUnit);
+            step = kIsShort ? base * 128 * kUnits / unit : largest / limit;
             bool fits = true;
             for (int g = 0; g < groups(); g++) {
-                const double factor = std::nearbyint(scales[g] * 128 / step / unit);
+                const double factor = std::nearbyint(kIsShort ? scales[g] / base : scales[g] * 128 / step);
                 factors[g] = int(std::clamp(factor, -double(kMostFactor + 1), double(kMostFactor)));
                 if (C::kZeros && scales[g] != 0) zeros[g] = int(std::nearbyint(-minima[g] / scales[g] * kZeroUnits));
             }

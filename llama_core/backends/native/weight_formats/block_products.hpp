@@ -6,6 +6,9 @@
 
 #include "block_packing.hpp"
 
+// Keeps a loop of a few hundred instructions: unrolled ones compile for a minute, and are no faster.
+#define ROLLED _Pragma("GCC unroll 1")
+
 namespace llama {
 namespace kernels {
 
@@ -42,6 +45,93 @@ inline void keep_in_place([[maybe_unused]] IVec& v) {
     asm volatile("" : "+v"(v));
 #endif
 }
+
+// The results of sums: with the scales of the rows.
+inline void scale_rows(const Quantized& x, size_t row, int rows, const float* sums, float* out) {
+    for (int r = 0; r < rows; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+            const int at = r * kTileOutputs + t * kLanes;
+            store(out + at, load(sums + at) * splat(x.scale()[row + r]));
+        }
+}
+
+// Adds the products of a block to `out`, of N rows. weights: 16-bit numbers [pairs][32 outputs][2]; steps: of the outputs.
+template <int N>
+inline void add_expanded(const char* weights, int pairs, const Quantized& x, size_t row, size_t from, const float* steps, float* out) {
+    IVec sums[N][kRegisterTiles] = {};
+    for (int pair = 0; pair < pairs; pair++, weights += kRegisterTiles * 64) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+            const UVec column = load_as<UVec>(weights + t * 64);
+            UNROLL for (int r = 0; r < N; r++) sums[r][t] = add_pairs(sums[r][t], column, x.pairs[row + r] + from + pair * 2);
+        }
+    UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+        float* to = out + r * kTileOutputs + t * kLanes;
+        store(to, fma(to_float(sums[r][t]), load(steps + t * kLanes), load(to)));
+    }
+}
+
+#if defined(LLAMA_AMX)
+using BlockSums = int32_t[2][kMaxRows / 16][kRegisterTiles][16][16];  // [high and low bytes][half of the rows]...[row][output]
+
+// Where prefetches begin, or null, and lines of each step. They are spread over the products: requests come as fast as memory serves.
+struct Ahead {
+    const char* from = nullptr;
+    size_t lines = 0;
+};
+
+// Two register tiles of activations by the two of an output tile: of 32 rows one byte after the other, of 16 rows both.
+template <int kHalves>
+inline void multiply_tiles(const Quantized& x, const uint8_t* high, size_t steps, const char* weights, Ahead ahead, BlockSums& sums) {
+    const size_t other = kHalves == 2 ? x.steps * Quantized::kStepBytes : size_t(Quantized::kTileBytes);
+    for (int byte = 0; byte < kHalves; byte++) {
+        const uint8_t* inputs = high + byte * Quantized::kTileBytes;
+        const char* columns = weights;
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+        for (size_t step = 0; step < steps; step++, inputs += Quantized::kStepBytes, columns += kRegisterTiles * kRegisterTileBytes) {
+            if (ahead.from)
+                for (size_t line = 0; line < ahead.lines / kHalves; line++, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
+            _tile_loadd(6, columns, 64);
+            _tile_loadd(4, inputs, Quantized::kStep);
+            _tile_loadd(7, columns + kRegisterTileBytes, 64);
+            _tile_loadd(5, inputs + other, Quantized::kStep);
+            if (byte) {
+                _tile_dpbusd(0, 4, 6); _tile_dpbusd(1, 4, 7); _tile_dpbusd(2, 5, 6); _tile_dpbusd(3, 5, 7);
+            } else {
+                _tile_dpbssd(0, 4, 6); _tile_dpbssd(1, 4, 7);
+                if (kHalves == 2) {
+                    _tile_dpbssd(2, 5, 6); _tile_dpbssd(3, 5, 7);
+                } else {
+                    _tile_dpbusd(2, 5, 6); _tile_dpbusd(3, 5, 7);
+                }
+            }
+        }
+        auto& second = kHalves == 2 ? sums[byte][1] : sums[1][0];
+        _tile_stored(0, sums[byte][0][0], 64); _tile_stored(1, sums[byte][0][1], 64);
+        _tile_stored(2, second[0], 64); _tile_stored(3, second[1], 64);
+    }
+}
+
+// Adds the products of inputs from .. to, which are a block, to `out` [kMaxRows][kTileOutputs]; from = 0 begins new sums. weights:
+// bytes [step][register tile][16 fours of k][16 outputs][4]. Rows beyond `rows` are products of the memory after x, and nothing reads
+// them.
+inline void add_block(const Quantized& x, size_t row, int rows, size_t from, size_t to, const char* weights, const float* steps,
+                      Ahead ahead, float* out) {
+    if (from == 0) std::memset(out, 0, (rows > 16 ? 32 : 16) * kTileOutputs * sizeof(float));
+    asm volatile("" ::"r"(weights) : "memory");  // GCC's tile loads declare no reads
+    const uint8_t* high = x.high(row, from / kStepInputs);
+    alignas(64) BlockSums sums;
+    const auto multiply = rows > 16 ? multiply_tiles<2> : multiply_tiles<1>;
+    multiply(x, high, (to - from) / kStepInputs, weights, ahead, sums);
+    asm volatile("" ::"r"(sums) : "memory");
+    for (int half = 0; half < (rows > 16 ? 2 : 1); half++)
+        for (int t = 0; t < kRegisterTiles; t++) {
+            const Vec step = load(steps + t * kLanes);
+            UNROLL for (int r = 0; r < 16; r++) {
+                const IVec upper = load_as<IVec>(sums[0][half][t][r]), lower = load_as<IVec>(sums[1][half][t][r]);
+                float* to = out + (half * 16 + r) * kTileOutputs + t * kLanes;
+                store(to, fma(to_float((upper << 8) + lower), step, load(to)));
+            }
+        }
+}
+#endif
 
 }  // namespace kernels
 
@@ -92,12 +182,13 @@ struct BlockWeights : BlockPacking<C> {
 
     static void add_k_slice(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
                             const char* slice, void* sums) {
-        add_block(w, x.quantized, row, rows, tile, from, to, slice, nullptr, static_cast<float*>(sums));
+        const char* block = w.output_tile(tile) + w.offset(from);
+        kernels::add_block(x.quantized, row, rows, from, to, slice, steps_of(block), {}, static_cast<float*>(sums));
     }
 
     static const float* finish(const PackedWeights&, const Inputs<T>& x, size_t row, int rows, int, const void* sums,
                                float* out) {
-        scale(x.quantized, row, rows, static_cast<const float*>(sums), out);
+        kernels::scale_rows(x.quantized, row, rows, static_cast<const float*>(sums), out);
         return out;
     }
 #endif
@@ -112,7 +203,7 @@ struct BlockWeights : BlockPacking<C> {
     static constexpr int kStreamSums = 1, kFewRows = 1, kCacheRows = 2;
 #endif
 
-    static const float* steps_of(const char* block, int t) { return reinterpret_cast<const float*>(block) + t * kLanes; }
+    static const float* steps_of(const char* block) { return reinterpret_cast<const float*>(block); }
     static UVec units_of(const char* block, int t) {
         return Layout::kIsShort ? kernels::twice(block + Layout::kUnits + t * 32) : UVec{};
     }
@@ -124,13 +215,6 @@ struct BlockWeights : BlockPacking<C> {
     }
     // Lines of a step whose groups are the same.
     static constexpr int kGroupLines = std::min(C::kGroup / 8, kLines);
-
-    static void scale(const Quantized& x, size_t row, int rows, const float* sums, float* out) {
-        for (int r = 0; r < rows; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
-                const int at = r * kTileOutputs + t * kLanes;
-                store(out + at, load(sums + at) * splat(x.scale()[row + r]));
-            }
-    }
 
     // N rows by S output tiles.
     template <int N, int S>
@@ -149,11 +233,11 @@ struct BlockWeights : BlockPacking<C> {
                 UNROLL for (int r = 0; r < N; r++) inputs[r] = x.pairs[row + r] + from + step * kStepInputs;
                 const char* halves[S][kRegisterTiles];
                 UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < kRegisterTiles; t++) halves[s][t] = blocks[s] + Layout::half(step, t);
-                UNROLL for (int first = 0; first < kLines; first += kGroupLines) {
+                ROLLED for (int first = 0; first < kLines; first += kGroupLines) {
                     kernels::Group<C> groups[S][kRegisterTiles];
                     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < kRegisterTiles; t++) groups[s][t] =
                         group_of(blocks[s], step, first, t, units[s][t]);
-                    UNROLL for (int line = first; line < first + kGroupLines; line++) {
+                    ROLLED for (int line = first; line < first + kGroupLines; line++) {
                         add_pair<0>(halves, groups, inputs, line, sums);
                         add_pair<1>(halves, groups, inputs, line, sums);
                         add_pair<2>(halves, groups, inputs, line, sums);
@@ -162,7 +246,7 @@ struct BlockWeights : BlockPacking<C> {
                 }
             }
             UNROLL for (int s = 0; s < S; s++) UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++)
-                acc[s][r][t] = fma(to_float(sums[s][r][t]), load(steps_of(blocks[s], t)), acc[s][r][t]);
+                acc[s][r][t] = fma(to_float(sums[s][r][t]), load(steps_of(blocks[s]) + t * kLanes), acc[s][r][t]);
         }
         UNROLL for (int s = 0; s < S; s++) UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++)
             store(out + (s * N + r) * kTileOutputs + t * kLanes, acc[s][r][t] * splat(x.scale()[row + r]));
@@ -217,101 +301,27 @@ struct BlockWeights : BlockPacking<C> {
                         store_as(to, a), store_as(to + 128, b), store_as(to + 256, c), store_as(to + 384, d);
                     });
             kernels::by_rows<kCacheRows>(rows, false, [&](auto n, auto, int r) {
-                add_expanded<n>(expanded, steps * kLines * 4, x, row + r, from, block, out + r * kTileOutputs);
+                kernels::add_expanded<n>(expanded, steps * kLines * 4, x, row + r, from, steps_of(block), out + r * kTileOutputs);
             });
         }
-        scale(x, row, rows, out, out);
-    }
-
-    // Adds a block's products to `out`.
-    template <int N>
-    static void add_expanded(const char* weights, int pairs, const Quantized& x, size_t row, size_t from, const char* block, float* out) {
-        IVec sums[N][kRegisterTiles] = {};
-        for (int pair = 0; pair < pairs; pair++, weights += kRegisterTiles * 64) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
-                const UVec column = load_as<UVec>(weights + t * 64);
-                UNROLL for (int r = 0; r < N; r++) sums[r][t] = kernels::add_pairs(sums[r][t], column, x.pairs[row + r] + from + pair * 2);
-            }
-        UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
-            float* to = out + r * kTileOutputs + t * kLanes;
-            store(to, fma(to_float(sums[r][t]), load(steps_of(block, t)), load(to)));
-        }
+        kernels::scale_rows(x, row, rows, out, out);
     }
 
 #if defined(LLAMA_AMX)
-    // Adds the products of a block to `out` [kMaxRows][kTileOutputs]; from = 0 begins new sums. weights: as `expand` has them. Rows
-    // beyond `rows` are products of the memory after x, and nothing reads them. `ahead`: where prefetches begin, or null. They are
-    // spread over the products: requests come as fast as memory serves them.
-    static void add_block(const PackedWeights& w, const Quantized& x, size_t row, int rows, int tile, size_t from, size_t to,
-                          const char* weights, const char* ahead, float* out) {
-        if (from == 0) std::memset(out, 0, (rows > 16 ? 32 : 16) * kTileOutputs * sizeof(float));
-        asm volatile("" ::"r"(weights) : "memory");  // GCC's tile loads declare no reads
-        const size_t steps = (to - from) / kStepInputs;
-        const uint8_t* high = x.high(row, from / kStepInputs);
-        alignas(64) int32_t sums[2][kMaxRows / 16][kRegisterTiles][16][16];  // [high and low bytes][half of the rows]...[row][output]
-        rows > 16 ? multiply_block<2>(x, high, steps, weights, ahead, sums) : multiply_block<1>(x, high, steps, weights, ahead, sums);
-        asm volatile("" ::"r"(sums) : "memory");
-        const char* block = w.output_tile(tile) + w.offset(from);
-        for (int half = 0; half < (rows > 16 ? 2 : 1); half++)
-            for (int t = 0; t < kRegisterTiles; t++) {
-                const Vec step = load(steps_of(block, t));
-                UNROLL for (int r = 0; r < 16; r++) {
-                    const IVec upper = load_as<IVec>(sums[0][half][t][r]), lower = load_as<IVec>(sums[1][half][t][r]);
-                    float* to = out + (half * 16 + r) * kTileOutputs + t * kLanes;
-                    store(to, fma(to_float((upper << 8) + lower), step, load(to)));
-                }
-            }
-    }
-
-    // Two register tiles of activations by the two of an output tile: of 32 rows one byte after the other, of 16 rows both.
-    template <int kHalves>
-    static void multiply_block(const Quantized& x, const uint8_t* high, size_t steps, const char* weights, const char* ahead,
-                               int32_t (&sums)[2][kMaxRows / 16][kRegisterTiles][16][16]) {
-        constexpr size_t kLinesOfStep = (Layout::kBlockBytes / 64 + 3) / 4 / kHalves;
-        const size_t other = kHalves == 2 ? x.steps * Quantized::kStepBytes : size_t(Quantized::kTileBytes);
-        for (int byte = 0; byte < kHalves; byte++) {
-            const uint8_t* inputs = high + byte * Quantized::kTileBytes;
-            const char* columns = weights;
-            _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-            for (size_t step = 0; step < steps; step++, inputs += Quantized::kStepBytes, columns += kRegisterTiles * kRegisterTileBytes) {
-                if (ahead)
-                    for (size_t line = 0; line < kLinesOfStep; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-                _tile_loadd(6, columns, 64);
-                _tile_loadd(4, inputs, Quantized::kStep);
-                _tile_loadd(7, columns + kRegisterTileBytes, 64);
-                _tile_loadd(5, inputs + other, Quantized::kStep);
-                if (byte) {
-                    _tile_dpbusd(0, 4, 6); _tile_dpbusd(1, 4, 7); _tile_dpbusd(2, 5, 6); _tile_dpbusd(3, 5, 7);
-                } else {
-                    _tile_dpbssd(0, 4, 6); _tile_dpbssd(1, 4, 7);
-                    if (kHalves == 2) {
-                        _tile_dpbssd(2, 5, 6); _tile_dpbssd(3, 5, 7);
-                    } else {
-                        _tile_dpbusd(2, 5, 6); _tile_dpbusd(3, 5, 7);
-                    }
-                }
-            }
-            auto& second = kHalves == 2 ? sums[byte][1] : sums[1][0];
-            _tile_stored(0, sums[byte][0][0], 64); _tile_stored(1, sums[byte][0][1], 64);
-            _tile_stored(2, second[0], 64); _tile_stored(3, second[1], 64);
-        }
-    }
-
     // `first`: no earlier rows used the output tile, so its weights come from memory.
     static void multiply_tiles(const PackedWeights& w, const Quantized& x, size_t row, int rows, int tile, bool first, float* out) {
         alignas(64) char expanded[C::kBits == 8 ? 64 : kBlockInputs * kTileOutputs];
         for (size_t from = 0; from < w.padded(); from += kBlockInputs) {
             const size_t to = std::min(w.padded(), from + kBlockInputs);
-            const char* weights = w.output_tile(tile) + w.offset(from);
-            const char* ahead = first ? weights + Layout::kBlockBytes : nullptr;
-            if constexpr (C::kBits == 8) {
-                weights += Layout::kHeadBytes;
-            } else {
+            const char *block = w.output_tile(tile) + w.offset(from), *weights = block + Layout::kHeadBytes;
+            const kernels::Ahead ahead{first ? block + Layout::kBlockBytes : nullptr, (Layout::kBlockBytes / 64 + 3) / 4};
+            if constexpr (C::kBits < 8) {
                 expand(w, tile, from, to, expanded);
                 weights = expanded;
             }
-            add_block(w, x, row, rows, tile, from, to, weights, ahead, out);
+            kernels::add_block(x, row, rows, from, to, weights, steps_of(block), ahead, out);
         }
-        scale(x, row, rows, out, out);
+        kernels::scale_rows(x, row, rows, out, out);
     }
 #endif
 };
