@@ -18,9 +18,9 @@ from llama_core.backends.weight_formats.matrices import find_weight_format
 from llama_core.backends.weight_plan import WeightPlan, plan_weights
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.files.source import GROUP, WeightReader
+from llama_core.files.source import WeightReader
 from llama_core.model.config import ModelConfig
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import CODINGS, PORTABLE
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +42,28 @@ def choose(
     if reader.ignored and parallel.rank == 0:
         log.info("activations and cache are not quantized as the files say (%s)", ", ".join(reader.ignored))
     dtype = preferred_dtype(config, reader.dtype, parallel)
-    plan = plan_stored(config, model, reader, dtype, parallel)
+    plan = plan_stored(config, model, reader, dtype, parallel, "native")
     kind = choose_backend(config, model, dtype, plan, voters or parallel)
     if kind == "torch" and config.dtype == "auto" and dtype != reader.dtype:
         dtype = reader.dtype
-        plan = plan_stored(config, model, reader, dtype, parallel)
+    if kind != "native":
+        plan = plan_stored(config, model, reader, dtype, parallel, kind)
     return kind, dtype, plan_held(kind, config, plan, parallel)
 
 
 def plan_stored(
-    config: EngineConfig, model: ModelConfig, reader: WeightReader, dtype: torch.dtype, parallel: Parallel
+    config: EngineConfig,
+    model: ModelConfig,
+    reader: WeightReader,
+    dtype: torch.dtype,
+    parallel: Parallel,
+    kind: BackendKind,
 ) -> WeightPlan:
-    """The formats of the weights for activations of `dtype`, before it is known which of them the backend multiplies."""
-    return plan_weights(model, reader.stored_format, config.quantization, dtype_name(dtype), parallel.world_size)
+    """The formats of the weights for activations of `dtype`. The native engine multiplies codings by bfloat16, and holds what
+    has none in 8 bits."""
+    name, has_all = dtype_name(dtype), kind == "native" and dtype == torch.bfloat16
+    codings, rest = (CODINGS, "int8_groups") if has_all else (PORTABLE, name)
+    return plan_weights(model, reader.stored_format, config.quantization, name, parallel.world_size, codings, rest)
 
 
 def choose_backend(
@@ -113,13 +122,13 @@ def plan_held(kind: str, config: EngineConfig, plan: WeightPlan, parallel: Paral
     """The plan with which the backend holds the weights. Logs what is expanded."""
     for origin in dict.fromkeys(plan.expanded.values()) if parallel.rank == 0 else ():
         matrices = [matrix for matrix, stored in plan.expanded.items() if stored == origin]
-        cut = f": the parts of {parallel.world_size} ranks cut through groups of {GROUP} inputs"
+        cut = f": the parts of {parallel.world_size} ranks cut through groups of inputs"
         log.warning(
             "%d matrices that are stored as %s are held in %s%s: %s%s",
             len(matrices),
             origin,
-            plan.dtype,
-            cut if origin in GROUPED else "",
+            plan.matrices[matrices[0]],
+            cut if origin in CODINGS and parallel.world_size > 1 else "",
             ", ".join(matrices[:4]),
             ", ..." if len(matrices) > 4 else "",
         )

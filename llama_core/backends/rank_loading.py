@@ -154,7 +154,7 @@ class _Loading:
 
         def plan_on(num_ranks: int) -> WeightPlan:
             group = replace(self.parallel, rank=0, world_size=num_ranks)
-            found = plan_stored(self.config, self.model, self.reader, self.dtype, group)
+            found = plan_stored(self.config, self.model, self.reader, self.dtype, group, kind)
             return found if holds(kind, self.config, found) else found.expand()
 
         return fit_context(
@@ -187,7 +187,7 @@ class _Loading:
             RankShare.of(self.model, self.parallel.rank, self.parallel.world_size),
             self.dtype,
             self.parallel.device,
-            self.plan.keeps_groups,
+            self.plan.coding_of,
             self.plan.quantizes,
             self.on_progress,
         )

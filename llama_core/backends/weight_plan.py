@@ -4,13 +4,13 @@ A matrix is what a layer multiplies at once, the `tensor` of one or more weights
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from llama_core.files.source import DENSE, GROUP
+from llama_core.files.source import DENSE
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import CODINGS, held_as
 from llama_core.model.weights import WeightSpec, weight_specs
 
 
@@ -19,9 +19,9 @@ class WeightPlan:
     """The formats of a model's weights, by name. Equal on all ranks.
 
     dtype: of embeddings, norms and unquantized matrices. matrices: the format of each matrix, in the engine's order, from
-    "layers.0.qkv" to "output". holders: the matrix of each weight that is part of one. stored: how the checkpoint
-    stores each weight whose groups a matrix keeps. expanded: how the checkpoint stores each matrix that is held in dtype
-    because no format has such codes, its parts differ, or the ranks' parts do not begin and end with groups.
+    "layers.0.qkv" to "output". holders: the matrix of each weight that is part of one. stored: the coding in which each weight
+    is read whose groups a matrix keeps. expanded: how the checkpoint stores each matrix that is held in another format,
+    because the backend has no such codes, its parts differ, or the ranks' parts do not begin and end with groups.
     """
 
     dtype: str
@@ -34,13 +34,13 @@ class WeightPlan:
         """The format in which `weight` is held in memory."""
         return self.matrices[self.holders[weight]] if weight in self.holders else self.dtype
 
-    def keeps_groups(self, weight: str) -> bool:
-        """Whether the weight is read in the groups in which it is stored."""
-        return weight in self.stored
+    def coding_of(self, weight: str) -> str | None:
+        """One of CODINGS, in which the weight is read; None where its values are."""
+        return self.stored.get(weight)
 
     def quantizes(self, weight: str) -> bool:
         """Whether the weight is quantized while it is loaded."""
-        return self.format_of(weight) != self.dtype and not self.keeps_groups(weight)
+        return self.format_of(weight) != self.dtype and weight not in self.stored
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -77,9 +77,16 @@ class WeightPlan:
 
 
 def plan_weights(
-    config: ModelConfig, stored_format: Callable[[str], str], quantization: str, dtype: str, world_size: int
+    config: ModelConfig,
+    stored_format: Callable[[str], str],
+    quantization: str,
+    dtype: str,
+    world_size: int,
+    codings: Collection[str],
+    rest: str,
 ) -> WeightPlan:
-    """stored_format: see `WeightReader`. quantization: one of QUANTIZATIONS. dtype: of the model."""
+    """stored_format: see `WeightReader`. quantization: one of QUANTIZATIONS. dtype: of the model. codings: that the backend
+    multiplies. rest: the format of quantized matrices that it holds in none of them."""
     specs = weight_specs(config)
     shares = [RankShare.of(config, rank, world_size) for rank in range(world_size)]
     holders = {name: spec.tensor for name, spec in specs.items() if spec.is_linear}
@@ -91,30 +98,29 @@ def plan_weights(
     expanded: dict[str, str] = {}
     for matrix, weights in parts.items():
         formats = {name: stored_format(name) for name in weights}
-        groups = _common_groups(set(formats.values()))
-        wanted = {"none": dtype, "auto": groups or dtype}.get(quantization, quantization)
-        # Groups of int4 are groups of int4_min with the same values.
-        can_keep = groups is not None and (groups == wanted or (groups, wanted) == ("int4", "int4_min"))
-        if can_keep and not all(_holds_whole_groups(specs[name], share) for name in weights for share in shares):
-            can_keep = False
-            wanted = dtype if quantization == "auto" else wanted
-        if can_keep:
-            stored |= formats
+        held = {name: held_as(each, codings) for name, each in formats.items()}
+        together = [
+            coding
+            for coding in held[weights[0]]
+            if all(coding in each for each in held.values())
+            and all(_has_whole_groups(specs[name], share, coding) for name in weights for share in shares)
+        ]
+        if quantization == "auto":
+            together, wanted = together[:1], dtype if DENSE in formats.values() else rest
+        else:
+            wanted = dtype if quantization == "none" else quantization
+            together = [coding for coding in together if coding == wanted]
+        if together:
+            (wanted,) = together
+            # A part without minima is read without them: (code - 8) * scale is the same with -8 * scale.
+            stored |= {name: "int4" if wanted == "int4_min" and "int4" in held[name] else wanted for name in weights}
         elif quantization == "auto" and (origins := set(formats.values()) - {DENSE}):
             expanded[matrix] = " + ".join(sorted(origins))
         matrices[matrix] = wanted
     return WeightPlan(dtype, matrices, holders, stored, expanded)
 
 
-def _common_groups(formats: set[str]) -> str | None:
-    """The format of groups that holds parts in all of `formats` without loss, None if there is none."""
-    if len(formats) == 1:
-        (only,) = formats
-        return only if only in GROUPED else None
-    return "int4_min" if formats == {"int4", "int4_min"} else None
-
-
-def _holds_whole_groups(spec: WeightSpec, share: RankShare) -> bool:
+def _has_whole_groups(spec: WeightSpec, share: RankShare, coding: str) -> bool:
     """Whether the rank's part of the weight begins and ends with a group of inputs."""
-    box = spec.part(share)
-    return box.start[1] % GROUP == box.shape[1] % GROUP == 0
+    box, group = spec.part(share), CODINGS[coding].group
+    return box.start[1] % group == box.shape[1] % group == 0

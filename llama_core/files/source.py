@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 
-# `WeightReader.stored_format` of a weight that the file does not store in groups of GROUP weights with a scale each.
-DENSE: Final = "dense"
-GROUP: Final = 32
+DENSE: Final = "dense"  # `WeightReader.stored_format` of a weight that is stored without codes
+GROUP: Final = 32  # inputs that share a scale in most codings
 
 
 class Slice(NamedTuple):
@@ -35,12 +34,10 @@ class Slice(NamedTuple):
 
 
 class GroupedSlice(NamedTuple):
-    """A part of a requested box of a weight that the file stores in groups of GROUP consecutive inputs.
+    """A part of a requested box of a weight in a coding, see `model.weight_formats.Coding`.
 
-    A weight is codes * scale, with codes int8 ("int8_groups"); (codes - 8) * scale, with codes uint8 from 0 to 15 ("int4");
-    or codes * scale + minimum, with codes uint8 from 0 to 15 ("int4_min"). codes: [rows, columns]. scales, minima: float32
-    [rows, columns / GROUP], exact in float16. start: first index in the box. The tensors are valid until the next slice is
-    requested.
+    codes: [rows, columns], int8 of 8 bits, else uint8. scales, minima: float32 [rows, groups]. start: first index in the box.
+    The tensors are valid until the next slice is requested.
     """
 
     file: Path
@@ -67,13 +64,13 @@ class WeightReader(Protocol):
         file's own encoding is."""
 
     def stored_format(self, name: str) -> str:
-        """DENSE; the weight format in which the file stores this weight, "int8_groups", "int4" or "int4_min"; or the name of
-        another encoding, for people: such a weight has `slices` alone."""
+        """DENSE; a coding that `weight_formats.held_as` knows; or the name of another, for people: such a weight has `slices`
+        alone."""
         return DENSE
 
-    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
-        """Like `slices`, of a weight whose `stored_format` is one of groups, as stored. The box's columns are whole groups."""
-        raise LookupError(f"{name} is not stored in groups")
+    def grouped_slices(self, name: str, box: Box, coding: str) -> Iterator[GroupedSlice]:
+        """Like `slices`, in one of the codings that hold the weight's `stored_format`. The box's columns are whole groups."""
+        raise LookupError(f"{name} is not stored as {coding}")
 
     def verify_checksums(self, index: int, count: int) -> None:
         """Compare the contents of every `count`-th file, from `index`, with the checksums stored in it, if there are any: GGUF

@@ -9,7 +9,7 @@ import torch
 from llama_core.errors import CheckpointError
 from llama_core.files.hf.coding import Coding, Part
 from llama_core.files.source import GROUP
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import CODINGS, WIDE
 from llama_core.model.weights import Box
 from llama_core.weights.loader import GroupedWeight
 from llama_core.weights.mapped import release, row_chunks
@@ -49,8 +49,8 @@ class CodedWeight:
             zeros = self._numbers(coding.zeros, Box((0, 0), coding.blocks(self._shape)))
             coding = replace(coding, is_symmetric=bool((zeros == 1 << (coding.bits - 1)).all()))
         found = coding.stored_format(self._shape[1])
-        is_held = found not in GROUPED or _half_holds(self._tensors[coding.scales])
-        return found if is_held else f"{coding} and scales that float16 does not hold"
+        is_held = found == str(coding) or _half_holds(self._tensors[coding.scales])
+        return found if is_held else found + WIDE
 
     def chunks(self, box: Box, unit: int) -> Iterator[Box]:
         """`box` in parts of about _CHUNK_VALUES, which have whole units of rows, or all rows. Releases a part's pages when the
@@ -74,15 +74,18 @@ class CodedWeight:
             codes = _FLOATS.index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
         return codes.float().sub_(zeros).mul_(scales)
 
-    def groups(self, box: Box) -> GroupedWeight:
-        """Of a weight whose `stored_format` is one of groups. The box's columns are whole groups of GROUP inputs."""
+    def groups(self, box: Box, coding: str) -> GroupedWeight:
+        """In a coding that holds the weight's `stored_format`. The box's columns are whole groups."""
         (row, column), (rows, columns) = box
-        scales, zeros = self._blocks(range(row, row + rows), torch.arange(column, column + columns, GROUP))
+        scales, zeros = self._blocks(
+            range(row, row + rows), torch.arange(column, column + columns, CODINGS[coding].group)
+        )
         codes = self._numbers(self._coding.codes, box)
-        if self.stored_format == "int8_groups":  # modulo 256: bytes from 0 to 255 less 128, too
-            by_group = codes.view(torch.int8).reshape(rows, -1, GROUP)
+        if CODINGS[coding].bits == 8:  # modulo 256: bytes from 0 to 255 less 128, too
+            by_group = codes.view(torch.int8).reshape(rows, -1, CODINGS[coding].group)
             codes = by_group.sub(zeros.short().to(torch.int8).unsqueeze(-1)).flatten(1)
-        return GroupedWeight(codes, scales, None)
+        minima = (zeros * -scales).expand_as(scales) if CODINGS[coding].has_minima else None
+        return GroupedWeight(codes, scales, minima)
 
     def _block_of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The number of the block of each input."""

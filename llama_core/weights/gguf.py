@@ -16,17 +16,17 @@ from llama_core.files.gguf.file import GgufTensor
 from llama_core.files.gguf.model import GgufModel
 from llama_core.files.gguf.types import Encoding
 from llama_core.files.json_fields import refuse_faults
-from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
+from llama_core.files.source import DENSE, GroupedSlice, Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.families import gguf_families
 from llama_core.model.fields import shown
+from llama_core.model.weight_formats import CODINGS
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
+from llama_core.weights.gguf_blocks import STORED, groups
 from llama_core.weights.hf import interleaved
-from llama_core.weights.loader import GroupedWeight, dense
+from llama_core.weights.loader import dense
 from llama_core.weights.mapped import release
 
-# Encoding -> the weight format of the same values (see `source.GroupedSlice`).
-GROUPED: Final = {"Q8_0": "int8_groups", "Q4_0": "int4", "Q4_1": "int4_min"}
 _PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -40,35 +40,12 @@ def decode(encoding: Encoding, stored: torch.Tensor) -> torch.Tensor:
     dtype = plain_dtype(encoding)
     if dtype is not None:
         return stored.clone(memory_format=torch.contiguous_format).view(dtype)  # a file may hold it at any byte
-    if encoding.name in GROUPED:
-        return dense(groups(encoding, stored), 8 if encoding.name == "Q4_0" else 0)
+    if encoding.name in STORED:
+        return dense(groups(encoding.name, encoding.num_bytes, stored), CODINGS[STORED[encoding.name].coding])
     import gguf  # takes 0.3 s, which files of other encodings need not wait for
 
     kind = gguf.GGMLQuantizationType[encoding.name]
     return torch.from_numpy(gguf.quants.dequantize(stored.contiguous().numpy(), kind))
-
-
-def groups(encoding: Encoding, stored: torch.Tensor) -> GroupedWeight:
-    """stored: uint8 [rows, bytes] of whole blocks of an encoding in GROUPED."""
-    blocks = stored.view(len(stored), -1, encoding.num_bytes)
-    scales = _half(blocks[..., 0:2])
-    if encoding.name == "Q8_0":
-        codes = blocks[..., 2:].contiguous().view(torch.int8)
-        return GroupedWeight(codes.flatten(1), scales, None)
-    if encoding.name == "Q4_0":
-        return GroupedWeight(_nibbles(blocks[..., 2:]), scales, None)
-    assert encoding.name == "Q4_1"
-    return GroupedWeight(_nibbles(blocks[..., 4:]), scales, _half(blocks[..., 2:4]))
-
-
-def _half(stored: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, blocks, 2] -> float32 [rows, blocks]."""
-    return stored.contiguous().view(torch.float16).squeeze(-1).float()
-
-
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, blocks, 16] -> uint8 [rows, columns]: the low halves of a block come first."""
-    return torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 _CHUNK_VALUES = 2**20  # of one slice: 4 MB as float32
@@ -98,7 +75,9 @@ class GgufWeights(WeightReader):
 
     def stored_format(self, name: str) -> str:
         encoding = self._tensors[name].encoding
-        return GROUPED.get(encoding.name, encoding.name if plain_dtype(encoding) is None else DENSE)
+        if encoding.name in STORED:
+            return STORED[encoding.name].coding
+        return encoding.name if plain_dtype(encoding) is None else DENSE
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         tensor = self._tensors[name]
@@ -106,20 +85,29 @@ class GgufWeights(WeightReader):
             for first, stored in self._stored(name, Box((*box.start, 0), (*box.shape, 1))):
                 yield Slice(tensor.file, decode(tensor.encoding, stored).flatten(), (first,))
             return
-        unit, begin = tensor.encoding.values, box.start[1]
-        blocks = range(begin // unit, -(-(begin + box.shape[1]) // unit))
-        whole = Box((box.start[0], blocks.start * unit), (box.shape[0], len(blocks) * unit))
-        inside = slice(begin - blocks.start * unit, begin - blocks.start * unit + box.shape[1])
+        whole, inside = self._whole_blocks(tensor, box)
         for first, stored in self._stored(name, whole):
             yield Slice(tensor.file, decode(tensor.encoding, stored)[:, inside], (first, 0))
 
-    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
-        if self._tensors[name].encoding.name not in GROUPED:
-            raise LookupError(f"{name} is not stored in groups")
-        assert box.start[1] % GROUP == 0 and box.shape[1] % GROUP == 0
-        tensor = self._tensors[name]
-        for first, stored in self._stored(name, box):
-            yield GroupedSlice(tensor.file, *groups(tensor.encoding, stored), (first, 0))
+    def grouped_slices(self, name: str, box: Box, coding: str) -> Iterator[GroupedSlice]:
+        """Codes of a block may be a box's in part: groups of a k-quant are smaller than its blocks."""
+        tensor, group = self._tensors[name], CODINGS[coding].group
+        if tensor.encoding.name not in STORED:
+            raise LookupError(f"{name} is not stored as {coding}")
+        whole, inside = self._whole_blocks(tensor, box)
+        of_groups = slice(inside.start // group, inside.stop // group)
+        for first, stored in self._stored(name, whole):
+            codes, scales, minima = groups(tensor.encoding.name, tensor.encoding.num_bytes, stored)
+            minima = None if minima is None else minima[:, of_groups]
+            yield GroupedSlice(tensor.file, codes[:, inside], scales[:, of_groups], minima, (first, 0))
+
+    @staticmethod
+    def _whole_blocks(tensor: GgufTensor, box: Box) -> tuple[Box, slice]:
+        """The box with whole blocks of columns, and the columns of `box` in it."""
+        unit, begin = tensor.encoding.values, box.start[1]
+        blocks = range(begin // unit, -(-(begin + box.shape[1]) // unit))
+        whole = Box((box.start[0], blocks.start * unit), (box.shape[0], len(blocks) * unit))
+        return whole, slice(begin - blocks.start * unit, begin - blocks.start * unit + box.shape[1])
 
     def _stored(self, name: str, box: Box) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row of the box, bytes of the next rows), uint8 [rows, bytes]; the columns of the box are whole blocks.

@@ -19,7 +19,7 @@ from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import DENSE, GroupedSlice, Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.fields import shown
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import CODINGS, held_as
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.coded import CodedWeight
 from llama_core.weights.mapped import file_begin, release, row_chunks
@@ -86,13 +86,14 @@ class HuggingFaceWeights(WeightReader):
     def stored_format(self, name: str) -> str:
         return self._coded[name][1].stored_format if name in self._coded else DENSE
 
-    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
-        if self.stored_format(name) not in GROUPED:
-            raise LookupError(f"{name} is not stored in groups")
+    def grouped_slices(self, name: str, box: Box, coding: str) -> Iterator[GroupedSlice]:
+        if not held_as(self.stored_format(name), CODINGS):
+            raise LookupError(f"{name} is not stored as {coding}")
         file, weight = self._coded[name]
         for start, chunk in self._chunks(name, box):
-            codes, scales, _ = weight.groups(chunk)
-            yield GroupedSlice(file, self._in_order(name, codes), self._in_order(name, scales), None, start)
+            codes, scales, minima = weight.groups(chunk, coding)
+            minima = None if minima is None else self._in_order(name, minima)
+            yield GroupedSlice(file, self._in_order(name, codes), self._in_order(name, scales), minima, start)
 
     def _chunks(self, name: str, box: Box) -> Iterator[tuple[tuple[int, int], Box]]:
         """Parts of a box of a weight in codes: (first index in the box, the part in the stored tensor)."""

@@ -8,9 +8,10 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from llama_core.errors import CheckpointError
-from llama_core.files.source import GROUP, Slice, WeightReader
+from llama_core.files.source import Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.share import RankShare
+from llama_core.model.weight_formats import CODINGS, Coding
 from llama_core.model.weights import Box, weight_specs
 from llama_core.weights.uploads import Uploads
 
@@ -21,7 +22,7 @@ Progress = Callable[[int, int], None]  # called with (bytes done, bytes in all)
 class GroupedWeight(NamedTuple):
     """A matrix [n, k] in the groups in which the checkpoint stores it. See `GroupedSlice`.
 
-    codes: uint8 or int8 [n, k]. scales: float32 [n, k / GROUP]. minima: the same, None in formats without.
+    codes: uint8 or int8 [n, k]. scales: float32 [n, groups]. minima: the same, None in codings without.
     """
 
     codes: torch.Tensor
@@ -29,11 +30,12 @@ class GroupedWeight(NamedTuple):
     minima: torch.Tensor | None
 
 
-def dense(weight: GroupedWeight, zero: int) -> torch.Tensor:
-    """float32 [n, k]. zero: the code of 0, in formats without minima."""
-    values = weight.codes.view(len(weight.codes), -1, GROUP).float()
-    if zero:
-        values -= zero
+def dense(weight: GroupedWeight, coding: Coding) -> torch.Tensor:
+    """float32 [n, k]."""
+    codes = weight.codes.view(len(weight.codes), -1, coding.group)
+    values = torch.tensor(coding.table, dtype=torch.float32)[codes.int()] if coding.table else codes.float()
+    if coding.middle:
+        values -= coding.middle
     values *= weight.scales.unsqueeze(-1)
     if weight.minima is not None:
         values += weight.minima.unsqueeze(-1)
@@ -46,14 +48,14 @@ def planned_weights(
     share: RankShare,
     dtype: torch.dtype,
     device: torch.device,
-    keeps_groups: Callable[[str], bool] = lambda name: False,
+    coding_of: Callable[[str], str | None] = lambda name: None,
     quantizes: Callable[[str], bool] = lambda name: False,
     on_progress: Progress = lambda done, total: None,
     uploads: Uploads | None = None,
 ) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
     """(name, the part of a rank) of every weight in the model's order, as `dtype` on `device`.
 
-    Weights that `keeps_groups` names are read in the groups in which they are stored. Weights that `quantizes` names are
+    Weights to which `coding_of` gives a coding are read in it. Weights that `quantizes` names are
     float32, because codes of rounded values would be others. on_progress: bytes as if all were in `dtype`.
 
     uploads: of `device` if absent.
@@ -67,8 +69,8 @@ def planned_weights(
     with uploads or Uploads(device) as uploads:
         for name, spec in weight_specs(config).items():
             box = spec.part(share)
-            if keeps_groups(name):
-                yield name, _read_groups(reader, name, box, device, uploads)
+            if (coding := coding_of(name)) is not None:
+                yield name, _read_groups(reader, name, box, coding, device, uploads)
                 done += math.prod(box.shape) * dtype.itemsize
                 on_progress(done, total)
                 continue
@@ -138,12 +140,14 @@ def _not_finite(file: Path, name: str, held: torch.dtype) -> CheckpointError:
     return CheckpointError(f"{file}: {name} holds a value that is not finite as {held} (NaN or infinity)")
 
 
-def _read_groups(reader: WeightReader, name: str, box: Box, device: torch.device, uploads: Uploads) -> GroupedWeight:
-    rows, columns = box.shape
+def _read_groups(
+    reader: WeightReader, name: str, box: Box, coding: str, device: torch.device, uploads: Uploads
+) -> GroupedWeight:
+    (rows, columns), group = box.shape, CODINGS[coding].group
     codes: torch.Tensor | None = None
-    scales = torch.empty((rows, columns // GROUP), device=device)
+    scales = torch.empty((rows, columns // group), device=device)
     minima: torch.Tensor | None = None
-    for part in reader.grouped_slices(name, box):
+    for part in reader.grouped_slices(name, box, coding):
         if codes is None:
             codes = torch.empty((rows, columns), dtype=part.codes.dtype, device=device)
             minima = None if part.minima is None else torch.empty_like(scales)
@@ -155,7 +159,7 @@ def _read_groups(reader: WeightReader, name: str, box: Box, device: torch.device
                 continue
             if not torch.stack(torch.aminmax(values)).isfinite().all():
                 raise CheckpointError(f"{part.file}: {name} holds a scale or minimum that is not finite")
-            groups = Slice(part.file, values, (row, column // GROUP))
+            groups = Slice(part.file, values, (row, column // group))
             uploads.copy(target[_region(groups)], groups)
     assert codes is not None
     uploads.flush()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 from gguf import GGMLQuantizationType as Encoding
+from safetensors.numpy import load_file
 
 from llama_core.text.tokenizers.gguf_vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from tests.conftest import GOLDEN
@@ -62,21 +63,26 @@ def encode(values: Array, encoding: Encoding) -> npt.NDArray[Any]:
     return blocks
 
 
-# Encodings that the gguf package reads but cannot write: a block of random bytes stands for random weights.
-_UNWRITABLE = {
-    Encoding.Q2_K: (80, 82), Encoding.Q3_K: (108,), Encoding.Q4_K: (0, 2), Encoding.Q5_K: (0, 2), Encoding.Q6_K: (208,),
-    Encoding.IQ4_NL: (0,), Encoding.IQ4_XS: (0,),
-}  # fmt: skip
+# Encodings that the gguf package reads but cannot write. Their blocks are drawn from those that llama.cpp's quantizer made of a
+# random model, or have random bytes beside a small power of two or float16.
+_MADE = Path(__file__).parents[1] / "data" / "llama_cpp_blocks.safetensors"
+_UNWRITABLE = (
+    Encoding.Q2_K, Encoding.Q3_K, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q6_K, Encoding.IQ4_NL, Encoding.IQ4_XS, Encoding.MXFP4,
+)  # fmt: skip
 
 
 def _random_blocks(shape: tuple[int, ...], encoding: Encoding) -> npt.NDArray[np.uint8]:
-    """Random blocks whose float16 scales, at the bytes that the table above gives, are finite and small."""
     values, size = gguf.GGML_QUANT_SIZES[encoding]
-    draw = np.random.default_rng(int(np.prod(shape)))
-    blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // values, size), dtype=np.uint8)
-    for at in _UNWRITABLE[encoding]:
-        scales = draw.normal(scale=1e-3, size=blocks.shape[:-1]).astype(np.float16)
-        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    draw, wanted = np.random.default_rng(int(np.prod(shape))), (*shape[:-1], shape[-1] // values)
+    made = load_file(_MADE)
+    if encoding.name in made:
+        blocks = made[encoding.name][draw.integers(0, len(made[encoding.name]), wanted)]
+    else:
+        blocks = draw.integers(0, 256, (*wanted, size), dtype=np.uint8)
+    if encoding is Encoding.MXFP4:
+        blocks[..., 0] = draw.integers(118, 124, wanted)  # less 128: the exponent of half the scale
+    if encoding is Encoding.Q2_K:
+        blocks[..., 80:84] = draw.normal(scale=1e-3, size=(*wanted, 2)).astype(np.float16).view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 
 

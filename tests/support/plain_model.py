@@ -163,7 +163,7 @@ class MemoryCheckpoint:
     def stored_format(self, name: str) -> str:
         return DENSE
 
-    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
+    def grouped_slices(self, name: str, box: Box, coding: str) -> Iterator[GroupedSlice]:
         raise LookupError(name)
 
     def verify_checksums(self, index: int, count: int) -> None:

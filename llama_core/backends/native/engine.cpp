@@ -75,7 +75,7 @@ void llama_pack(Engine* engine, const WeightPart* part, const void* source, int 
 }
 
 // Keeps the groups of a matrix whose format has groups: codes [outputs][inputs], scales and minima (or null) float
-// [outputs][inputs / 32]. See GroupedRow.
+// [outputs][groups]. See GroupedRow.
 void llama_pack_groups(Engine* engine, const WeightPart* part, const uint8_t* codes, const float* scales, const float* minima) {
     engine->pack_weight(*part, {.groups = {codes, scales, minima}});
 }

@@ -4,10 +4,10 @@
 #include <string_view>
 
 #include "weight_formats/bfloat16.hpp"
+#include "weight_formats/codings.hpp"
 #include "weight_formats/float32.hpp"
 #include "weight_formats/int4.hpp"
 #include "weight_formats/int4_min.hpp"
-#include "weight_formats/int8.hpp"
 #include "weight_formats/int8_groups.hpp"
 
 namespace llama {
@@ -30,12 +30,17 @@ struct FormatList {
     }
 };
 
-using WeightFormats = FormatList<                       //
-    Float32Weights,                                     //
-    BFloat16Weights,                                    //
-    Int8Weights<float>, Int8Weights<bf16>,              //
-    Int8GroupsWeights<float>, Int8GroupsWeights<bf16>,  //
-    Int4Weights<float>, Int4Weights<bf16>,              //
-    Int4MinWeights<float>, Int4MinWeights<bf16>>;
+template <class C>
+using Blocks = BlockWeights<bf16, C>;
+
+using WeightFormats = FormatList<                                                                   //
+    Float32Weights, BFloat16Weights,                                                                //
+    BlockWeights<float, Int8Coding>, Blocks<Int8Coding>,                                            //
+    GroupedWeights<Int8GroupsCoding>, Blocks<Int8BlocksCoding>,                                     //
+    GroupedWeights<Int4Coding>, Blocks<BlockInt4<Int4Coding>>,                                      //
+    GroupedWeights<Int4MinCoding>, Blocks<BlockInt4<Int4MinCoding>>,                                //
+    Blocks<Int4By128Coding>, Blocks<Int4ZeroBy128Coding>,                                           //
+    Blocks<Q4KCoding>, Blocks<Q5KCoding>, Blocks<Q6KCoding>, Blocks<Q50Coding>, Blocks<Q51Coding>,  //
+    Blocks<Iq4NlCoding>, Blocks<Iq4XsCoding>, Blocks<Mxfp4Coding>>;
 
 }  // namespace llama

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from llama_core.backends.weight_formats.format import HeldWeights, TorchMatrix, TorchMatrixType
 from llama_core.files.source import GROUP
+from llama_core.model.weight_formats import CODINGS
 from llama_core.weights.loader import GroupedWeight
 
 _FP8_MAX: Final = torch.finfo(torch.float8_e4m3fn).max  # 448
@@ -222,6 +223,10 @@ def _padded(groups: int) -> int:
     return groups if groups < _FEWEST_PADDED else -(-groups // 16) * 16
 
 
+def _native_alone(*_: object, **__: object) -> TorchMatrix:
+    raise LookupError("torch holds no such codes: its plans expand them")
+
+
 class WeightFormat(NamedTuple):
     """bytes_per_weight: in memory, with the scales of groups, for the memory plan. torch_matrix: how torch and Triton hold the
     weights."""
@@ -243,7 +248,9 @@ _FORMATS: Final = {
 
 
 def find_weight_format(name: str) -> WeightFormat:
-    """The format with this name: the model's dtype, or one of `llama_core.model.weight_formats.QUANTIZED`.
+    """The format with this name: the model's dtype, or one of QUANTIZED or CODINGS of `llama_core.model.weight_formats`.
 
     The native backend computes with the C++ header of the same name in `native/weight_formats/`, if there is one."""
-    return _FORMATS[name]
+    if name in _FORMATS:
+        return _FORMATS[name]
+    return WeightFormat(CODINGS[name].native_bytes, _native_alone)

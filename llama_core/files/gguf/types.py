@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 # Encodings that are known by name and not served.
 _OTHER_NAMES: Final = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
 
 
@@ -33,6 +33,7 @@ ENCODINGS: Final = {
     20: Encoding("IQ4_NL", 32, 18),
     23: Encoding("IQ4_XS", 256, 136),
     30: Encoding("BF16", 1, 2),
+    39: Encoding("MXFP4", 32, 17),
 }
 
 

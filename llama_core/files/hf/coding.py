@@ -12,6 +12,7 @@ from llama_core.files.hf.files import Located
 from llama_core.files.source import GROUP
 from llama_core.model.fields import shown
 
+LONG_GROUP: Final = 128  # inputs that share a scale in most files of 4 bits
 WORDS: Final = ("I32",)
 SCALES: Final = ("BF16", "F16", "F32")
 
@@ -86,12 +87,14 @@ class Coding:
         return faults
 
     def stored_format(self, inputs: int) -> str:
-        """The weight format that has the same values if float16 holds the scales: a longer group is several of GROUP inputs
-        with equal scales. A description for people if there is none."""
-        is_grouped = self.block[1] % GROUP == inputs % GROUP == 0 and not self.is_scattered
+        """What `weight_formats.held_as` calls a coding with the same values, if float16 holds the scales: a longer group is
+        several of GROUP inputs with equal scales. A description for people if there is none."""
+        width = self.block[1] or inputs
+        is_grouped = width % GROUP == inputs % GROUP == 0 and not self.is_scattered
         if self.is_float or not is_grouped or (self.bits == 8 and not self.is_symmetric):
             return str(self)
-        return "int4" if self.bits == 4 and self.is_symmetric else "int8_groups"
+        name = "int8_groups" if self.bits == 8 else "int4" if self.is_symmetric else "int4_zero"
+        return name if self.bits == 8 or width % LONG_GROUP or inputs % LONG_GROUP else f"{name}_{LONG_GROUP}"
 
     def __str__(self) -> str:
         """Such as "float8 codes in blocks of 128 x 128"."""

@@ -11,11 +11,11 @@ from llama_core.backends import memory_budget as memory
 from llama_core.backends.native import backend as native
 from llama_core.backends.parallel import Parallel, alone
 from llama_core.backends.runner import ModelRunner
-from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
 from tests.conftest import GOLDEN
 from tests.support.plain_model import decoder
+from tests.support.plans import plan_of
 
 
 def test_weights_that_do_not_fit_are_refused_with_need_and_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def planned_context(num_ranks: int, **fields: Any) -> int:
             config,
             EIGHT_KV_HEADS,
             torch.bfloat16,
-            lambda ranks: plan_weights(EIGHT_KV_HEADS, lambda name: "dense", "auto", "bfloat16", ranks),
+            lambda ranks: plan_of(EIGHT_KV_HEADS, lambda name: "dense", "auto", "bfloat16", ranks),
             Parallel(rank, num_ranks, torch.device("cpu")),
             native.step_bytes,
         ).max_seq_len

@@ -11,7 +11,6 @@ import torch
 from llama_core.backends.native.backend import NativeBackend, check_available
 from llama_core.backends.native.build import Unavailable
 from llama_core.backends.parallel import Parallel, alone
-from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.code import code_version
@@ -25,6 +24,7 @@ from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 from tests.support.plain_model import decoder, poke_embedding
+from tests.support.plans import plan_of
 
 # Divided by 1 rank only: 6 query heads on 3 key/value heads, and dimensions that neither 2 nor 4 ranks divide.
 SIZES: dict[str, Any] = {
@@ -254,6 +254,6 @@ def test_torch_names_the_machine_on_which_its_bits_depend_and_the_native_backend
 def test_what_the_native_backend_cannot_compute_is_refused_with_the_reason(fields: dict[str, int], reason: str) -> None:
     config = EngineConfig("memory", BASE.vocab_size, 160, 8)
     model = replace(BASE, **fields)  # type: ignore[arg-type]
-    plan = plan_weights(model, lambda name: "dense", "none", "float32", 2)
+    plan = plan_of(model, lambda name: "dense", "none", world_size=2)
     with pytest.raises(Unavailable, match=reason):
         check_available(config, model, torch.float32, plan, Parallel(0, 2, torch.device("cpu")))

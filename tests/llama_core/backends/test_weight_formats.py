@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from deployments.args import ServerArgs
 from llama_core.backends.parallel import alone
-from llama_core.backends.weight_plan import WeightPlan, plan_weights
+from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.files.meta_params import config_from_params
@@ -19,6 +19,7 @@ from tests.conftest import GOLDEN
 from tests.llama_core.backends.fused.kernel_differences import FORMATS, GROUPED, matrix_of
 from tests.support import checkpoints, on_ranks
 from tests.support.forking import interpret
+from tests.support.plans import plan_of
 
 SHAPE = {"dim": 64, "n_layers": 2, "n_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
 
@@ -79,7 +80,11 @@ CONFIG = config_from_params(
 
 
 def planned(
-    stored: Mapping[str, str] | str, quantization: str = "auto", dtype: str = "bfloat16", world_size: int = 1
+    stored: Mapping[str, str] | str,
+    quantization: str = "auto",
+    dtype: str = "bfloat16",
+    world_size: int = 1,
+    is_native: bool = False,
 ) -> WeightPlan:
     """`stored`: the format of each weight by the end of its name, or of all weights."""
 
@@ -88,7 +93,7 @@ def planned(
             return stored
         return next((found for end, found in stored.items() if name.endswith(end)), DENSE)
 
-    return plan_weights(CONFIG, stored_format, quantization, dtype, world_size)
+    return plan_of(CONFIG, stored_format, quantization, dtype, world_size, is_native=is_native)
 
 
 def test_auto_keeps_each_matrix_as_it_is_stored() -> None:
@@ -98,7 +103,9 @@ def test_auto_keeps_each_matrix_as_it_is_stored() -> None:
     assert plan.format_of("output.weight") == "int8_groups"
     assert plan.format_of("tok_embeddings.weight") == plan.format_of("layers.0.ffn_norm.weight") == "bfloat16"
     assert plan.format_of("layers.0.attention.wq.bias") == "bfloat16"
-    assert plan.keeps_groups("layers.0.attention.wv.weight") and not plan.keeps_groups("layers.0.attention.wo.weight")
+    assert plan.coding_of("layers.0.attention.wv.weight") == "int4" and not plan.coding_of(
+        "layers.0.attention.wo.weight"
+    )
     assert str(plan) == "bfloat16 with int4 (2 matrices), int8_groups (output)"
 
 
@@ -113,12 +120,12 @@ def test_auto_keeps_each_matrix_as_it_is_stored() -> None:
 def test_parts_of_one_matrix_that_are_stored_differently_share_a_format(parts: tuple[str, ...], expected: str) -> None:
     plan = planned(dict(zip(("wq.weight", "wk.weight", "wv.weight"), parts, strict=True)))
     assert plan.matrices["layers.0.qkv"] == expected
-    assert plan.keeps_groups("layers.0.attention.wq.weight") is (expected != "bfloat16")
+    assert plan.coding_of("layers.0.attention.wq.weight") == (None if expected == "bfloat16" else "int4")
 
 
 def test_an_encoding_that_no_format_holds_is_expanded_and_named() -> None:
     plan = planned({"output.weight": "Q6_K", "wq.weight": "int4", "wk.weight": "int4", "wv.weight": "Q6_K"})
-    assert plan.is_plain and not plan.keeps_groups("layers.0.attention.wq.weight")
+    assert plan.is_plain and not plan.coding_of("layers.0.attention.wq.weight")
     assert str(plan) == "bfloat16 with 3 matrices expanded from Q6_K + int4, Q6_K"
     assert str(planned("Q4_K", "int4")) == "bfloat16 with int4 weights"
 
@@ -128,8 +135,23 @@ def test_a_matrix_whose_groups_the_ranks_cut_is_expanded() -> None:
     assert plan.expanded == {"layers.0.out": "int4", "layers.1.out": "int4"}
     assert plan.matrices["layers.0.out"] == "bfloat16" and plan.matrices["layers.0.down"] == "int4"
     again = planned("int4", "int4", world_size=2)
-    assert again.matrices["layers.0.out"] == "int4" and not again.keeps_groups("layers.0.attention.wo.weight")
+    assert again.matrices["layers.0.out"] == "int4" and not again.coding_of("layers.0.attention.wo.weight")
     assert planned("int4").expanded == planned(DENSE, world_size=2).expanded == {}
+
+
+def test_the_native_engine_holds_every_coding_and_what_has_none_in_8_bits() -> None:
+    assert str(planned({"output.weight": "q6_k"}, is_native=True)) == "bfloat16 with q6_k (output)"
+    plan = planned({"wq.weight": "q4_k", "wk.weight": "q4_k", "wv.weight": "q6_k", "w2.weight": "Q3_K"}, is_native=True)
+    assert plan.matrices["layers.0.qkv"] == plan.matrices["layers.0.down"] == "int8_groups"
+    assert plan.expanded["layers.0.qkv"] == "q4_k + q6_k" and plan.quantizes("layers.0.attention.wq.weight")
+    assert planned("int4_128", world_size=2, is_native=True).matrices["layers.0.down"] == "int4_128"
+    assert planned("int4_128", world_size=4, is_native=True).matrices["layers.0.down"] == "int4"
+    assert (
+        planned("int4_zero_128", world_size=4, is_native=True).coding_of("layers.0.feed_forward.w2.weight")
+        == "int4_min"
+    )
+    assert planned("int4 with float32 scales", is_native=True).matrices["layers.0.down"] == "int4"
+    assert planned("int4 with float32 scales").is_plain
 
 
 # Quantized weights on the fused backend: the codes of llama.cpp and their values.

@@ -13,20 +13,21 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from llama_core.backends.weight_plan import plan_weights
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.files.hf.quantization import read_quantization
 from llama_core.files.source import WeightReader
+from llama_core.model import weight_formats
 from llama_core.model.fields import Fields
 from llama_core.model.share import RankShare
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import PORTABLE, WIDE, held_as
 from llama_core.model.weights import Box
 from llama_core.weights import coded as coded_module
 from llama_core.weights.coded import CodedWeight
 from llama_core.weights.loader import GroupedWeight, dense, planned_weights
 from tests.support.coded_models import Coded, Tensors, layer, quantization_config, write_pair
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, random_weights, read, write
+from tests.support.plans import plan_of
 from tests.support.rank_weights import rank_weights
 
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ def opened_layer(config: dict[str, Any], tensors: Tensors, shape: tuple[int, int
 
 
 def values_of(weight: GroupedWeight, name: str) -> torch.Tensor:
-    return dense(weight, 8 if name == "int4" else 0)
+    return dense(weight, weight_formats.CODINGS[name])
 
 
 # By the name of a layer in PACKED; all others keep their groups.
@@ -73,10 +74,12 @@ def test_a_layer_packed_by_other_code_has_the_values_that_it_reads(name: str) ->
     whole = Box((0, 0), shape)
     assert torch.equal(weight.values(whole).to(expected.dtype), expected)  # rounded as its packer rounds
     has_zeros = name.startswith("awq") or "zeros" in name
-    as_groups = "int8_groups" if has_zeros or "-8-" in name else "int4"
-    assert weight.stored_format == EXPANDED.get(name, as_groups)
-    if name not in EXPANDED:
-        assert torch.equal(values_of(weight.groups(whole), as_groups), weight.values(whole))
+    is_long = any(width in name for width in ("-128", "--1", "-channel"))
+    as_groups = "int8_groups" if "-8-" in name else f"int4{'_zero' * has_zeros}{'_128' * is_long}"
+    assert weight.stored_format.removesuffix(WIDE) == EXPANDED.get(name, as_groups)
+    for coding in held_as(weight.stored_format, weight_formats.CODINGS):
+        if name not in EXPANDED and not (coding == "int4_min" and not has_zeros):
+            assert torch.equal(values_of(weight.groups(whole, coding), coding), weight.values(whole))
 
 
 SIZES = st.integers(1, 9).map(lambda n: 8 * n), st.integers(2, 40).map(lambda n: 8 * n)
@@ -112,24 +115,33 @@ def test_every_part_of_every_coding_has_the_values_of_its_definition(
             got[first : first + chunk.shape[0], last : last + chunk.shape[1]] = weight.values(chunk)
     assert torch.equal(got, expected[row : row + rows, column : column + columns])
     whole = shape[1] // 32 * 32
-    if (name := weight.stored_format) in GROUPED:
-        assert shape[1] == whole and coded.block[1] % 32 == 0
-        box = Box((row, column // 32 * 32), (rows, whole - column // 32 * 32))
-        part = expected[row : row + rows, column // 32 * 32 :]
-        assert torch.equal(values_of(weight.groups(box), name), part)
-        assert name == (
-            "int4" if coded.bits == 4 and coded.symmetric and coded.form != "int-quantized" else "int8_groups"
-        )
+    if not (stored := weight.stored_format).removesuffix(WIDE).startswith("int"):
+        return
+    assert shape[1] == whole and coded.block[1] % 32 == 0
+    is_short = coded.bits == 4 and coded.form != "int-quantized"
+    name = f"int4{'' if coded.symmetric else '_zero'}" if is_short else "int8_groups"
+    assert stored.removesuffix(WIDE).removesuffix("_128") == name
+    native, portable = held_as(stored, weight_formats.CODINGS), held_as(stored, PORTABLE)
+    assert native and (portable or stored.endswith(WIDE))
+    for coding in {*native, *portable} - ({"int4_min"} if coded.symmetric else set()):
+        group = weight_formats.CODINGS[coding].group
+        if shape[1] % group:
+            continue
+        box = Box((row, column // group * group), (rows, whole - column // group * group))
+        part = expected[row : row + rows, column // group * group :]
+        got = values_of(weight.groups(box, coding), coding)
+        # A zero * scale may have more digits than float32.
+        assert torch.allclose(got, part, rtol=1e-5, atol=1e-6) if WIDE in stored else torch.equal(got, part)
 
 
-@pytest.mark.parametrize(("bits", "held"), [(4, "int8_groups"), (8, "8-bit codes and zeros in groups of 128")])
+@pytest.mark.parametrize(("bits", "held"), [(4, "int4_zero_128"), (8, "8-bit codes and zeros in groups of 128")])
 def test_zeros_count_also_where_config_json_calls_them_symmetric(bits: int, held: str) -> None:
     tensors, expected = layer(Coded("gptq", bits, symmetric=False), (32, 256), 0)
     weight = opened_layer(quantization_config(Coded("gptq", bits)), tensors, (32, 256))
     assert weight.stored_format == held
     assert torch.equal(weight.values(Box((0, 0), (32, 256))), expected)
-    if held in GROUPED:
-        assert torch.equal(values_of(weight.groups(Box((0, 0), (32, 256))), held), expected)
+    for coding in held_as(held, weight_formats.CODINGS):
+        assert torch.equal(values_of(weight.groups(Box((0, 0), (32, 256)), coding), coding), expected)
 
 
 CONFIG = CONFIGS["llama-biases"] | {
@@ -172,11 +184,11 @@ def test_each_rank_reads_its_part(tmp_path: Path, name: str, monkeypatch: pytest
     monkeypatch.setattr(coded_module, "_CHUNK_VALUES", 5000)
     reader, expected = map(opened, pair_of(tmp_path, CODINGS[name]))
     for world_size in (1, 2, 3):
-        plan = plan_weights(MODEL, reader.stored_format, "auto", "float32", world_size)
+        plan = plan_of(MODEL, reader.stored_format, world_size=world_size)
         for rank in range(world_size):
             share = RankShare.of(MODEL, rank, world_size)
             wanted = dict(rank_weights(expected, MODEL, share, torch.float32))
-            got = dict(planned_weights(reader, MODEL, share, torch.float32, CPU, plan.keeps_groups))
+            got = dict(planned_weights(reader, MODEL, share, torch.float32, CPU, plan.coding_of))
             for weight, values in rank_weights(reader, MODEL, share, torch.float32):
                 assert torch.equal(values, wanted[weight]), weight
             for weight, part in got.items():
@@ -187,34 +199,40 @@ def test_each_rank_reads_its_part(tmp_path: Path, name: str, monkeypatch: pytest
 
 def test_groups_longer_than_32_inputs_are_cut_by_ranks_without_expansion(tmp_path: Path) -> None:
     reader = opened(pair_of(tmp_path, Coded("gptq"))[0])
-    assert plan_weights(MODEL, reader.stored_format, "auto", "float32", 2).expanded == {}
-    assert plan_weights(MODEL, reader.stored_format, "auto", "float32", 3).expanded == {"layers.0.out": "int4"}
+    assert plan_of(MODEL, reader.stored_format, world_size=2).expanded == {}
+    assert plan_of(MODEL, reader.stored_format, world_size=3).expanded == {"layers.0.out": "int4"}
 
 
 @pytest.mark.parametrize(
-    ("coded", "text"),
+    ("coded", "is_native", "text"),
     [
-        (Coded("gptq"), "bfloat16 with int4 (4 matrices)"),
-        (Coded("awq", symmetric=False), "bfloat16 with int8_groups (4 matrices)"),
+        (Coded("gptq"), False, "int4 (4 matrices)"),
+        (Coded("awq", symmetric=False), False, "int8_groups (4 matrices)"),
+        (Coded("awq", symmetric=False), True, "int4_min (3 matrices), int4_zero_128 (layers.0.down)"),
+        (Coded("gptq", scattered=True), False, "4 matrices expanded from 4-bit codes in scattered groups of 128"),
         (
-            Coded("gptq", scattered=True),
-            "bfloat16 with 4 matrices expanded from 4-bit codes in scattered groups of 128",
+            Coded("fp8", 8, (128, 128)),
+            True,
+            "int8_groups (4 matrices), 4 matrices expanded from float8 codes in blocks of 128 x 128",
         ),
-        (Coded("fp8", 8, (128, 128)), "bfloat16 with 4 matrices expanded from float8 codes in blocks of 128 x 128"),
-        (Coded("pack-quantized", block=(1, 16)), "bfloat16 with 4 matrices expanded from 4-bit codes in groups of 16"),
+        (Coded("pack-quantized", block=(1, 16)), False, "4 matrices expanded from 4-bit codes in groups of 16"),
         (
             Coded("gptq", scale=torch.float32),
-            "bfloat16 with 4 matrices expanded from 4-bit codes in groups of 128 and scales that float16 does not hold",
+            False,
+            "4 matrices expanded from int4 with float32 scales, int4_128 with float32 scales",
         ),
+        (Coded("gptq", scale=torch.float32), True, "int4 (3 matrices), int4_128 (layers.0.down)"),
     ],
     ids=lambda each: each[0] if isinstance(each, Coded) else "",
 )
-def test_the_plan_says_what_is_held_and_what_is_expanded(tmp_path: Path, coded: Coded, text: str) -> None:
+def test_the_plan_says_what_is_held_and_what_is_expanded(
+    tmp_path: Path, coded: Coded, is_native: bool, text: str
+) -> None:
     reader = opened(pair_of(tmp_path, coded)[0])
-    plan = plan_weights(MODEL, reader.stored_format, "auto", "bfloat16", 1)
-    assert str(plan) == text
+    plan = plan_of(MODEL, reader.stored_format, dtype="bfloat16", is_native=is_native)
+    assert str(plan) == f"bfloat16 with {text}"
     assert plan.format_of("output.weight") == "bfloat16"
-    assert "expanded" not in str(plan_weights(MODEL, reader.stored_format, "none", "bfloat16", 1))
+    assert "expanded" not in str(plan_of(MODEL, reader.stored_format, "none", "bfloat16", is_native=is_native))
 
 
 PACKED_4, GPTQ_4, BLOCKS_8 = Coded("pack-quantized"), Coded("gptq"), Coded("fp8", 8, (128, 128))

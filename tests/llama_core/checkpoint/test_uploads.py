@@ -12,7 +12,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError
 from llama_core.files.source import Slice
 from llama_core.model.share import RankShare
-from llama_core.model.weight_formats import GROUPED
+from llama_core.model.weight_formats import CODINGS
 from llama_core.model.weights import weight_specs
 from llama_core.weights.loader import planned_weights
 from llama_core.weights.uploads import FileReads, Uploads
@@ -107,9 +107,12 @@ def loaded(folder: Path, vocab_size: int, rank: int, uploads: Uploads | None) ->
     source = open_checkpoint(folder)
     model = source.model_config(vocab_size)
     reader, share = source.open_weights(model), RankShare.of(model, rank, 2)
-    parts = planned_weights(
-        reader, model, share, torch.float32, CPU, lambda name: reader.stored_format(name) in GROUPED, uploads=uploads
-    )
+
+    def coding_of(name: str) -> str | None:
+        stored = reader.stored_format(name)
+        return stored if stored in CODINGS else None
+
+    parts = planned_weights(reader, model, share, torch.float32, CPU, coding_of, uploads=uploads)
     return {name: [weight] if isinstance(weight, torch.Tensor) else list(weight) for name, weight in parts}
 
 

@@ -23,6 +23,7 @@ typedef VecOf<float> Vec;
 typedef VecOf<int32_t> IVec;
 typedef VecOf<uint32_t> UVec;
 typedef VecOf<uint16_t> Halves;  // 32 lanes of 16 bits
+typedef VecOf<int16_t> Shorts;
 
 constexpr int kLanes = 16;
 

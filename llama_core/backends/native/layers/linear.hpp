@@ -10,8 +10,9 @@
 //   kLayout             a WeightLayout
 //   kSumBytes           bytes of one result's running sums between two K slices
 //   kSliceInputs        inputs of a K slice: whole steps of the layout
-//   kInputForm          what F multiplies: Inputs::rows, Inputs::quantized or Inputs::groups
+//   kInputForm          what F multiplies: Inputs::rows or Inputs::quantized
 //   kMaxInputs          the most inputs of a layer whose sums are exact
+//   kGroup              inputs that share a scale in pack_groups
 //   pack                packs one row of W, S source[inputs] (float or bf16), as output `output`
 //   pack_groups         packs one row of W that is stored in groups as F has them, as output `output`; null in other formats
 //   multiply            y of output tile `tile` for rows <= kMaxRows of x, from row `row`, into `out` [kMaxRows][kTileOutputs].
@@ -54,7 +55,8 @@ constexpr int kStreamRows = 1;
 struct WeightLayout {
     size_t step_inputs;       // inputs are padded to a multiple of this
     size_t step_bytes;        // of the 32 outputs' weights in a step, with the scales and minima of their groups
-    size_t bytes_per_output;  // of what a format keeps for each whole output, apart from the steps
+    size_t block_inputs = 0;  // of a block of steps that begins with head_bytes; 0 without blocks
+    size_t head_bytes = 0;
 };
 
 // The memory of one layer's weights.
@@ -63,24 +65,29 @@ class PackedWeights {
     PackedWeights() = default;
     PackedWeights(const WeightLayout& layout, int outputs, int inputs)
         : inputs_(inputs), output_tiles_(int(round_up(outputs, kTileOutputs) / kTileOutputs)) {
+        layout_ = layout;
         padded_ = round_up(inputs, layout.step_inputs);
-        output_tile_bytes_ = padded_ / layout.step_inputs * layout.step_bytes;
-        memory_ = Memory(output_tile_bytes_ * output_tiles_ + 1);  // a kernel reads a byte beyond its codes
-        if (layout.bytes_per_output) per_output_ = Memory(size_t(num_outputs()) * layout.bytes_per_output);
+        output_tile_bytes_ = offset(padded_);
+        memory_ = Memory(output_tile_bytes_ * output_tiles_);
     }
 
     int inputs() const { return inputs_; }
     size_t padded() const { return padded_; }  // inputs with padding
     int output_tiles() const { return output_tiles_; }
     int num_outputs() const { return output_tiles_ * kTileOutputs; }  // with padding
-    size_t bytes() const { return memory_.bytes() + per_output_.bytes(); }
+    size_t bytes() const { return memory_.bytes(); }
     char* output_tile(int tile) const { return memory_.as<char>() + tile * output_tile_bytes_; }
-    const Memory& per_output() const { return per_output_; }
+    // Of `input`, which begins a block or a step of a format without blocks, in an output tile.
+    size_t offset(size_t input) const {
+        const size_t blocks = layout_.block_inputs ? (input + layout_.block_inputs - 1) / layout_.block_inputs : 0;
+        return input / layout_.step_inputs * layout_.step_bytes + blocks * layout_.head_bytes;
+    }
 
   private:
     int inputs_ = 0, output_tiles_ = 0;
+    WeightLayout layout_{};
     size_t padded_ = 0, output_tile_bytes_ = 0;
-    Memory memory_, per_output_;
+    Memory memory_;
 };
 
 // The inputs of linear layers: activations, and the same activations as integers for the formats that multiply integers.
@@ -88,29 +95,26 @@ template <class T>
 struct Inputs {
     Activations<T> rows;
     Quantized quantized;
-    GroupQuantized groups;
     Inputs() = default;
     Inputs(size_t num_rows, size_t width) : rows(num_rows, width) {}
     T* operator[](size_t row) const { return rows[row]; }
-    size_t bytes() const { return rows.bytes() + quantized.bytes() + groups.bytes(); }
+    size_t bytes() const { return rows.bytes() + quantized.bytes(); }
 
     // Reserves memory for a form that a layer multiplies.
     void reserve(InputForm form, size_t num_rows, size_t width) {
         if (form == InputForm::kRows && !quantized.bytes()) quantized = Quantized(num_rows, width);
-        if (form == InputForm::kGroups && !groups.bytes()) groups = GroupQuantized(num_rows, width);
     }
     // `width`: a multiple of 16. `num_rows`: of the product.
     void quantize(InputForm form, size_t row, int width, size_t num_rows) {
         if (form == InputForm::kRows) quantized.quantize(rows[row], row, width, num_rows);
-        if (form == InputForm::kGroups) groups.quantize(rows[row], row, width);
     }
 };
 
-// One row of weights in groups of kGroupInputs inputs: weight = scale * code, or scale * code + minimum.
+// One row of weights in groups of `group_inputs` of the format, see `Coding` of model/weight_formats.py.
 struct GroupedRow {
-    const uint8_t* codes;  // [inputs]: int8_groups' are int8; int4's are 0 .. 15, and their weights scale * (code - 8)
-    const float* scales;   // [inputs / kGroupInputs]
-    const float* minima;   // [inputs / kGroupInputs], or null
+    const uint8_t* codes;  // [inputs]; those of 8 bits are int8
+    const float* scales;   // [groups]
+    const float* minima;   // [groups], or null
 };
 
 // A weight format for activations T. `add_k_slice`, `finish` and `expand` are null without tile registers.
@@ -120,7 +124,7 @@ struct WeightFormat {
     WeightLayout layout;
     size_t sum_bytes, slice_inputs;
     InputForm input_form;
-    int max_inputs;
+    int max_inputs, group_inputs;
     void (*pack_float32)(const PackedWeights& w, const float* source, int output);
     void (*pack_bfloat16)(const PackedWeights& w, const bf16* source, int output);
     void (*pack_groups)(const PackedWeights& w, const GroupedRow& source, int output);
@@ -142,6 +146,7 @@ constexpr WeightFormat<typename F::Activation> kFormatOf{
     F::kSliceInputs,
     F::kInputForm,
     F::kMaxInputs,
+    F::kGroup,
     F::template pack<float>,
     F::template pack<bf16>,
     F::pack_groups,

@@ -119,13 +119,12 @@ class Projection {
     template <class Epilogue>
     void run_row_panel(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) const {
         const WeightFormat<T>& format = w.format();
-        const WeightLayout& layout = format.layout;
         const bool sliced = in_k_slices(w);
         const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
         const int first = task % num_task_tiles(w) * tiles_per_task(w),
                   last = std::min(w.output_tiles(), first + tiles_per_task(w));
         const size_t k_slice = sliced ? format.slice_inputs : w.padded();
-        const size_t slice_bytes = k_slice / layout.step_inputs * layout.step_bytes;
+        const size_t slice_bytes = w.offset(k_slice);
         const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
         const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * format.sum_bytes;
         alignas(64) float out[kMaxRows * kTileOutputs];

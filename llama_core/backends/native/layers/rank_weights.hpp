@@ -49,7 +49,7 @@ class RankWeights {
         for (int row = task * 16; row < std::min(part_.rows, task * 16 + 16); row++) {
             const size_t at = size_t(row) * columns;
             if (source.groups.codes) {
-                const size_t group = at / kGroupInputs;
+                const size_t group = at / tensors_[part_.tensor - 1].matrix.format().group_inputs;
                 const float* minima = source.groups.minima ? source.groups.minima + group : nullptr;
                 pack_row(GroupedRow{source.groups.codes + at, source.groups.scales + group, minima}, row);
             } else if (source.is_bfloat16) {

@@ -1,8 +1,5 @@
-// Weights in groups of 32 inputs with a scale, and in some formats a minimum, for each group: what int8_groups, int4 and
-// int4_min share. group_codes.hpp has their layout.
-//
-// float32 activations are multiplied as they are, by weights that are expanded in registers. bfloat16 activations are multiplied by
-// 8-bit codes as 8-bit integers with one scale for each group (quantized.hpp); requantized.hpp has the products with 4-bit codes.
+// Weights in groups of 32 inputs with a scale, and in some formats a minimum, for each group, by float32 activations: what
+// int8_groups, int4 and int4_min share there. group_codes.hpp has their layout. Kernels expand the weights in registers.
 //
 // A coding C has the static members kName, Codes, kMinima (whether groups have minima), kOffset (without minima, weight = scale *
 // (code - kOffset)), stored_code (of GroupedRow) and encode (the codes of a group).
@@ -10,7 +7,6 @@
 
 #include "group_codes.hpp"
 #include "group_floats.hpp"
-#include "group_tiles.hpp"
 
 namespace llama {
 
@@ -20,16 +16,16 @@ struct CodedGroup {
     half scale, minimum{};
 };
 
-template <class T, class C>
-struct GroupedWeights : C, GroupedTileKernels<T, C> {
-    static_assert(sizeof(T) == 4 || std::is_same_v<typename C::Codes, ByteCodes>);
-    using Activation = T;
+template <class C>
+struct GroupedWeights : C {
+    using Activation = float;
     using Codes = typename C::Codes;
     using Step = GroupStep<C>;
-    static constexpr WeightLayout kLayout{.step_inputs = kGroupInputs, .step_bytes = Step::kBytes, .bytes_per_output = 0};
+    static constexpr WeightLayout kLayout{.step_inputs = kGroupInputs, .step_bytes = Step::kBytes};
     static constexpr size_t kSumBytes = 4, kSliceInputs = kGroupedSliceInputs;
-    static constexpr InputForm kInputForm = sizeof(T) == 2 ? InputForm::kGroups : InputForm::kDense;
-    static constexpr int kMaxInputs = INT_MAX;
+    static constexpr InputForm kInputForm = InputForm::kDense;
+    static constexpr int kMaxInputs = INT_MAX, kGroup = kGroupInputs;
+    static constexpr std::nullptr_t add_k_slice = nullptr, finish = nullptr, expand = nullptr;
 
     template <class S>
     static void pack(const PackedWeights& w, const S* source, int output) {
@@ -53,22 +49,14 @@ struct GroupedWeights : C, GroupedTileKernels<T, C> {
         }
     }
 
-    static void multiply(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out) {
-        if constexpr (sizeof(T) == 4) return kernels::multiply_expanded<C>(w, x, row, rows, tile, first, out);
-#if defined(LLAMA_AMX)
-        constexpr int kFewRows = 8;  // vectors take no longer for so few than tile registers
-        if constexpr (sizeof(T) == 2)
-            if (rows > kFewRows) return GroupedTileKernels<T, C>::multiply_tiles(w, x, row, rows, tile, first, out);
-#endif
-        if constexpr (sizeof(T) == 2) kernels::multiply_groups<C>(w, x, row, rows, tile, first, out);
+    static void multiply(const PackedWeights& w, const Inputs<float>& x, size_t row, int rows, int tile, bool first,
+                         float* out) {
+        kernels::multiply_expanded<C>(w, x, row, rows, tile, first, out);
     }
 
-    static void multiply_streams(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, int distance,
+    static void multiply_streams(const PackedWeights& w, const Inputs<float>& x, size_t row, int rows, int tile, int distance,
                                  float* out) {
-        if constexpr (sizeof(T) == 4)
-            kernels::multiply_expanded_streams<C>(w, x, row, rows, tile, distance, out);
-        else
-            kernels::multiply_group_streams<C>(w, x, row, rows, tile, distance, out);
+        kernels::multiply_expanded_streams<C>(w, x, row, rows, tile, distance, out);
     }
 
   private:

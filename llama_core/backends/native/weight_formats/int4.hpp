@@ -1,9 +1,7 @@
 // 4-bit weights with one float16 scale for each group of 32 inputs, as llama.cpp's Q4_0 has them: weight = scale * (code - 8).
 #pragma once
 
-#include <type_traits>
-
-#include "requantized.hpp"
+#include "grouped.hpp"
 
 namespace llama {
 
@@ -27,8 +25,5 @@ struct Int4Coding {
         group.scale = to_half(scale);
     }
 };
-
-template <class T>
-using Int4Weights = std::conditional_t<sizeof(T) == 2, RequantizedWeights<Int4Coding>, GroupedWeights<T, Int4Coding>>;
 
 }  // namespace llama

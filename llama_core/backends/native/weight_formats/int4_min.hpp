@@ -2,9 +2,7 @@
 // minimum.
 #pragma once
 
-#include <type_traits>
-
-#include "requantized.hpp"
+#include "grouped.hpp"
 
 namespace llama {
 
@@ -25,8 +23,5 @@ struct Int4MinCoding {
         group.minimum = to_half(least);
     }
 };
-
-template <class T>
-using Int4MinWeights = std::conditional_t<sizeof(T) == 2, RequantizedWeights<Int4MinCoding>, GroupedWeights<T, Int4MinCoding>>;
 
 }  // namespace llama

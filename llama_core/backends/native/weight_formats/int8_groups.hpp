@@ -23,7 +23,4 @@ struct Int8GroupsCoding {
     }
 };
 
-template <class T>
-using Int8GroupsWeights = GroupedWeights<T, Int8GroupsCoding>;
-
 }  // namespace llama

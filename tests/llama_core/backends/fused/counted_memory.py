@@ -24,9 +24,9 @@ from llama_core.backends.fused.buffers import DeviceSlots
 from llama_core.backends.fused.device import StepDevice, Work
 from llama_core.backends.fused.model import FusedTransformer
 from llama_core.backends.parallel import Parallel
-from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
 from llama_core.model.config import ModelConfig
+from tests.support.plans import plan_of
 
 META = torch.device("meta")
 Key = tuple[str, str, str]  # the kernel, what Triton knows of its arguments, and its options
@@ -151,7 +151,7 @@ def meta_backend(
 
     fields = {"max_seq_len": 4096, "max_batch_size": 64, "max_step_tokens": 2048} | fields
     config, parallel = EngineConfig("", model.vocab_size, **fields), Parallel(0, num_ranks, META)
-    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
+    plan = plan_of(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
     ops = TritonOps(batch_invariant=config.batch_invariant, fuses=of_few_rows)
     common = model, parallel, config.max_seq_len, torch.bfloat16, ops, matrix_types(plan), ()
     transformer = FusedTransformer(*common, batch_invariant=config.batch_invariant)

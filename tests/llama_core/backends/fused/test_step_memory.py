@@ -16,7 +16,6 @@ from llama_core.backends.fused.step_plan import CAPTURED_PROMPT_TOKENS, LARGEST_
 from llama_core.backends.memory_budget import planned_weight_bytes
 from llama_core.backends.parallel import Parallel
 from llama_core.backends.sampling import logprobs_of
-from llama_core.backends.weight_plan import plan_weights
 from llama_core.config import EngineConfig
 from llama_core.model.config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
@@ -30,6 +29,7 @@ from tests.llama_core.backends.fused.counted_memory import (
 )
 from tests.support.hugging_face import read
 from tests.support.plain_model import decoder
+from tests.support.plans import plan_of
 
 pytest.importorskip("triton")
 TOLERANCE = 0.03
@@ -122,7 +122,7 @@ def test_the_plan_is_what_is_taken_within_three_percent(name: str) -> None:
         eager = max(device.eager, device.peak_of(lambda: prompt_logprobs(backend)))
     taken = kept - NUM_BLOCKS * backend.cache_block_bytes + device.pool + eager
     assert backend.working_bytes == pytest.approx(taken, rel=TOLERANCE), (device.pool, eager)
-    plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
+    plan = plan_of(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
     assert planned_weight_bytes(model, plan, parallel) == pytest.approx(backend.weight_bytes, rel=TOLERANCE)
     unallocated = device.pool + eager + backend.cache_block_bytes
     assert backend.unallocated_bytes(config.max_seq_len) == pytest.approx(unallocated, rel=TOLERANCE)
