@@ -94,10 +94,12 @@ struct Block {
         for (int g = 0; g < groups(); g++)
             if (std::fabs(scales[g]) > std::fabs(most)) most = scales[g];
         if (!C::kZeros) most = -most;  // llama.cpp makes the largest one -128
+        double shares[kBlockInputs / C::kGroup];
+        for (int g = 0; g < groups(); g++) shares[g] = scales[g] / most;
         for (int whole = 1; whole <= kMostFactor + !C::kZeros && best > 1e-3; whole++) {
             double error = 0;
-            for (int g = 0; g < groups(); g++) {
-                const double factor = scales[g] / most * whole;
+            for (int g = 0; g < groups() && error < best; g++) {
+                const double factor = shares[g] * whole;
                 error = std::max(error, std::fabs(factor - std::nearbyint(factor)) + (factor > kMostFactor + 0.5));
             }
             if (error < best) best = error, base = most / whole;
