@@ -99,7 +99,7 @@ void products(const char* name, int inputs, int rows) {
     Activations<float> y(rows, kOutputs), alone(1, kOutputs);
     auto run = [&](int count, int first, const Rows<float>& to) {
         Projection<T> projection(count > 64 ? 1 : 3);  // this thread runs the tasks of all
-        projection.reserve(format, count);
+        projection.reserve(count);
         Inputs<T> part(count, inputs);
         part.reserve(format.input_form, count, inputs);
         for (int r = 0; r < count; r++) {

@@ -8,7 +8,6 @@
 //   Activation          the type T of the activations that F multiplies
 //   kName               the name that Python asks for
 //   kLayout             a WeightLayout
-//   kSumBytes           bytes of one result's running sums between two K slices
 //   kSliceInputs        inputs of a K slice: whole steps of the layout
 //   kInputForm          what F multiplies: Inputs::rows or Inputs::quantized
 //   kMaxInputs          the most inputs of a layer whose sums are exact
@@ -122,7 +121,7 @@ template <class T>
 struct WeightFormat {
     const char* name;
     WeightLayout layout;
-    size_t sum_bytes, slice_inputs;
+    size_t slice_inputs;
     InputForm input_form;
     int max_inputs, group_inputs;
     void (*pack_float32)(const PackedWeights& w, const float* source, int output);
@@ -142,7 +141,6 @@ template <class F>
 constexpr WeightFormat<typename F::Activation> kFormatOf{
     F::kName,
     F::kLayout,
-    F::kSumBytes,
     F::kSliceInputs,
     F::kInputForm,
     F::kMaxInputs,
@@ -223,9 +221,9 @@ inline void store_sums(const Vec (&sums)[S][N][kRegisterTiles], float* out) {
 
 // Rows whose sums fill most of the registers: 24 of AVX-512's 32, 12 of AVX2's 16 (two of which hold a Vec).
 #if defined(__AVX512F__)
-constexpr int kFloatRows = 12, kIntRows = 6;
+constexpr int kFloatRows = 12;
 #else
-constexpr int kFloatRows = 3, kIntRows = 1;
+constexpr int kFloatRows = 3;
 #endif
 
 // Calls kernel(N, S, first of these streams) for N = `rows` and S streams at a time, N S <= Most where S > 1, until all are done.

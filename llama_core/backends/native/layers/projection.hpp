@@ -15,12 +15,10 @@ class Projection {
   public:
     explicit Projection(int threads) : threads_(threads) {}
 
-    // Reserves what layers in `format` need. `max_rows`: of a layer in one step.
-    void reserve(const WeightFormat<T>& format, int max_rows) {
-        const size_t results = size_t(kMaxTilesPerTask) * sliced_panel(format) * kTileOutputs;
-        const size_t bytes = round_up(results * format.sum_bytes, 4096);
-        if (!in_row_panels(max_rows) || (!sums_.empty() && bytes <= sums_[0].bytes())) return;
-        sums_.clear();
+    // `max_rows`: of a layer in one step.
+    void reserve(int max_rows) {
+        constexpr size_t bytes = size_t(kMaxTilesPerTask) * kSlicedPanel * kTileOutputs * sizeof(float);
+        if (!in_row_panels(max_rows) || !sums_.empty()) return;
         for (int i = 0; i < threads_; i++) sums_.emplace_back(bytes);
     }
 
@@ -54,16 +52,8 @@ class Projection {
   private:
     // Memory is too slow for the tile registers unless their operands lie in the first-level cache: a task multiplies one K
     // slice of an output tile with all rows of a panel before it begins the next slice.
-    // Wide sums have smaller panels, so that a task's rows and sums lie in the second-level cache.
-    static int sliced_panel(const WeightFormat<T>& format) { return format.sum_bytes > 4 ? 256 : 512; }
-    // A task reads its rows from the cache once for all of its output tiles. Where the rows of a panel stay in the second-level
-    // cache, less room for wide sums is better.
-    static constexpr int kMaxTilesPerTask = 8;
-    static constexpr size_t kCachedPanelBytes = 3 << 19;
-    static int max_tiles_per_task(const Linear<T>& w) {
-        const bool stays = sliced_panel(w.format()) * w.padded() * sizeof(T) <= kCachedPanelBytes;
-        return w.format().sum_bytes > 4 && stays ? kMaxTilesPerTask / 2 : kMaxTilesPerTask;
-    }
+    static constexpr int kSlicedPanel = 512;
+    static constexpr int kMaxTilesPerTask = 8;  // a task reads its rows from the cache once for all of its output tiles
 #if defined(LLAMA_AMX)
     static constexpr bool kTilesOfT = sizeof(T) == 2;
 #else
@@ -107,13 +97,9 @@ class Projection {
 
     static bool in_row_panels(int rows) { return kTilesOfT && rows > 2 * kMaxRows; }
     // With fewer output tiles in a task, slices save less than it costs to read the rows again.
-    bool in_k_slices(const Linear<T>& w) const {
-        return w.format().add_k_slice && tiles_per_task(w) >= max_tiles_per_task(w) / 2;
-    }
-    int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? sliced_panel(w.format()) : part_rows(w); }
-    int tiles_per_task(const Linear<T>& w) const {
-        return std::clamp(w.output_tiles() / (threads_ * 4), 1, max_tiles_per_task(w));
-    }
+    bool in_k_slices(const Linear<T>& w) const { return w.format().add_k_slice && tiles_per_task(w) >= kMaxTilesPerTask / 2; }
+    int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? kSlicedPanel : part_rows(w); }
+    int tiles_per_task(const Linear<T>& w) const { return std::clamp(w.output_tiles() / (threads_ * 4), 1, kMaxTilesPerTask); }
     int num_task_tiles(const Linear<T>& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
 
     template <class Epilogue>
@@ -126,7 +112,7 @@ class Projection {
         const size_t k_slice = sliced ? format.slice_inputs : w.padded();
         const size_t slice_bytes = w.offset(k_slice);
         const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
-        const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * format.sum_bytes;
+        const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * sizeof(float);
         alignas(64) float out[kMaxRows * kTileOutputs];
         alignas(64) char expanded[kMaxExpandedBytes];
         auto sums = [&](int tile, int row) {

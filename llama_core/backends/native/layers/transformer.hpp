@@ -115,7 +115,7 @@ class Transformer : public Engine, private Tasks {
         const Shape& s = shape;
         auto reserve = [&](Inputs<T>& inputs, const Linear<T>& w, size_t rows) {
             inputs.reserve(form_of(w), rows, w.inputs());
-            projection_.reserve(w.format(), s.max_tokens);
+            projection_.reserve(s.max_tokens);
         };
         forms_.assign(operations_.size(), InputForm::kDense);
         for (size_t i = 1; i < operations_.size(); i++) {

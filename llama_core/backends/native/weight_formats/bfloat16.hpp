@@ -9,7 +9,7 @@ struct BFloat16Weights {
     using Activation = bf16;
     static constexpr char kName[] = "bfloat16";
     static constexpr WeightLayout kLayout{.step_inputs = 32, .step_bytes = kRegisterTiles * kRegisterTileBytes};
-    static constexpr size_t kSumBytes = 4, kSliceInputs = 256;
+    static constexpr size_t kSliceInputs = 256;
     static constexpr InputForm kInputForm = InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX, kGroup = kGroupInputs;
     static constexpr std::nullptr_t pack_groups = nullptr;

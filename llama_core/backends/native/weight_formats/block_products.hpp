@@ -144,7 +144,7 @@ struct BlockWeights : BlockPacking<C> {
                                           .block_inputs = kBlockInputs,
                                           .head_bytes = Layout::kHeadBytes};
     static constexpr InputForm kInputForm = InputForm::kRows;
-    static constexpr size_t kSumBytes = 4, kSliceInputs = kBlockInputs;
+    static constexpr size_t kSliceInputs = kBlockInputs;
     static constexpr int kMaxInputs = INT_MAX;
 
     static void multiply(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out) {

@@ -9,7 +9,7 @@ struct Float32Weights {
     using Activation = float;
     static constexpr char kName[] = "float32";
     static constexpr WeightLayout kLayout{.step_inputs = 1, .step_bytes = kTileOutputs * 4};
-    static constexpr size_t kSumBytes = 4, kSliceInputs = 256;
+    static constexpr size_t kSliceInputs = 256;
     static constexpr InputForm kInputForm = InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX, kGroup = kGroupInputs;
     static constexpr std::nullptr_t pack_groups = nullptr;

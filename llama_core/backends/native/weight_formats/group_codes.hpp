@@ -10,7 +10,6 @@
 
 namespace llama {
 
-constexpr int kFours = kGroupInputs / 4;     // of k in a group
 constexpr size_t kGroupedSliceInputs = 256;  // of a K slice
 
 // One code more for an output, and the reads of a half's line as codes.

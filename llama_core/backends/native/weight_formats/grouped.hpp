@@ -22,7 +22,7 @@ struct GroupedWeights : C {
     using Codes = typename C::Codes;
     using Step = GroupStep<C>;
     static constexpr WeightLayout kLayout{.step_inputs = kGroupInputs, .step_bytes = Step::kBytes};
-    static constexpr size_t kSumBytes = 4, kSliceInputs = kGroupedSliceInputs;
+    static constexpr size_t kSliceInputs = kGroupedSliceInputs;
     static constexpr InputForm kInputForm = InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX, kGroup = kGroupInputs;
     static constexpr std::nullptr_t add_k_slice = nullptr, finish = nullptr, expand = nullptr;
