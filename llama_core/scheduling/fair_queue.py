@@ -149,16 +149,19 @@ class WaitingQueue:
         """The last request of the owner with the most waiting sequences, or the most tokens of them, all its sequences: it may
         give way to `num_more` of `owner`, which then has no more. An owner whose requests have all begun is passed over. []
         if there is none. without: sequences that give way already."""
-        sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items() if one})
+        sizes = Counter({one: size[by_tokens] for one, size in self._waiting_of.items()})
         for seq in self._begun:
-            if seq.terms.owner and not seq.progress.has_begun:  # it waits for its adapter's place
+            if not seq.progress.has_begun and seq not in without:  # it waits for its adapter's place
                 sizes[seq.terms.owner] += seq.length if by_tokens else 1
         for seq in without:
             if seq not in self._begun:
-                sizes[seq.terms.owner] -= seq.length if by_tokens else 1
+                sizes[seq.terms.owner] -= (seq.length if seq.num_cached is None else 0) if by_tokens else 1
+        most = sizes[owner] + num_more
         for largest, size in sizes.most_common():
-            if size <= self._waiting_of.get(owner, (0, 0))[by_tokens] + num_more:
+            if size <= most:
                 break
+            if not largest:
+                continue
             for priority in sorted(self._classes, reverse=True):
                 waiting = self._classes[priority].by_owner.get(largest, OrderedDict())
                 for seq in reversed(waiting):

@@ -131,7 +131,7 @@ class Bench:
     ) -> list[Sequence]:
         """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
-        held = dict(self.scheduler.admission.waiting._waiting_of)
+        sizes = self._sizes_waiting(priority)
         try:
             victims = self.scheduler.make_room([len(prompt)] * n, owner, is_background=priority == BACKGROUND)
         except (QueueFull, InvalidParameter) as error:
@@ -140,8 +140,7 @@ class Bench:
         gone = {seq for seq in self.heard if seq.finished}
         for seq in victims:
             assert isinstance(seq.error, QueueFull) and seq.terms.owner
-            sizes = zip(held[seq.terms.owner], held.get(owner, (0, 0)), strict=True)
-            assert any(theirs > ours for theirs, ours in sizes), "it gives way to an owner that has more waiting"
+            assert any(size[seq.terms.owner] > size[owner] for size in sizes), "it gives way to an owner that has more waiting"
             assert not self._begun & self.requests[seq], "a request that has begun gives way"
             assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
             self._ended(self.heard[seq])
@@ -289,6 +288,18 @@ class Bench:
         assert [p.logprob for p in seq.logprobs] == list(range(seq.prompt_len, seq.length))
         self.num_ended += 1
         del self.heard[seq]
+
+    def _sizes_waiting(self, priority: int) -> tuple[Counter[str], Counter[str]]:
+        """Each owner's waiting sequences, and the tokens of those that have never run. A request of `priority` counts no
+        background ones unless it is one."""
+        sequences, tokens = Counter[str](), Counter[str]()
+        for seq in self.heard:
+            restarted = seq in self.scheduler.admission.waiting._begun and self._begun & self.requests[seq]
+            counts = priority == BACKGROUND or not seq.terms.is_background
+            if seq.slot is None and counts and not restarted:
+                sequences[seq.terms.owner] += 1
+                tokens[seq.terms.owner] += seq.length if seq.num_cached is None else 0
+        return sequences, tokens
 
     def _check_refusal(self, n: int, length: int, owner: str, priority: int, *, is_for_ever: bool) -> None:
         """Refuse only without capacity, or if other owners are known and most waiting sequences are of this owner."""

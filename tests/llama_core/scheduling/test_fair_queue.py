@@ -120,6 +120,15 @@ def test_a_request_gives_way_although_its_owners_first_one_waits_for_an_adapters
         assert queue.last_of_largest("new", 1, (), by_tokens=by_tokens) == [last]
 
 
+def test_no_request_gives_way_to_an_owner_that_has_as_many_with_one_that_waits_for_an_adapters_place() -> None:
+    queue = WaitingQueue()
+    queue.add_first(seq("new"))
+    for _ in range(2):
+        queue.add(seq("other"))
+    for by_tokens in (False, True):
+        assert queue.last_of_largest("new", 1, (), by_tokens=by_tokens) == []
+
+
 def test_an_owner_whose_requests_have_all_begun_does_not_keep_others_from_giving_way() -> None:
     """Found by the simulation at seed 203472: many waited that another engine had begun."""
     queue = WaitingQueue()
