@@ -140,7 +140,9 @@ class Bench:
         gone = {seq for seq in self.heard if seq.finished}
         for seq in victims:
             assert isinstance(seq.error, QueueFull) and seq.terms.owner
-            assert any(size[seq.terms.owner] > size[owner] for size in sizes), "it gives way to an owner that has more waiting"
+            assert any(size[seq.terms.owner] > size[owner] for size in sizes), (
+                "it gives way to an owner that has more waiting"
+            )
             assert not self._begun & self.requests[seq], "a request that has begun gives way"
             assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
             self._ended(self.heard[seq])
@@ -315,7 +317,7 @@ class Bench:
         if most_tokens is not None and n > self.world.slots + 1:
             never_fits = never_fits or (n - self.world.slots) * length > most_tokens
         assert is_for_ever == never_fits, "a permanent refusal is one that an idle scheduler would give"
-        mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
+        mine = self._sizes_waiting(BACKGROUND)[0][owner]
         is_full = most is not None and len(waiting) + n > most + free
         if most_tokens is not None:
             has_run = {*queue._begun, *(seq for seq in queue if seq.num_cached is not None)}
