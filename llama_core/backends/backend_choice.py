@@ -41,6 +41,8 @@ def choose(
     """
     if reader.ignored and parallel.rank == 0:
         log.info("activations and cache are not quantized as the files say (%s)", ", ".join(reader.ignored))
+    if reader.of_images and parallel.rank == 0:
+        log.info("text is served and no image: %s of the files are not loaded", ", ".join(reader.of_images))
     dtype = preferred_dtype(config, reader.dtype, parallel)
     plan = plan_stored(config, model, reader, dtype, parallel, "native")
     kind = choose_backend(config, model, dtype, plan, voters or parallel)

@@ -5,6 +5,7 @@ from typing import Any
 
 from llama_core.model.family import Given
 from llama_core.model.operations import (
+    Activation,
     Add,
     Attend,
     GatedLinear,
@@ -13,6 +14,7 @@ from llama_core.model.operations import (
     Norm,
     Operation,
     Rotate,
+    Temperature,
     Weight,
 )
 
@@ -22,6 +24,7 @@ K = Weight("attention.wk", "self_attn.k_proj", "attn_k", "kv_heads", "dim", is_r
 V = Weight("attention.wv", "self_attn.v_proj", "attn_v", "kv_heads", "dim")
 Q_NORM = Weight("attention.q_norm", "self_attn.q_norm", "attn_q_norm", "head", is_rotated=True)
 K_NORM = Weight("attention.k_norm", "self_attn.k_norm", "attn_k_norm", "head", is_rotated=True)
+HEAD_NORMS = Q_NORM, K_NORM
 OUT = Weight("attention.wo", "self_attn.o_proj", "attn_output", "dim", "heads")
 FFN_NORM = Weight("ffn_norm", "post_attention_layernorm", "ffn_norm", "dim")
 GATE = Weight("feed_forward.w1", "mlp.gate_proj", "ffn_gate", "hidden", "dim")
@@ -35,22 +38,27 @@ def attention(
     *,
     qkv: tuple[Weight, ...] = (Q, K, V),
     rotates: bool = True,
-    qk_norm: bool = False,
+    norms: tuple[Weight, Weight] | None = None,
+    has_plain_norms: bool = False,
+    temperature: Temperature | None = None,
     scale: float | None = None,
 ) -> tuple[Operation, ...]:
-    """From the attention's input to its output, in layer `i`."""
+    """From the attention's input to its output, in layer `i`. qkv: with the weight of gates as the fourth, if there is one."""
+    rope = given.rope_of(i) if rotates else None
     return (
         Linear("qkv", tuple(replace(each, has_bias=given.qkv_bias) for each in qkv)),
-        Rotate(given.rope if rotates else None, (Q_NORM, K_NORM) if qk_norm else None),
-        Attend(given.windows[i], scale),
+        Rotate(rope, norms, has_plain_norms, temperature),
+        Attend(given.windows[i], scale, is_gated=len(qkv) > 3),
         Linear("out", (replace(OUT, has_bias=given.out_bias),)),
     )
 
 
-def feed_forward(given: Given, *, gate: Weight = GATE, up: Weight = UP) -> tuple[Operation, ...]:
+def feed_forward(
+    given: Given, *, gate: Weight = GATE, up: Weight = UP, activation: Activation = "silu"
+) -> tuple[Operation, ...]:
     """From the feed-forward layer's input to its output."""
     gate, up, down = (replace(each, has_bias=given.mlp_bias) for each in (gate, up, DOWN))
-    return GatedLinear("gate_up", (gate, up)), Linear("down", (down,))
+    return GatedLinear("gate_up", (gate, up), activation), Linear("down", (down,))
 
 
 def llama_layer(

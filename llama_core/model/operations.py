@@ -4,7 +4,7 @@ The operations of a layer pass a value on, which is the residual at the layer's 
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from llama_core.errors import ConfigError
 from llama_core.model.rope import RopeConfig
@@ -21,7 +21,8 @@ class Weight:
 
     name, hugging_face, gguf: in Meta's, Hugging Face's and GGUF files, without the layer and ".weight". Weights of one
     operation with the same name in a file lie there one below the other. has_bias: beside a bias [outputs]. is_rotated: rows
-    are of heads that the rotary embedding turns, which formats order differently.
+    are of heads that the rotary embedding turns, which formats order differently. offset: of a norm, whose factors are offset +
+    weight; GGUF files hold the factors.
     """
 
     name: str
@@ -31,13 +32,15 @@ class Weight:
     inputs: Extent | None = None
     has_bias: bool = False
     is_rotated: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm of the value (Zhang and Sennrich 2019)."""
+    """RMSNorm of the value (Zhang and Sennrich 2019). eps: the model's if None."""
 
     weight: Weight
+    eps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +57,68 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Of queries (Nakanishi 2025): a query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every))."""
+
+    beta: float
+    every: int
+    first: int = 0
+
+
+class Angles(NamedTuple):
+    """Of a rotary table: the embedding, and by what its cosines and sines are multiplied. None: no rotation, 1."""
+
+    rope: RopeConfig | None
+    temperature: Temperature | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rotate:
-    """Of queries, keys and values: norms of each head of q and k, the rotary embedding of both (Su et al. 2021), and the write
-    of keys and values to the cache. The value then is the queries."""
+    """Of queries, keys and values: norms of q and k, the rotary embedding of both (Su et al. 2021), and the write of keys and
+    values to the cache. The value then is the queries, with the gates behind the values where there are some.
+
+    norms: of each head, or of all heads together, by their weights' extent. has_plain_norms: of each head, without factors.
+    """
 
     rope: RopeConfig | None
     norms: tuple[Weight, Weight] | None = None
+    has_plain_norms: bool = False
+    temperature: Temperature | None = None
+
+    @property
+    def queries(self) -> Angles:
+        return Angles(self.rope, self.temperature)
+
+    @property
+    def keys(self) -> Angles:
+        return Angles(self.rope)
+
+    @property
+    def norms_all_heads(self) -> bool:
+        return self.norms is not None and self.norms[0].outputs == "heads"
 
 
 @dataclass(frozen=True, slots=True)
 class Attend:
     """Grouped-query attention (Ainslie et al. 2023). window: the latest positions that a query sees, its own included (Beltagy
-    et al. 2020). scale: of scores; head_dim ** -0.5 if None."""
+    et al. 2020). scale: of scores; head_dim ** -0.5 if None. is_gated: outputs are multiplied by the sigmoids of gates (Qiu et
+    al. 2025)."""
 
     window: int = FULL_ATTENTION
     scale: float | None = None
+    is_gated: bool = False
+
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear:
-    """SwiGLU (Shazeer 2020): silu of the value times the first part, times the value times the second."""
+    """SwiGLU or GeGLU (Shazeer 2020): the activation of the value times the first part, times the value times the second."""
 
     tensor: str
     parts: tuple[Weight, Weight]
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +139,17 @@ def weights_of(operation: Operation) -> tuple[Weight, ...]:
             return (weight,)
         case Linear(_, parts) | GatedLinear(_, parts):
             return parts
-        case Rotate(_, norms):
-            return norms or ()
+        case Rotate():
+            return operation.norms or ()
         case _:
             return ()
 
 
 _DIM: Final[tuple[str, ...]] = ("dim",)
 _QKV: Final = ("heads", "kv_heads", "kv_heads")
+_GATED_QKV: Final = (*_QKV, "heads")
 # What a product may take and make.
-_LINEAR: Final = ((_DIM, _QKV), (("heads",), _DIM), (("hidden",), _DIM))
+_LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), (("heads",), _DIM), (("hidden",), _DIM))
 _GATED: Final = ((_DIM, ("hidden", "hidden")),)
 
 
@@ -135,11 +178,12 @@ def check_layer(layer: Layer, place: str) -> None:
                 given = ("hidden",) if isinstance(operation, GatedLinear) else made
                 own.append(tensor)
             case Rotate():
-                taken, given = _QKV, ("queries",)
-                if made not in ((), ("head", "head")):
+                is_gated = value == _GATED_QKV
+                taken, given = (_GATED_QKV, ("queries", "gates")) if is_gated else (_QKV, ("queries",))
+                if made not in ((), ("head", "head"), ("heads", "kv_heads")) or (made and operation.has_plain_norms):
                     raise ConfigError(f"{at}: norms {', '.join(made)}, which must be of heads")
-            case Attend():
-                taken, given = ("queries",), ("heads",)
+            case Attend(is_gated=is_gated):
+                taken, given = ("queries", "gates") if is_gated else ("queries",), ("heads",)
             case Add() if isinstance(before, Add):
                 raise ConfigError(f"{at}: adds the residual to itself")
         if value != taken:

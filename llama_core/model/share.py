@@ -50,6 +50,10 @@ class RankShare:
             columns=even_part(model.dim, rank, world_size),
         )
 
+    def has_first_copies(self, model: ModelConfig) -> bool:
+        """Whether no rank before has a copy of this rank's key/value heads."""
+        return self.heads.start == self.kv_heads.start * (model.n_heads // model.n_kv_heads)
+
     def describe(self, model: ModelConfig) -> str:
         """A phrase such as "5 of 9 heads, 2 of 3 kv heads, 832 of 1,536 hidden units, 24,576 of 49,152 vocabulary rows"."""
         parts = (

@@ -3,7 +3,7 @@ ranks hold them. Readers, plans, estimates and backends follow this table.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -32,8 +32,8 @@ class WeightSpec:
 
     tensor: what a rank holds it in, such as "layers.0.qkv" or "layers.0.qkv_bias"; several weights may share one. is_linear:
     the matrix of a linear layer. hugging_face, gguf: the names there of a tensor that has stored_rows rows, of which this
-    weight's begin with first_row. is_rotated: see `Weight`. division: of what the divided dimension consists. unit: indices of
-    the dimension for each of them.
+    weight's begin with first_row. is_rotated, offset: see `Weight`. division: of what the divided dimension consists. unit:
+    indices of the dimension for each of them.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +47,7 @@ class WeightSpec:
     unit: int
     first_row: int
     stored_rows: int
+    offset: float
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -75,7 +76,8 @@ def weight_specs(config: ModelConfig) -> Mapping[str, WeightSpec]:
             tensor = operation.tensor if isinstance(operation, Linear | GatedLinear) else ""
             begins = f"layers.{i}.", f"model.layers.{i}.", f"blk.{i}."
             specs |= _specs(config, weights_of(operation), begins, tensor)
-    return specs | _specs(config, (FINAL_NORM,)) | _specs(config, (_OUTPUT,))
+    last_norm = replace(FINAL_NORM, offset=config.norm_offset)
+    return specs | _specs(config, (last_norm,)) | _specs(config, (_OUTPUT,))
 
 
 def _specs(
@@ -106,6 +108,7 @@ def _specs(
                 unit=config.head_dim if divided in ("heads", "kv_heads") else 1,
                 first_row=sum(rows[: together.index(weight)]),
                 stored_rows=sum(rows),
+                offset=weight.offset,
             )
     return found
 

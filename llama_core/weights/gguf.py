@@ -83,7 +83,8 @@ class GgufWeights(WeightReader):
         tensor = self._tensors[name]
         if len(tensor.shape) == 1:
             for first, stored in self._stored(name, Box((*box.start, 0), (*box.shape, 1))):
-                yield Slice(tensor.file, decode(tensor.encoding, stored).flatten(), (first,))
+                factors, offset = decode(tensor.encoding, stored).flatten(), self._specs[name].offset
+                yield Slice(tensor.file, factors - offset if offset else factors, (first,))
             return
         whole, inside = self._whole_blocks(tensor, box)
         for first, stored in self._stored(name, whole):

@@ -141,14 +141,15 @@ def _body_bytes(
                 made = after = wide * dim
             case Linear(is_summed=True):
                 made, after = wide * dim + summed, wide * dim
-            case Linear():
-                made = after = wide * projected
-            case Attend():
-                made, after = wide * queries + partial, wide * queries
+            case Linear(parts=parts):
+                made = after = wide * (projected + queries * (len(parts) > 3))
+            case Attend(is_gated=is_gated):
+                made, after = wide * queries * (1 + is_gated) + partial, wide * queries
             case GatedLinear():
                 made, after = 3 * wide * hidden, wide * hidden  # gate and up, and their gated product
-            case Rotate():  # in place
-                made, after = 0, value
+            case Rotate(norms_all_heads=all_heads):  # in place, but for norms of all heads, and of gates
+                is_copied = all_heads or value > wide * projected
+                made, after = (2 * wide + tokens * _FLOAT32) * projected * is_copied, value
             case Add(multiplier):
                 made, after = 0 if multiplier == 1.0 else wide * dim, 0
         most, value = max(most, value + made), after

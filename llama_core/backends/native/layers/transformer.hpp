@@ -50,7 +50,10 @@ class Transformer : public Engine, private Tasks {
         const size_t t = s.max_tokens;
         residual_ = Activations<T>(t, s.dim);
         normed_ = Inputs<T>(t, s.dim);
-        qkv_ = Activations<T>(t, width_ + 2 * kv_width(s));
+        bool has_gates = false;
+        for (const Operation& each : operations_) has_gates |= each.kind == kAttention && each.variant == kSigmoidGate;
+        qkv_ = Activations<T>(t, width_ * (1 + has_gates) + 2 * kv_width(s));
+        squares_.resize(2 * t);
         attended_ = Inputs<T>(t, width_);
         gated_ = Inputs<T>(t, s.hidden);
         last_ = Inputs<T>(s.max_samples, s.dim);
@@ -110,6 +113,8 @@ class Transformer : public Engine, private Tasks {
     }
 
   private:
+    using Change = typename AttentionLayer<T>::Change;
+
     // Reserves what each product needs, and finds in which form the one after each operation takes its inputs.
     void reserve_inputs() {
         const Shape& s = shape;
@@ -164,8 +169,15 @@ class Transformer : public Engine, private Tasks {
                     add(kShareSum, i, shared && is_summed(each));
                     add(kJoinSum, i, shared && is_summed(each) ? blocks : 0);
                     break;
-                case kRotation: add(kRotate, i, blocks); break;
-                case kAttention: add(kAttend, i, plan_.attention_tasks(shape)); break;
+                case kRotation:
+                    add(kSquareHeads, i, each.variant == kAllHeads ? blocks : 0);
+                    add(kShareSquares, i, shared && each.variant == kAllHeads);
+                    add(kRotate, i, blocks);
+                    break;
+                case kAttention:
+                    add(kAttend, i, plan_.attention_tasks(shape));
+                    add(kGateHeads, i, each.variant == kSigmoidGate ? blocks : 0);
+                    break;
                 case kAddition: add(kAdd, i, blocks); break;
                 case kHead: add_head(); break;
             }
@@ -203,10 +215,13 @@ class Transformer : public Engine, private Tasks {
             case kShrink: return adapters_.shrink(of.tensor, task, inputs_of(of).rows);
             case kProject: return project(of, task, thread);
             case kJoinSum: return over_tokens(task, [&](int t) { join_sum(of, t); });
+            case kSquareHeads:
+                return over_tokens(task, [&](int t) { attention_.squares(qkv_[t], own_squares() + 2 * t); });
+            case kShareSquares: return all_gather->gather(tokens * 2 * sizeof(float));
             case kRotate:
-                return attention_.rotate(of.layer, task, plan_, slots, qkv_, weights_.values(of.tensor),
-                                         weights_.values(of.other), of.rotates);
+                return attention_.rotate(of.layer, task, plan_, slots, qkv_, [&](int t) { return changes(of, t); });
             case kAttend: return attention_.attend(of.layer, of.window, of.factor, task, plan_, slots, attended_.rows);
+            case kGateHeads: return over_tokens(task, [&](int t) { gate_heads(t); });
             case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
             case kNormFinal: return norm_final(task);
             case kLogits: return projection_.run(head_, last_, samples, task, thread, Logits{this});
@@ -248,8 +263,9 @@ class Transformer : public Engine, private Tasks {
         std::fill(residual_[t] + shape.dim, residual_[t] + partial_stride(), T{});
         T* to = shape.ranks == 1 ? residual_[t] : reinterpret_cast<T*>(all_gather->own_part()) + t * part;
         std::memcpy(static_cast<void*>(to), embedding_ + id * part, part * sizeof(T));
-        if (shape.embedding_multiplier != 1.0f)
-            for (size_t i = 0; i < part; i++) to[i] = narrow_to<T>(widen(to[i]) * shape.embedding_multiplier);
+        const float multiplier = widen(narrow_to<T>(shape.embedding_multiplier));
+        if (multiplier != 1.0f)
+            for (size_t i = 0; i < part; i++) to[i] = narrow_to<T>(widen(to[i]) * multiplier);
     }
 
     void join_embedding(int t) {
@@ -260,12 +276,12 @@ class Transformer : public Engine, private Tasks {
         }
     }
 
-    // Without a norm's weights, the values themselves. `form`: in which the next product takes the result.
+    // `form`: in which the next product takes the result.
     void norm(const Operation& of, InputForm form, int t) {
-        const T *x = rows_of(of.from)[t], *weights = weights_.values(of.tensor);
-        T* to = of.to == kNormed ? normed_[t] : projected_[t];
-        if (weights)
-            rms_norm(x, weights, shape.dim, shape.norm_eps, to);
+        const T* x = rows_of(of.from)[t];
+        T* to = of.to == kNormed ? normed_[t] : of.to == kProjected ? projected_[t] : residual_[t];
+        if (of.eps > 0)
+            RmsNorm<T>{weights_.values(of.tensor), of.eps, of.offset}(x, shape.dim, to);
         else
             std::memcpy(static_cast<void*>(to), x, round16(shape.dim) * sizeof(T));
         if (of.to == kNormed) normed_.quantize(form, t, round16(shape.dim), plan_.num_tokens());
@@ -273,9 +289,42 @@ class Transformer : public Engine, private Tasks {
 
     void norm_final(int task) {
         for (int i = task * 16; i < std::min(plan_.num_samples(), task * 16 + 16); i++) {
-            const T* states = residual_[plan_.samples[i].token];
-            rms_norm(states, weights_.values(operations_.back().other), shape.dim, shape.norm_eps, last_[i]);
+            const Operation& head = operations_.back();
+            RmsNorm<T>{weights_.values(head.other), head.eps, head.offset}(residual_[plan_.samples[i].token], shape.dim, last_[i]);
             last_.quantize(form_of(head_), i, round16(shape.dim), plan_.num_samples());
+        }
+    }
+
+    // Attention.
+
+    // Where this rank writes the sums of squares of its queries and keys, [tokens][2].
+    float* own_squares() {
+        return shape.ranks == 1 ? squares_.data() : reinterpret_cast<float*>(all_gather->own_part());
+    }
+
+    std::pair<Change, Change> changes(const Operation& of, int t) {
+        Change query{{weights_.values(of.tensor), of.eps, of.offset}, attention_.table(of.query_table)};
+        Change key{{weights_.values(of.other), of.eps, of.offset}, attention_.table(of.key_table)};
+        if (of.variant != kAllHeads) return {query, key};
+        float sums[2] = {};
+        for (int rank = 0; rank < shape.ranks; rank++) {
+            const float* theirs =
+                shape.ranks == 1 ? squares_.data() : reinterpret_cast<const float*>(all_gather->part_of(rank));
+            for (int i = 0; i < 2; i++) sums[i] += theirs[2 * t + i];
+        }
+        query.inverse = query.norm.inverse(sums[0], shape.full_heads * shape.head_dim);
+        key.inverse = key.norm.inverse(sums[1], shape.full_kv_heads * shape.head_dim);
+        return {query, key};
+    }
+
+    // The gates lie behind a token's values.
+    void gate_heads(int t) {
+        T* to = attended_.rows[t];
+        const T* gates = qkv_[t] + width_ + 2 * kv_width(shape);
+        for (int i = 0; i < width_; i += kLanes) {
+            alignas(64) T spare[kLanes] = {};  // zeros behind the last gate
+            std::memcpy(static_cast<void*>(spare), gates + i, std::min(kLanes, width_ - i) * sizeof(T));
+            store(to + i, load(to + i) * round_to<T>(sigmoid(load(spare))));
         }
     }
 
@@ -287,7 +336,8 @@ class Transformer : public Engine, private Tasks {
             // Rank 0's part of the sum has the bias for all ranks.
             return project(of, shape.rank ? nullptr : weights_.values(of.other), x, task, thread, Partial{this});
         const T* bias = weights_.values(of.other);
-        if (of.kind == kGatedLinear) return project(of, bias, x, task, thread, Gate<T>{gated_.rows});
+        if (of.variant == kGeluTanh) return project(of, bias, x, task, thread, Gate<T, true>{gated_.rows});
+        if (of.kind == kGatedLinear) return project(of, bias, x, task, thread, Gate<T, false>{gated_.rows});
         if (of.to == kResidual) return project(of, bias, x, task, thread, AddTo<T>{residual_, of.factor});
         project(of, bias, x, task, thread, StoreTo<T>{of.to == kQkv ? qkv_ : projected_});
     }
@@ -317,9 +367,12 @@ class Transformer : public Engine, private Tasks {
             float* to =
                 s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->own_part());
             const int vocab = int(self->vocab_[s.rank].size), width = std::min(kTileOutputs, vocab - tile * kTileOutputs);
-            for (int i = 0; i < width; i++)
-                to[size_t(row) * vocab + tile * kTileOutputs + i] =
-                    widen(narrow_to<T>(widen(narrow_to<T>(out[i])) / s.logits_divisor));
+            auto round = [](float value) { return widen(narrow_to<T>(value)); };
+            for (int i = 0; i < width; i++) {
+                float logit = round(round(out[i]) / s.logits_divisor);
+                if (s.logits_cap) logit = round(round(std::tanh(round(logit / s.logits_cap))) * s.logits_cap);
+                to[size_t(row) * vocab + tile * kTileOutputs + i] = logit;
+            }
         }
     };
 
@@ -396,6 +449,7 @@ class Transformer : public Engine, private Tasks {
     const Linear<T>& head_;
     Activations<T> residual_, qkv_, projected_;
     Inputs<T> normed_, attended_, gated_, last_;
+    std::vector<float> squares_;         // of each token's queries and keys, on one rank
     std::vector<Sampler> samplers_;      // one for each thread
     std::vector<double> waited_before_;  // of each, before this step
 
