@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from llama_core.errors import ConfigError
-from llama_core.model.operations import FULL_ATTENTION, Angles, Attend, Layer, Rotate, check_layer
+from llama_core.model.operations import FULL_ATTENTION, Angles, Attend, Layer, Rotate, Route, check_layer
 from llama_core.model.rope import RopeConfig
 
 MAX_LAYERS = 10_000  # Llama's largest model has 126; the server lists the names of every layer's weights
@@ -30,7 +30,7 @@ class ModelConfig:
     weights. context_length: positions that the model can use; None if the files do not say. embedding_multiplier: of the
     embedding, rounded to the model's dtype. norms_embedding: RMSNorm of the embedding, without factors. logits_divisor: of the
     logits. logits_cap: logits become cap * tanh(logits / cap); None for no such cap. norm_offset: of the last norm, see
-    `Weight.offset`.
+    `Weight.offset`. n_experts, expert_dim: of layers with experts their number, and the width of each.
     """
 
     dim: int
@@ -48,6 +48,8 @@ class ModelConfig:
     logits_divisor: float = 1.0
     logits_cap: float | None = None
     norm_offset: float = 0.0
+    n_experts: int = 0
+    expert_dim: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -108,6 +110,11 @@ class ModelConfig:
             raise ConfigError(f"{source}: n_layers is {len(self.layers)}, which is out of range")
         for layer in dict.fromkeys(self.layers):
             check_layer(layer, f"{source}: layer {self.layers.index(layer)}")
+            for each in layer:
+                if isinstance(each, Route) and not (0 < each.chosen <= self.n_experts and self.expert_dim > 0):
+                    raise ConfigError(
+                        f"{source}: chooses {each.chosen} of {self.n_experts} experts, which are {self.expert_dim} wide"
+                    )
         if min(self.windows) < 0:
             raise ConfigError(f"{source}: a sliding window is {min(self.windows)}, which is out of range")
         ropes = [each.rope for each in self.angles if each.rope is not None] or [RopeConfig()]

@@ -41,8 +41,8 @@ class Family:
     rotary embedding of their own; "" if all layers have the same. activations: of the feed-forward layer. reads: further fields
     that count, with their keys in GGUF, "" for those that GGUF lacks; other families refuse them. model: those of ModelConfig
     that follow from these. wrappers: model_type of models with images whose text_config is of the family. gguf: the
-    architecture's name in GGUF files; "" if they are not read. gguf_is_neox: there the rows of q and k have each head's halves
-    side by side, as in Hugging Face's files.
+    architecture's name in GGUF files; "" if they are not read. gguf_has_experts: of two families with this name that with
+    experts. gguf_is_neox: there the rows of q and k have each head's halves side by side, as in Hugging Face's files.
     """
 
     model_type: str
@@ -58,4 +58,5 @@ class Family:
     model: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
     wrappers: tuple[str, ...] = ()
     gguf: str = ""
+    gguf_has_experts: bool = False
     gguf_is_neox: bool = False

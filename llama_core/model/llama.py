@@ -4,16 +4,22 @@ from dataclasses import replace
 from typing import Any
 
 from llama_core.model.family import Given
+from llama_core.model.fields import Fields
 from llama_core.model.operations import (
     Activation,
     Add,
     Attend,
+    ExpertSum,
+    Extent,
+    GatedExperts,
     GatedLinear,
     Layer,
     Linear,
     Norm,
     Operation,
     Rotate,
+    Route,
+    Scoring,
     Temperature,
     Weight,
 )
@@ -30,6 +36,19 @@ FFN_NORM = Weight("ffn_norm", "post_attention_layernorm", "ffn_norm", "dim")
 GATE = Weight("feed_forward.w1", "mlp.gate_proj", "ffn_gate", "hidden", "dim")
 DOWN = Weight("feed_forward.w2", "mlp.down_proj", "ffn_down", "dim", "hidden")
 UP = Weight("feed_forward.w3", "mlp.up_proj", "ffn_up", "hidden", "dim")
+
+
+ROUTER = Weight("feed_forward.router", "mlp.gate", "ffn_gate_inp", "experts", "dim")
+
+
+def _expert(ours: str, theirs: str, outputs: Extent, inputs: Extent) -> Weight:
+    names = f"feed_forward.experts.{{}}.{ours}", f"mlp.experts.{{}}.{theirs}_proj", f"ffn_{theirs}_exps"
+    return Weight(*names, outputs, inputs, of_experts=True)
+
+
+EXPERT_GATE = _expert("w1", "gate", "expert_hidden", "dim")
+EXPERT_DOWN = _expert("w2", "down", "dim", "expert_hidden")
+EXPERT_UP = _expert("w3", "up", "expert_hidden", "dim")
 
 
 def attention(
@@ -61,6 +80,17 @@ def feed_forward(
     return GatedLinear("gate_up", (gate, up), activation), Linear("down", (down,))
 
 
+def num_experts(fields: Fields, default: int) -> int:
+    """By either of the names that transformers takes."""
+    return fields.integer("num_local_experts", fields.integer("num_experts", default))
+
+
+def experts(chosen: int, scoring: Scoring = "chosen") -> tuple[Operation, ...]:
+    """From the input of a layer's experts to their output."""
+    gates = GatedExperts("experts_gate_up", (EXPERT_GATE, EXPERT_UP))
+    return Route(ROUTER, chosen, scoring), gates, ExpertSum("experts_down", (EXPERT_DOWN,))
+
+
 def llama_layer(
     given: Given,
     i: int,
@@ -69,8 +99,10 @@ def llama_layer(
     up: Weight = UP,
     ffn_norm: Weight = FFN_NORM,
     multiplier: float = 1.0,
+    fed: tuple[Operation, ...] = (),
     **of_attention: Any,
 ) -> Layer:
-    """Layer `i`, with a norm before the attention and one before the feed-forward layer. multiplier: of what each adds."""
-    attended, fed = attention(given, i, **of_attention), feed_forward(given, gate=gate, up=up)
+    """Layer `i`, with a norm before the attention and one before the feed-forward layer, or before `fed` in its place.
+    multiplier: of what each adds."""
+    attended, fed = attention(given, i, **of_attention), fed or feed_forward(given, gate=gate, up=up)
     return Norm(ATTENTION_NORM), *attended, Add(multiplier), Norm(ffn_norm), *fed, Add(multiplier)

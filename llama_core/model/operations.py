@@ -11,8 +11,8 @@ from llama_core.model.rope import RopeConfig
 
 FULL_ATTENTION = 0  # a window without a limit
 
-# What a dimension of a weight consists of. Ranks divide the first five, which are names of RankShare's ranges.
-Extent = Literal["heads", "kv_heads", "hidden", "vocab", "columns", "dim", "head", "tokens"]
+# What a dimension of a weight consists of. Ranks divide the first six, which are names of RankShare's ranges.
+Extent = Literal["heads", "kv_heads", "hidden", "expert_hidden", "vocab", "columns", "dim", "head", "tokens", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Weight:
     name, hugging_face, gguf: in Meta's, Hugging Face's and GGUF files, without the layer and ".weight". Weights of one
     operation with the same name in a file lie there one below the other. has_bias: beside a bias [outputs]. is_rotated: rows
     are of heads that the rotary embedding turns, which formats order differently. offset: of a norm, whose factors are offset +
-    weight; GGUF files hold the factors.
+    weight; GGUF files hold the factors. of_experts: each expert has one, with its number for {} in name and hugging_face; GGUF
+    files hold those of all experts in one tensor.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Weight:
     has_bias: bool = False
     is_rotated: bool = False
     offset: float = 0.0
+    of_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Attend:
 
 
 Activation = Literal["silu", "gelu_tanh"]
+Scoring = Literal["chosen", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,45 @@ class GatedLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """The choice of experts for each token (Shazeer et al. 2017): the `chosen` with the largest logits, of equal ones those
+    with lower numbers. The logits are the value times `router`. The value stays.
+
+    scoring: the weights of the chosen are their softmax, or that of all experts.
+    """
+
+    router: Weight
+    chosen: int
+    scoring: Scoring = "chosen"
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """`GatedLinear` of each chosen expert. A rank holds the parts of all experts in one tensor."""
+
+    tensor: str
+    parts: tuple[Weight, Weight]
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSum:
+    """`Linear` of each chosen expert. The value then is the sum of their results times their weights, in the order of the
+    experts."""
+
+    tensor: str
+    parts: tuple[Weight]
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
     """The residual += the value * multiplier. The value then is the residual."""
 
     multiplier: float = 1.0
 
 
-Operation = Norm | Linear | Rotate | Attend | GatedLinear | Add
+Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add
+Product = Linear | GatedLinear | GatedExperts | ExpertSum
 Layer = tuple[Operation, ...]
 
 
@@ -137,8 +172,10 @@ def weights_of(operation: Operation) -> tuple[Weight, ...]:
     match operation:
         case Norm(weight):
             return (weight,)
-        case Linear(_, parts) | GatedLinear(_, parts):
+        case Linear(_, parts) | GatedLinear(_, parts) | GatedExperts(_, parts) | ExpertSum(_, parts):
             return parts
+        case Route(router):
+            return (router,)
         case Rotate():
             return operation.norms or ()
         case _:
@@ -151,6 +188,7 @@ _GATED_QKV: Final = (*_QKV, "heads")
 # What a product may take and make.
 _LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), (("heads",), _DIM), (("hidden",), _DIM))
 _GATED: Final = ((_DIM, ("hidden", "hidden")),)
+_ROUTED: Final = ("dim", "experts")
 
 
 def check_layer(layer: Layer, place: str) -> None:
@@ -184,6 +222,16 @@ def check_layer(layer: Layer, place: str) -> None:
                     raise ConfigError(f"{at}: norms {', '.join(made)}, which must be of heads")
             case Attend(is_gated=is_gated):
                 taken, given = ("queries", "gates") if is_gated else ("queries",), ("heads",)
+            case Route() if made != ("experts",):
+                raise ConfigError(f"{at}: scores {', '.join(made)}, which must be experts")
+            case Route():
+                given = _ROUTED
+            case GatedExperts(tensor):
+                taken, given = _ROUTED, ("expert_hidden",)
+                own.append(tensor)
+            case ExpertSum(tensor):
+                taken, given = ("expert_hidden",), made
+                own.append(tensor)
             case Add() if isinstance(before, Add):
                 raise ConfigError(f"{at}: adds the residual to itself")
         if value != taken:

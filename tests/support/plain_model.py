@@ -20,7 +20,18 @@ from llama_core.files.source import DENSE, GroupedSlice, Slice
 from llama_core.model.config import ModelConfig
 from llama_core.model.family import Given
 from llama_core.model.llama import HEAD_NORMS, llama_layer
-from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Rotate
+from llama_core.model.operations import (
+    Add,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Linear,
+    Norm,
+    Rotate,
+    Route,
+    Weight,
+)
 from llama_core.model.rope import RopeConfig
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, weight_specs
 
@@ -107,6 +118,12 @@ def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_se
                 case GatedLinear(_, parts, activation):
                     gate, up = (_linear(part, each.name, x) for each in parts)
                     x = (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+                case Route():
+                    route = operation
+                case GatedExperts():
+                    gates = operation
+                case ExpertSum(_, (down,)):
+                    x = _sum_experts(part, route, gates, down, x)
                 case Add(multiplier):
                     x = residual = residual + multiplier * x
     logits = _norm(config, residual, config.norm_offset + w["norm.weight"]) @ w[OUTPUT].T / config.logits_divisor
@@ -120,6 +137,19 @@ def _norm(config: ModelConfig, x: torch.Tensor, weight: torch.Tensor, eps: float
 
 def _linear(part: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, part[f"{name}.weight"], part.get(f"{name}.bias"))
+
+
+def _sum_experts(part: Weights, route: Route, gates: GatedExperts, down: Weight, x: torch.Tensor) -> torch.Tensor:
+    logits = _linear(part, route.router.name, x)
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : route.chosen]
+    weights = (logits.gather(-1, chosen) if route.scoring == "chosen" else logits).softmax(-1)
+    weights = weights if route.scoring == "chosen" else weights.gather(-1, chosen)
+    total = torch.zeros_like(x)
+    for token, (experts, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
+        for expert, share in zip(experts, shares, strict=True):
+            gate, up = (_linear(part, each.name.format(expert), x[token]) for each in gates.parts)
+            total[token] += share * _linear(part, down.name.format(expert), F.silu(gate) * up)
+    return total
 
 
 def _attend(

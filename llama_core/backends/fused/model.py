@@ -4,12 +4,13 @@ capture a whole step.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from llama_core.backends.fused.adapters import Adapted, AdapterTables
+from llama_core.backends.fused.experts import ExpertMatrices, Experts
 from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens, StepClock, TorchOps
 from llama_core.backends.fused.step_plan import StepTensors
 from llama_core.backends.kv_cache import KVCache
@@ -22,11 +23,14 @@ from llama_core.model.operations import (
     Activation,
     Add,
     Attend,
+    ExpertSum,
+    GatedExperts,
     GatedLinear,
     Linear,
     Norm,
     Operation,
     Rotate,
+    Route,
     Weight,
 )
 from llama_core.model.share import RankShare
@@ -188,6 +192,9 @@ class FusedTransformer:
                     yield FusedTransformer._attend, (i, how)
                 case GatedLinear() as linear, *_:
                     yield FusedTransformer._gate, (self._product(i, linear), linear.activation)
+                case Route() as route, GatedExperts() as gates, ExpertSum() as down:
+                    yield FusedTransformer._sum_experts, (self._experts(i, route, gates, down),)
+                    done = 3
                 case Add(multiplier), *_:
                     yield FusedTransformer._add, (multiplier,)
                 case _:
@@ -299,6 +306,25 @@ class FusedTransformer:
         part = self.ops.add_adapters(matrix.multiply(x), x, lora)
         with waiting:
             return self._sum_over_ranks(part)
+
+    def _experts(self, layer: int, route: Route, gates: GatedExperts, down: ExpertSum) -> Experts:
+        router = route.router
+        first = [(self._numbered(each.parts[0])) for each in (gates, down)]
+        matrices = [self._held(layer, each) for each in first]
+        biases = [self._held(layer, each, "bias") for each in first]
+        if self.parallel.rank:
+            biases[1] = None  # rank 0 adds it for all
+        held = [ExpertMatrices(*each, self.config.n_experts) for each in zip(matrices, biases, strict=True)]
+        weights, bias = (self._held(layer, router, kind) for kind in ("weight", "bias"))
+        return Experts(route, weights, bias, held[0], held[1], gates.activation)
+
+    @staticmethod
+    def _numbered(weight: Weight) -> Weight:
+        """That of the first expert."""
+        return replace(weight, name=weight.name.format(0))
+
+    def _sum_experts(self, experts: Experts, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return self._sum_over_ranks(experts.apply(self.ops, x))
 
     def _adapted(self, product: _Product, way: _Pass) -> Adapted | None:
         if way.places is None or self.adapters is None:

@@ -22,6 +22,7 @@ from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
 from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Route
 from llama_core.model.share import SAMPLING_RANK, RankShare
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
@@ -47,7 +48,7 @@ def check_available(
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
     if min(model.dim, model.hidden_dim, model.vocab_size) < parallel.world_size:
         raise Unavailable(f"a dimension of the model is smaller than its {parallel.world_size} ranks")
-    widest = max(model.dim, model.hidden_dim, model.query_width)
+    widest = max(model.dim, model.hidden_dim, model.expert_dim, model.query_width)
     is_bfloat16 = dtype == torch.bfloat16
     for weight_format in plan.formats:
         unsupported = load_library().llama_unsupported_reason
@@ -106,13 +107,16 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     head_dim = -(-model.head_dim // _LANES) * _LANES
     shrunk = 3 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k and v by an adapter
     widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
+    chosen = max((each.chosen for layer in model.layers for each in layer if isinstance(each, Route)), default=0)
+    rows = chosen * config.max_step_tokens + _LANES * min(model.n_experts, chosen * config.max_step_tokens)
+    experts = rows * 3 * (model.dim + len(share.expert_hidden) + 2 * _LANES) + config.max_step_tokens * model.n_experts
     logits = 2 * config.max_step_samples * (model.vocab_size + model.dim)
     rotary = 2 * config.max_seq_len * head_dim * len(model.angles)
     shared = 0
     if parallel.world_size > 1:
         shared = load_library().llama_shared_bytes(_shape(config, model, parallel, dtype)) // parallel.world_size
     adapters = adapter_bytes(config, model, share, dtype)
-    return 4 * (config.max_step_tokens * widths + logits + rotary) + adapters + _FIXED_BYTES + int(shared)
+    return 4 * (config.max_step_tokens * widths + experts + logits + rotary) + adapters + _FIXED_BYTES + int(shared)
 
 
 def planned_bytes(

@@ -49,7 +49,7 @@ class WeightPart(ctypes.Structure):
 class Operation(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("kind", "from_", "to", "tensor", "other", "layer", "window")),
-        *((name, ctypes.c_int32) for name in ("query_table", "key_table", "variant")),
+        *((name, ctypes.c_int32) for name in ("query_table", "key_table", "variant", "experts", "chosen")),
         *((name, ctypes.c_float) for name in ("factor", "eps", "offset")),
     )
 
@@ -57,7 +57,9 @@ class Operation(ctypes.Structure):
 class Kind(IntEnum):
     """Of an `Operation`; `program.py` has their meanings."""
 
-    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION, ADDITION, HEAD = range(8)
+    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION, ROUTE, EXPERT_GATES, EXPERT_SUM, ADDITION, HEAD = range(
+        11
+    )
 
 
 class Buffer(IntEnum):
@@ -67,9 +69,10 @@ class Buffer(IntEnum):
 
 
 class Variant(IntEnum):
-    """Of a kind of `Operation`: a gate's activation, a norm of all heads together, attention whose output is gated."""
+    """Of a kind of `Operation`: a gate's activation, a norm of all heads together, attention whose output is gated, experts'
+    weights that are a softmax of all experts."""
 
-    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE = range(4)
+    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE, SCORES_ALL = range(5)
 
 
 class TokenMask(ctypes.Structure):

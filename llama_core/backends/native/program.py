@@ -8,16 +8,34 @@
 | GATED_LINEAR | to = SwiGLU, or GeGLU, of from times the matrix + the bias `other` |
 | ROTATION | of queries, keys and values in QKV: norms of heads (`tensor` of q, `other` of k; as NORM), rotation, cache |
 | ATTENTION | to = attention of the layer's queries, perhaps gated; factor: of scores, 0 for head_dim ** -0.5 |
+| ROUTE | the `chosen` of `experts` for each row, by from times the router `tensor` + the bias `other` |
+| EXPERT_GATES | GATED_LINEAR of each chosen expert |
+| EXPERT_SUM | the sum of LINEAR of each chosen expert, times its weight |
 | ADDITION | to += factor * from |
 | HEAD | logits of the tensor, after a norm with the factors offset + `other` |
 """
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from llama_core.backends.native.library import Buffer, Kind, Operation, Tensor, Variant, WeightPart
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Add, Angles, Attend, GatedLinear, Layer, Linear, Norm, Rotate, Weight
+from llama_core.model.operations import (
+    Add,
+    Angles,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Layer,
+    Linear,
+    Norm,
+    Rotate,
+    Route,
+    Weight,
+)
 from llama_core.model.share import RankShare
 from llama_core.model.weights import EMBEDDING, FINAL_NORM, OUTPUT, first_rows, weight_specs
 
@@ -30,10 +48,10 @@ class NativeModel:
         self._specs = weight_specs(model)
         self._first, shapes = first_rows(self._specs, share)
         self._numbers = {name: number for number, name in enumerate(shapes, 1)}
-        self._eps = model.norm_eps
+        self._eps, self._n_experts = model.norm_eps, model.n_experts
         self._tables = {angles: number for number, angles in enumerate(model.angles, 1)} | {Angles(None): 0}
         tensors = [Tensor(*(*shape, 1)[:2]) for shape in shapes.values()]
-        linear = {name: spec for name, spec in self._specs.items() if spec.is_linear and name != OUTPUT}
+        linear = {name: spec for name, spec in self._specs.items() if spec.takes_adapters and name != OUTPUT}
         modules = [self.part(name, spec.part(share).shape) for name, spec in linear.items()]
         operations = list(self._operations(model))
         self._tensors = (Tensor * len(tensors))(*tensors)
@@ -57,6 +75,11 @@ class NativeModel:
         spec = weight and self._specs.get(f"{layer}{weight.name}.{kind}")
         return self._numbers[spec.tensor] if spec else 0
 
+    def _tensors_of(self, layer: str, weight: Weight) -> tuple[int, int]:
+        """Of a matrix, or of all experts' matrices, and of its biases."""
+        first = replace(weight, name=weight.name.format(0)) if weight.of_experts else weight
+        return self._number(layer, first), self._number(layer, first, "bias")
+
     def _operations(self, model: ModelConfig) -> Iterator[Operation]:
         whole = [self._numbers[self._specs[name].tensor] for name in (EMBEDDING, OUTPUT)]
         yield Operation(Kind.EMBEDDING, Buffer.RESIDUAL, Buffer.RESIDUAL, whole[0])
@@ -69,6 +92,7 @@ class NativeModel:
 
     def _layer(self, i: int, layer: Layer) -> Iterator[Operation]:
         value, begin = Buffer.RESIDUAL, f"layers.{i}."
+        how: dict[str, Any] = {}
         for operation, following in zip(layer, (*layer[1:], None), strict=True):
             source = value
             match operation:
@@ -88,10 +112,27 @@ class NativeModel:
                         value, factor = Buffer.RESIDUAL, following.multiplier
                     elif operation.is_summed:
                         value = Buffer.PROJECTED
-                    matrix, bias = (self._number(begin, parts[0], each) for each in ("weight", "bias"))
-                    yield Operation(kind, source, value, matrix, bias, factor=factor, variant=variant)
+                    tensors = self._tensors_of(begin, parts[0])
+                    yield Operation(kind, source, value, *tensors, factor=factor, variant=variant)
                 case Rotate():
                     yield self._rotation(i, operation)
+                case Route(router, chosen, scoring):
+                    variant, value = Variant.PLAIN if scoring == "chosen" else Variant.SCORES_ALL, Buffer.NORMED
+                    if source == Buffer.RESIDUAL:
+                        yield Operation(Kind.NORM, source, value)
+                    of, how = self._tensors_of(begin, router), {"experts": self._n_experts, "chosen": chosen}
+                    yield Operation(Kind.ROUTE, value, value, *of, variant=variant, **how)
+                case GatedExperts(_, parts, activation):
+                    variant, value = Variant.PLAIN if activation == "silu" else Variant.GELU_TANH, Buffer.GATED
+                    yield Operation(
+                        Kind.EXPERT_GATES, source, value, *self._tensors_of(begin, parts[0]), variant=variant, **how
+                    )
+                case ExpertSum(_, (down,)):
+                    value = Buffer.RESIDUAL if isinstance(following, Add) else Buffer.PROJECTED
+                    factor = following.multiplier if isinstance(following, Add) else 1.0
+                    yield Operation(
+                        Kind.EXPERT_SUM, source, value, *self._tensors_of(begin, down), factor=factor, **how
+                    )
                 case Attend(window, scale, is_gated):
                     value, variant = Buffer.ATTENDED, Variant.SIGMOID_GATE if is_gated else Variant.PLAIN
                     how = {"window": window, "factor": scale or 0.0, "variant": variant}

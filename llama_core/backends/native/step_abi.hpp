@@ -51,18 +51,21 @@ LLAMA_DEFINE_STRUCT(WeightPart, LLAMA_WEIGHT_PART)
 #define LLAMA_OPERATION(field)                                                                                                \
     field(int32_t, kind) field(int32_t, from) field(int32_t, to) field(int32_t, tensor) field(int32_t, other)                 \
     field(int32_t, layer) field(int32_t, window) field(int32_t, query_table) field(int32_t, key_table) field(int32_t, variant) \
+    field(int32_t, experts) field(int32_t, chosen)                                                                            \
     field(float, factor) field(float, eps) field(float, offset)
 LLAMA_DEFINE_STRUCT(Operation, LLAMA_OPERATION)
 #define LLAMA_KINDS(entry)                                                                                                    \
     entry(kEmbedding, "embedding") entry(kNorm, "norm") entry(kLinear, "linear") entry(kGatedLinear, "gated_linear")          \
-    entry(kRotation, "rotation") entry(kAttention, "attention") entry(kAddition, "addition") entry(kHead, "head")
+    entry(kRotation, "rotation") entry(kAttention, "attention") entry(kRoute, "route") entry(kExpertGates, "expert_gates")    \
+    entry(kExpertSum, "expert_sum") entry(kAddition, "addition") entry(kHead, "head")
 enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
 #define LLAMA_BUFFERS(entry)                                                                                                  \
     entry(kResidual, "residual") entry(kNormed, "normed") entry(kQkv, "qkv") entry(kAttended, "attended")                     \
     entry(kGated, "gated") entry(kProjected, "projected")
 enum Buffer { LLAMA_BUFFERS(LLAMA_ENUMERATOR) };
 #define LLAMA_VARIANTS(entry) \
-    entry(kPlain, "plain") entry(kGeluTanh, "gelu_tanh") entry(kAllHeads, "all_heads") entry(kSigmoidGate, "sigmoid_gate")
+    entry(kPlain, "plain") entry(kGeluTanh, "gelu_tanh") entry(kAllHeads, "all_heads") entry(kSigmoidGate, "sigmoid_gate") \
+    entry(kScoresAll, "scores_all")
 enum Variant { LLAMA_VARIANTS(LLAMA_ENUMERATOR) };
 // clang-format on
 
@@ -82,6 +85,14 @@ enum Op {
     kRotate,
     kAttend,
     kGateHeads,
+    kScoreExperts,
+    kChooseExperts,
+    kGroupExperts,
+    kGatherExperts,
+    kGateExperts,
+    kQuantizeExperts,
+    kProjectExperts,
+    kSumExperts,
     kAdd,
     kNormFinal,
     kLogits,

@@ -47,10 +47,13 @@ class GgufKeys(Fields):
 
     def family(self, path: Path) -> Family:
         """Raises ConfigError for an unknown one, and for keys that change the model and that it does not read."""
-        family = gguf_families().get(self.architecture) if isinstance(self.architecture, str) else None
-        if family is None:
-            known = ", ".join(gguf_families())
+        has_experts = self.given.get("expert_count") not in (None, 0)
+        family = gguf_families().get((str(self.architecture), has_experts))
+        if family is None and not has_experts:
+            known = ", ".join(dict.fromkeys(name for name, _ in gguf_families()))
             raise ConfigError(f"{path}: the architecture {shown(self.architecture)} is not supported, only {known}")
+        if family is None:
+            raise ConfigError(f"{path}: experts of the architecture {shown(self.architecture)} are not supported")
         for name, neutral in _NEUTRAL.items():
             value = self.given.get(name)
             if value is not None and name not in family.reads.values() and value not in neutral:

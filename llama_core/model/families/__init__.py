@@ -22,6 +22,6 @@ def wrapped_families() -> Mapping[str, Family]:
 
 
 @cache
-def gguf_families() -> Mapping[str, Family]:
-    """By the architecture's name in GGUF files."""
-    return {family.gguf: family for family in families().values() if family.gguf}
+def gguf_families() -> Mapping[tuple[str, bool], Family]:
+    """By the architecture's name in GGUF files, and whether the model has experts."""
+    return {(family.gguf, family.gguf_has_experts): family for family in families().values() if family.gguf}

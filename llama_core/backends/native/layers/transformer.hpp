@@ -21,6 +21,7 @@
 #include "../step_plan.hpp"
 #include "attention_layer.hpp"
 #include "epilogues.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 #include "projection.hpp"
 #include "rank_weights.hpp"
@@ -43,6 +44,7 @@ class Transformer : public Engine, private Tasks {
           projection_(s.threads),
           attention_(s, rotary),
           adapters_(s, tensors.size(), modules, operations),
+          experts_(s, operations),
           embedding_(weights_.values(operations.front().tensor)),
           head_(weights_.matrix(operations.back().tensor)) {
         for (int rank = 0; rank < s.ranks; rank++)
@@ -64,7 +66,7 @@ class Transformer : public Engine, private Tasks {
         weight_bytes = weights_.bytes();
         working_bytes = residual_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + gated_.bytes() +
                         projected_.bytes() + last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes() +
-                        adapters_.bytes();
+                        adapters_.bytes() + experts_.bytes();
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
         waited_before_.resize(s.threads);
         plan_.reserve(s);
@@ -125,6 +127,8 @@ class Transformer : public Engine, private Tasks {
         forms_.assign(operations_.size(), InputForm::kDense);
         for (size_t i = 1; i < operations_.size(); i++) {
             const Operation& each = operations_[i];
+            if (each.kind == kExpertSum)
+                experts_.reserve(weights_.matrix(operations_[i - 1].tensor), weights_.matrix(each.tensor));
             if (!is_product(each)) continue;
             const Linear<T>& w = weights_.matrix(each.tensor);
             reserve(inputs_of(each), w, s.max_tokens);
@@ -137,7 +141,7 @@ class Transformer : public Engine, private Tasks {
     bool samples() const { return shape.rank == shape.sampler; }
     static bool is_product(const Operation& of) { return of.kind == kLinear || of.kind == kGatedLinear; }
     // Over the ranks, because they divide the inputs.
-    static bool is_summed(const Operation& of) { return of.kind == kLinear && of.to != kQkv; }
+    static bool is_summed(const Operation& of) { return of.kind == kExpertSum || (of.kind == kLinear && of.to != kQkv); }
     static InputForm form_of(const Linear<T>& w) { return w.format().input_form; }
     Inputs<T>& inputs_of(const Operation& product) {
         return product.from == kNormed ? normed_ : product.from == kAttended ? attended_ : gated_;
@@ -165,7 +169,7 @@ class Transformer : public Engine, private Tasks {
                 case kGatedLinear:
                     add(kQuantize, i, each.from != kNormed && forms_[i] != InputForm::kDense ? blocks : 0);
                     add(kShrink, i, adapters_.shrink_tasks(each.tensor));
-                    add(kProject, i, projection_.tasks_of(weights_.matrix(each.tensor), tokens));
+                    add(kProject, i, projection_.tasks_of({weights_.matrix(each.tensor), inputs_of(each), tokens}));
                     add(kShareSum, i, shared && is_summed(each));
                     add(kJoinSum, i, shared && is_summed(each) ? blocks : 0);
                     break;
@@ -177,6 +181,20 @@ class Transformer : public Engine, private Tasks {
                 case kAttention:
                     add(kAttend, i, plan_.attention_tasks(shape));
                     add(kGateHeads, i, each.variant == kSigmoidGate ? blocks : 0);
+                    break;
+                case kRoute:
+                    add(kScoreExperts, i, experts_.score_tasks(tokens));
+                    add(kChooseExperts, i, blocks);
+                    add(kGroupExperts, i, 1);
+                    add(kGatherExperts, i, blocks);
+                    break;
+                case kExpertGates: add(kGateExperts, i, team_.size()); break;
+                case kExpertSum:
+                    add(kQuantizeExperts, i, form_of(weights_.matrix(each.tensor)) != InputForm::kDense ? blocks : 0);
+                    add(kProjectExperts, i, team_.size());
+                    add(kSumExperts, i, blocks);
+                    add(kShareSum, i, shared);
+                    add(kJoinSum, i, shared * blocks);
                     break;
                 case kAddition: add(kAdd, i, blocks); break;
                 case kHead: add_head(); break;
@@ -190,7 +208,7 @@ class Transformer : public Engine, private Tasks {
         const int samples = plan_.num_samples();
         const bool shared = shape.ranks > 1 && samples;
         add(kNormFinal, 0, (samples + 15) / 16);
-        add(kLogits, 0, projection_.tasks_of(head_, samples));
+        add(kLogits, 0, projection_.tasks_of({head_, last_, samples}));
         add(kShareLogits, 0, shared);
         add(kJoinLogits, 0, shared && join_logits_ ? samples : 0);
     }
@@ -222,9 +240,29 @@ class Transformer : public Engine, private Tasks {
                 return attention_.rotate(of.layer, task, plan_, slots, qkv_, [&](int t) { return changes(of, t); });
             case kAttend: return attention_.attend(of.layer, of.window, of.factor, task, plan_, slots, attended_.rows);
             case kGateHeads: return over_tokens(task, [&](int t) { gate_heads(t); });
+            case kScoreExperts:
+                return experts_.score(task, plan_.num_tokens(), normed_.rows, weights_.values(of.tensor), weights_.values(of.other),
+                                      shape.dim);
+            case kChooseExperts: return over_tokens(task, [&](int t) { experts_.choose(of, t); });
+            case kGroupExperts: {
+                const Operation *gates = &of + 1, *down = gates + 1;
+                return experts_.group(of, plan_.num_tokens(), weights_.matrix(gates->tensor), weights_.matrix(down->tensor),
+                                      projection_);
+            }
+            case kGatherExperts: {
+                const InputForm form = form_of(weights_.matrix((&of + 1)->tensor));
+                return over_tokens(task, [&](int t) { experts_.gather(of, normed_[t], shape.dim, form, t); });
+            }
+            case kGateExperts: return gate_experts(of, thread);
+            case kQuantizeExperts:
+                return over_tokens(task, [&](int t) { experts_.quantize(of, weights_.matrix(of.tensor), t); });
+            case kProjectExperts:
+                return experts_.run(true, weights_.matrix(of.tensor), shape.rank ? nullptr : weights_.values(of.other),
+                                    projection_, thread, StoreTo<float>{experts_.results()});
+            case kSumExperts: return over_tokens(task, [&](int t) { sum_experts(of, t); });
             case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
             case kNormFinal: return norm_final(task);
-            case kLogits: return projection_.run(head_, last_, samples, task, thread, Logits{this});
+            case kLogits: return projection_.run({head_, last_, int(samples)}, task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
             case kSample: return sample(task, thread);
             case kShareEmbedding: return all_gather->gather(tokens * largest_part(shape.dim, shape.ranks) * sizeof(T));
@@ -345,11 +383,11 @@ class Transformer : public Engine, private Tasks {
     template <class Epilogue>
     void project(const Operation& of, const T* bias, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
         const Adapters<T>* adapters = adapters_.used() ? &adapters_ : nullptr;
-        const Linear<T>& w = weights_.matrix(of.tensor);
+        const Product<T> product{weights_.matrix(of.tensor), x, plan_.num_tokens()};
         if (bias || adapters)
-            projection_.run(w, x, plan_.num_tokens(), task, thread, Adjusted<T, Epilogue>{bias, adapters, of.tensor, epilogue});
+            projection_.run(product, task, thread, Adjusted<T, Epilogue>{bias, adapters, of.tensor, epilogue});
         else
-            projection_.run(w, x, plan_.num_tokens(), task, thread, epilogue);
+            projection_.run(product, task, thread, epilogue);
     }
 
     struct Partial {
@@ -383,6 +421,28 @@ class Transformer : public Engine, private Tasks {
             for (int rank = 0; rank < shape.ranks; rank++)
                 total += load(reinterpret_cast<const float*>(all_gather->part_of(rank)) + t * partial_stride() + i);
             const Vec sum = round_to<T>(total);
+            store(to + i, of.to == kResidual ? load(to + i) + round_to<T>(sum * splat(of.factor)) : sum);
+        }
+    }
+
+    // Experts.
+
+    void gate_experts(const Operation& of, int thread) {
+        auto run = [&](auto gate) {
+            experts_.run(false, weights_.matrix(of.tensor), weights_.values(of.other), projection_, thread, gate);
+        };
+        of.variant == kGeluTanh ? run(Gate<T, true>{experts_.gated()}) : run(Gate<T, false>{experts_.gated()});
+    }
+
+    void sum_experts(const Operation& of, int t) {
+        if (shape.ranks > 1) {
+            float* part = reinterpret_cast<float*>(all_gather->own_part()) + t * partial_stride();
+            for (int i = 0; i < shape.dim; i += kLanes) store(part + i, experts_.total(of, t, i));
+            return;
+        }
+        T* to = of.to == kResidual ? residual_[t] : projected_[t];
+        for (int i = 0; i < shape.dim; i += kLanes) {
+            const Vec sum = round_to<T>(experts_.total(of, t, i));
             store(to + i, of.to == kResidual ? load(to + i) + round_to<T>(sum * splat(of.factor)) : sum);
         }
     }
@@ -445,6 +505,7 @@ class Transformer : public Engine, private Tasks {
     Projection<T> projection_;
     AttentionLayer<T> attention_;
     Adapters<T> adapters_;
+    Experts<T> experts_;
     T* const embedding_;  // [full_vocab][columns of this rank]
     const Linear<T>& head_;
     Activations<T> residual_, qkv_, projected_;
