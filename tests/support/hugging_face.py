@@ -134,7 +134,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     },
     "qwen3-moe": _SHAPE
     | {"model_type": "qwen3_moe", "head_dim": 16, "num_hidden_layers": 4, "num_experts": 7, "num_experts_per_tok": 3}
-    | {"moe_intermediate_size": 48, "mlp_only_layers": [2], "norm_topk_prob": True},
+    | {"moe_intermediate_size": 48, "norm_topk_prob": True},
     "qwen3-moe-all": _SHAPE
     | {
         "model_type": "qwen3_moe",
@@ -143,8 +143,8 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
     }
-    | {"decoder_sparse_step": 2},
-    "mixtral": _SHAPE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "mixtral": _SHAPE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "seed-oss": _SHAPE
     | {"model_type": "seed_oss", "head_dim": 16, "rope_theta": 1e7, "rope_scaling": {"rope_type": "default"}},
     "seed-oss-biases": _SHAPE

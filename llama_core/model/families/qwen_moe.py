@@ -10,9 +10,9 @@ def _layer(given: Given, i: int) -> Layer:
     dense = fields.given.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise fields.wrong("mlp_only_layers", "a list of layers")
-    if i in dense or (i + 1) % fields.integer("decoder_sparse_step"):
+    if i in dense or (i + 1) % fields.integer("decoder_sparse_step", 1):
         return llama_layer(given, i, norms=HEAD_NORMS)
-    scoring: Scoring = "chosen" if fields.flag("norm_topk_prob") else "all"
+    scoring: Scoring = "chosen" if fields.flag("norm_topk_prob", True) else "all"
     return llama_layer(given, i, norms=HEAD_NORMS, fed=experts(fields.integer("num_experts_per_tok"), scoring))
 
 
@@ -31,7 +31,6 @@ FAMILIES = (
             "num_local_experts": "",
             "num_experts_per_tok": "expert_used_count",
             "moe_intermediate_size": "expert_feed_forward_length",
-            "decoder_sparse_step": "",
             "norm_topk_prob": "expert_weights_norm",
         },
         model=lambda fields: {

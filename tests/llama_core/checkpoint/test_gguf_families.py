@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "mistral-small": (gguf.MODEL_ARCH.MISTRAL3, True),
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False),
     "olmo3": (gguf.MODEL_ARCH.OLMO2, False),
+    "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
+    "qwen3-moe": (gguf.MODEL_ARCH.QWEN3MOE, False),
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
     "granite": (gguf.MODEL_ARCH.GRANITE, True),
     "phi4-mini": (gguf.MODEL_ARCH.PHI3, False),
@@ -80,6 +82,11 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
         writer.add_embedding_scale(given["embedding_multiplier"])
         writer.add_residual_scale(given["residual_multiplier"])
         writer.add_logit_scale(given["logits_scaling"])
+    if (count := given.get("num_experts", given.get("num_local_experts"))) is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(given["num_experts_per_tok"])
+    if (width := given.get("moe_intermediate_size")) is not None:
+        writer.add_expert_feed_forward_length(width)
     factors: dict[gguf.MODEL_TENSOR, list[float]] = {}
     if scaling.get("type") == "longrope":
         original = given["original_max_position_embeddings"]
@@ -91,7 +98,7 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     for kind, values in factors.items():
         writer.add_tensor(f"{gguf.TENSOR_NAMES[kind]}.weight", np.array(values, np.float32))
     names = gguf.get_tensor_name_map(architecture, layers)
-    for stored, weight in weights.items():
+    for stored, weight in _stacked(weights).items():
         if permutes and (".q_proj." in stored or ".k_proj." in stored):
             weight = _permuted(weight, heads if ".q_proj." in stored else given["num_key_value_heads"])
         if name == "gemma3" and stored.endswith("norm.weight"):
@@ -110,6 +117,21 @@ def _load(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     source = open_checkpoint(path)
     config = source.model_config(VOCAB_SIZE)
     return config, dict(rank_weights(source.open_weights(config), config, RankShare.of(config, 0, 1), torch.float32))
+
+
+def _stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With gate and up of all experts apart, as GGUF has them; transformers has both in one tensor."""
+    stacked = {}
+    for name, weight in weights.items():
+        if name.endswith(".experts.gate_up_proj"):
+            halves = weight.chunk(2, dim=1)
+            stacked |= {
+                name.replace("gate_up", part) + ".weight": half
+                for part, half in zip(("gate", "up"), halves, strict=True)
+            }
+        else:
+            stacked[f"{name}.weight" if ".experts." in name else name] = weight
+    return stacked
 
 
 def _is_of_text(name: str) -> bool:
