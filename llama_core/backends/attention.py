@@ -1,7 +1,8 @@
 """Attention over the paged cache in torch, which defines that of the other backends.
 
 `scale`: of scores, head_dim ** -0.5 if None. `window`: the number of latest positions that a query sees, its own included;
-FULL_ATTENTION for all. Blocks outside the window may belong to other sequences, which may have left NaN there.
+FULL_ATTENTION for all. `sinks`: [n_heads], see `Attend`. Blocks outside the window may belong to other sequences, which may
+have left NaN there.
 """
 
 import torch
@@ -16,6 +17,7 @@ def attend_decodes(
     lengths: torch.Tensor,
     window: int,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One query for each row: q [B, n_heads, head_dim] -> the same shape.
 
@@ -31,14 +33,23 @@ def attend_decodes(
     hidden = position >= lengths[:, None]  # [B, L]
     if window:
         hidden |= position < lengths[:, None] - window
-    weights = scores.masked_fill(hidden[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
+    scores = scores.masked_fill(hidden[:, None, None, :], float("-inf"))
+    if sinks is not None:
+        of_rows = sinks.float().view(1, n_kv_heads, -1, 1).expand(len(q), -1, -1, -1)
+        scores = torch.cat((scores, of_rows), dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]].type_as(q)
     # A weight of zero is not enough, because zero times NaN is NaN.
     values = values.masked_fill(hidden[:, :, None, None], 0)
     return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
 
 
 def attend_prefill(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int, scale: float | None = None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Several queries of one row: q [S, n_heads, head_dim], keys and values [L, n_kv_heads, head_dim].
 
@@ -46,7 +57,7 @@ def attend_prefill(
     """
     before = len(keys) - len(q)
     mask = None
-    if before or (window and len(q) > window):
+    if before or (window and len(q) > window) or sinks is not None:
         own = before + torch.arange(len(q), device=q.device)[:, None]
         position = torch.arange(len(keys), device=q.device)
         mask = position <= own
@@ -57,6 +68,12 @@ def attend_prefill(
         # With a mask and shared keys, torch holds all scores in float32. Repeating the keys avoids that.
         keys, values = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (keys, values))
         shares_keys = False
+    if sinks is not None and mask is not None:
+        # A key of zeros, whose value is zero and whose score is the mask.
+        scores = torch.zeros(mask.shape, device=q.device, dtype=q.dtype).masked_fill(~mask, float("-inf"))
+        of_heads = scores.expand(len(sinks), -1, -1), sinks.type_as(q).view(-1, 1, 1).expand(-1, len(q), 1)
+        mask = torch.cat(of_heads, dim=-1)
+        keys, values = (F.pad(each, (0, 0, 0, 0, 0, 1)) for each in (keys, values))
     out: torch.Tensor = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],

@@ -61,13 +61,14 @@ def attention(
     has_plain_norms: bool = False,
     temperature: Temperature | None = None,
     scale: float | None = None,
+    sinks: Weight | None = None,
 ) -> tuple[Operation, ...]:
     """From the attention's input to its output, in layer `i`. qkv: with the weight of gates as the fourth, if there is one."""
     rope = given.rope_of(i) if rotates else None
     return (
         Linear("qkv", tuple(replace(each, has_bias=given.qkv_bias) for each in qkv)),
         Rotate(rope, norms, has_plain_norms, temperature),
-        Attend(given.windows[i], scale, is_gated=len(qkv) > 3),
+        Attend(given.windows[i], scale, is_gated=len(qkv) > 3, sinks=sinks),
         Linear("out", (replace(OUT, has_bias=given.out_bias),)),
     )
 

@@ -11,8 +11,10 @@ from llama_core.model.rope import RopeConfig
 
 FULL_ATTENTION = 0  # a window without a limit
 
-# What a dimension of a weight consists of. Ranks divide the first six, which are names of RankShare's ranges.
-Extent = Literal["heads", "kv_heads", "hidden", "expert_hidden", "vocab", "columns", "dim", "head", "tokens", "experts"]
+# What a dimension of a weight consists of. Ranks divide the first seven, which are names of RankShare's ranges.
+Extent = Literal[
+    "heads", "each_head", "kv_heads", "hidden", "expert_hidden", "vocab", "columns", "dim", "head", "tokens", "experts"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Weight:
     operation with the same name in a file lie there one below the other. has_bias: beside a bias [outputs]. is_rotated: rows
     are of heads that the rotary embedding turns, which formats order differently. offset: of a norm, whose factors are offset +
     weight; GGUF files hold the factors. of_experts: each expert has one, with its number for {} in name and hugging_face; GGUF
-    files hold those of all experts in one tensor.
+    files hold those of all experts in one tensor. rows: how Hugging Face's files hold them, if they do that too; then, or if
+    is_bare, ".weight" does not follow the name there, and "_bias" the name of the bias.
     """
 
     name: str
@@ -35,6 +38,17 @@ class Weight:
     is_rotated: bool = False
     offset: float = 0.0
     of_experts: bool = False
+    rows: "ExpertRows | None" = None
+    is_bare: bool = False
+
+
+class ExpertRows(NamedTuple):
+    """Rows of a weight in each expert's part of a tensor of all experts: every `step`-th from `first`. is_turned: the part is
+    [inputs, outputs]."""
+
+    first: int = 0
+    step: int = 1
+    is_turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +118,24 @@ class Rotate:
 class Attend:
     """Grouped-query attention (Ainslie et al. 2023). window: the latest positions that a query sees, its own included (Beltagy
     et al. 2020). scale: of scores; head_dim ** -0.5 if None. is_gated: outputs are multiplied by the sigmoids of gates (Qiu et
-    al. 2025)."""
+    al. 2025). sinks: a score for each head, of a position without a value (Xiao et al. 2024)."""
 
     window: int = FULL_ATTENTION
     scale: float | None = None
     is_gated: bool = False
+    sinks: Weight | None = None
 
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 Scoring = Literal["chosen", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear:
-    """SwiGLU or GeGLU (Shazeer 2020): the activation of the value times the first part, times the value times the second."""
+    """SwiGLU or GeGLU (Shazeer 2020): the activation of the value times the first part, times the value times the second.
+
+    clamped_swiglu, of gpt-oss: g sigmoid(1.702 g) (u + 1) for g of at most 7, and u from -7 to 7.
+    """
 
     tensor: str
     parts: tuple[Weight, Weight]
@@ -178,6 +196,8 @@ def weights_of(operation: Operation) -> tuple[Weight, ...]:
             return (router,)
         case Rotate():
             return operation.norms or ()
+        case Attend(sinks=Weight() as sinks):
+            return (sinks,)
         case _:
             return ()
 
@@ -220,6 +240,8 @@ def check_layer(layer: Layer, place: str) -> None:
                 taken, given = (_GATED_QKV, ("queries", "gates")) if is_gated else (_QKV, ("queries",))
                 if made not in ((), ("head", "head"), ("heads", "kv_heads")) or (made and operation.has_plain_norms):
                     raise ConfigError(f"{at}: norms {', '.join(made)}, which must be of heads")
+            case Attend() if made not in ((), ("each_head",)):
+                raise ConfigError(f"{at}: has sinks of {', '.join(made)}, which must be of each head")
             case Attend(is_gated=is_gated):
                 taken, given = ("queries", "gates") if is_gated else ("queries",), ("heads",)
             case Route() if made != ("experts",):

@@ -49,6 +49,11 @@ class RankShare:
             columns=even_part(model.dim, rank, world_size),
         )
 
+    @property
+    def each_head(self) -> range:
+        """The query heads, of which a weight has a number each."""
+        return self.heads
+
     def has_first_copies(self, model: ModelConfig) -> bool:
         """Whether no rank before has a copy of this rank's key/value heads."""
         return self.heads.start == self.kv_heads.start * (model.n_heads // model.n_kv_heads)

@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Extent, Product, Weight, weights_of
+from llama_core.model.operations import ExpertRows, Extent, Product, Weight, weights_of
 from llama_core.model.share import RankShare
 
 EMBEDDING, OUTPUT = "tok_embeddings.weight", "output.weight"
 
-_DIVISIONS: Final = ("heads", "kv_heads", "hidden", "expert_hidden", "vocab", "columns")  # among ranks
+_DIVISIONS: Final = ("heads", "each_head", "kv_heads", "hidden", "expert_hidden", "vocab", "columns")  # among ranks
 _EMBEDDING: Final = Weight("tok_embeddings", "model.embed_tokens", "token_embd", "tokens", "columns")
 FINAL_NORM: Final = Weight("norm", "model.norm", "output_norm", "dim")
 _OUTPUT: Final = Weight("output", "lm_head", "output", "vocab", "dim")
@@ -34,7 +34,7 @@ class WeightSpec:
     the matrix of a linear layer. hugging_face, gguf: the names there of a tensor that has stored_rows rows, of which this
     weight's begin with first_row. is_rotated, offset: see `Weight`. division: of what the divided dimension consists. unit:
     indices of the dimension for each of them. expert: its number, of a weight that each expert has; GGUF files
-    hold those of all experts in one tensor.
+    hold those of all experts in one tensor, and Hugging Face's do where `rows` says how.
     """
 
     shape: tuple[int, ...]
@@ -50,6 +50,7 @@ class WeightSpec:
     stored_rows: int
     offset: float
     expert: int | None = None
+    rows: ExpertRows | None = None
 
     @property
     def takes_adapters(self) -> bool:
@@ -60,6 +61,12 @@ class WeightSpec:
     def stored_shape(self) -> tuple[int, ...]:
         """Of the tensor in Hugging Face's and GGUF files."""
         return (self.stored_rows, *self.shape[1:])
+
+    def part_shape(self, n_experts: int, *, is_turned: bool = True) -> tuple[int, ...]:
+        """Of the tensor of all experts, one of whose parts has this weight's `rows`. is_turned: as they are."""
+        assert self.rows is not None
+        shape = self.shape[0] * self.rows.step, *self.shape[1:]
+        return (n_experts, *(shape[::-1] if is_turned and self.rows.is_turned else shape))
 
     def part(self, share: RankShare) -> Box:
         """The region that a rank loads."""
@@ -96,11 +103,15 @@ def _specs(
     ours, hugging_face, gguf = begins
     numbers = range(config.n_experts) if weights and weights[0].of_experts else (None,)
     for expert, weight in ((expert, weight) for expert in numbers for weight in weights):
-        together = [each for each in weights if each.hugging_face == weight.hugging_face]
+        together = [
+            each for each in weights if each is weight or (each.hugging_face == weight.hugging_face and not each.rows)
+        ]
         rows = [_size(config, each.outputs) for each in together]
         extents = {"weight": (weight.outputs,) if weight.inputs is None else (weight.outputs, weight.inputs)}
         if weight.has_bias:
             extents["bias"] = (weight.outputs,)
+        is_bare = weight.is_bare or weight.rows is not None
+        ends = {"weight": "", "bias": "_bias"} if is_bare else {"weight": ".weight", "bias": ".bias"}
         for kind, each in extents.items():
             rank_dim = next((dim for dim, extent in enumerate(each) if extent in _DIVISIONS), None)
             divided = each[rank_dim or 0]
@@ -108,7 +119,7 @@ def _specs(
                 shape=tuple(_size(config, extent) for extent in each),
                 tensor=f"{ours}{tensor or weight.name.rpartition('.')[2]}{'_bias' if kind == 'bias' else ''}",
                 is_linear=len(each) == 2 and weight is not _EMBEDDING and weight.outputs != "experts",
-                hugging_face=f"{hugging_face}{weight.hugging_face.format(expert)}.{kind}",
+                hugging_face=f"{hugging_face}{weight.hugging_face.format(expert)}{ends[kind]}",
                 gguf=f"{gguf}{weight.gguf}.{kind}",
                 is_rotated=weight.is_rotated,
                 rank_dim=rank_dim,
@@ -118,6 +129,7 @@ def _specs(
                 stored_rows=sum(rows),
                 offset=weight.offset,
                 expert=expert,
+                rows=weight.rows,
             )
     return found
 
@@ -132,6 +144,8 @@ def _size(config: ModelConfig, extent: Extent) -> int:
             return config.kv_width
         case "head":
             return config.head_dim
+        case "each_head":
+            return config.n_heads
         case "hidden":
             return config.hidden_dim
         case "expert_hidden":

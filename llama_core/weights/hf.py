@@ -16,13 +16,14 @@ from llama_core.files.hf.coded_layers import Quantization
 from llama_core.files.hf.coding import Coding
 from llama_core.files.hf.files import Located, open_file
 from llama_core.files.json_fields import refuse_faults
-from llama_core.files.source import DENSE, GroupedSlice, Slice, WeightReader
+from llama_core.files.source import DENSE, GROUP, GroupedSlice, Slice, WeightReader
 from llama_core.model.config import ModelConfig
 from llama_core.model.fields import shown
 from llama_core.model.weight_formats import CODINGS, held_as
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
 from llama_core.weights.coded import CodedWeight
 from llama_core.weights.mapped import file_begin, release, row_chunks
+from llama_core.weights.mxfp4 import Mxfp4Weight
 
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers stored the frequencies
@@ -58,13 +59,16 @@ class HuggingFaceWeights(WeightReader):
         self._located, self.ignored, self.of_images = found.dense, found.ignored, found.of_images
         self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
         self._begins: dict[Path, int | None] = {}  # addresses of byte 0
-        self._coded: dict[str, tuple[Path, CodedWeight]] = {}
+        self._coded: dict[str, tuple[Path, CodedWeight | Mxfp4Weight]] = {}
         for name, (layer, coding) in found.coded.items():
             shape = self._specs[name].stored_shape
             at = {part.name: located.get(f"{layer}.{part.name}") for part, _ in coding.parts(shape)}
             tensors = {part: self._stored(each) for part, each in at.items() if each is not None}
             weight = CodedWeight(f"{directory}: {layer}", coding, shape, tensors)
             self._coded[name] = located[f"{layer}.{coding.codes.name}"].file, weight
+        for name, parts in found.mxfp4.items():
+            blocks, scales = (self._own_rows(name, self._stored(each)) for each in parts)
+            self._coded[name] = parts[0].file, Mxfp4Weight(blocks, scales)
         for name in found.spare_biases:
             if self._stored(located[name]).any():
                 raise CheckpointError(f"{directory}: {name} is unexpected, and not zero")
@@ -84,10 +88,11 @@ class HuggingFaceWeights(WeightReader):
             for start, chunk in self._chunks(name, box):
                 yield Slice(file, self._in_order(name, weight.values(chunk)), start)
             return
-        file, stored = self._located[name].file, self._stored(self._located[name])
+        file, stored = self._located[name].file, self._own_rows(name, self._stored(self._located[name]))
         if file not in self._begins:
             self._begins[file] = file_begin(stored)
-        begin = None if self._specs[name].is_rotated else self._begins[file]
+        spec = self._specs[name]
+        begin = None if spec.is_rotated or spec.rows else self._begins[file]
         for first, rows in self._rows(stored, name, box):
             offset = None if begin is None else rows.data_ptr() - begin
             yield Slice(file, rows, (first, *(0,) * (rows.dim() - 1)), offset)
@@ -137,6 +142,15 @@ class HuggingFaceWeights(WeightReader):
         mapped: torch.Tensor = self._files[located.file].get_tensor(located.name)
         return mapped
 
+    def _own_rows(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """Of a tensor that holds a weight of all experts."""
+        spec = self._specs[name]
+        if spec.rows is None:
+            return stored
+        own = stored[spec.expert]
+        is_turned = spec.rows.is_turned and own.ndim == len(spec.shape) == 2 and stored.dtype != torch.uint8
+        return (own.T if is_turned else own)[spec.rows.first :: spec.rows.step]
+
     def _check_tied(self, directory: Path) -> None:
         """Raises CheckpointError if the files have an output layer beside an embedding with other values."""
         embedding, output = self._stored(self._located[EMBEDDING]), self._stored(self._located[OUTPUT])
@@ -161,11 +175,12 @@ def interleaved(rows: torch.Tensor, head_dim: int, rotated: int) -> torch.Tensor
 
 
 class _Found(NamedTuple):
-    """dense: the tensor of each dense weight. coded: the layer of each other one in the files, and its coding. spare_biases: of
-    such layers in models without biases. ignored, of_images: see `WeightReader`."""
+    """dense: the tensor of each dense weight. mxfp4: the blocks and scales of others. coded: the layer of each other one in the
+    files, and its coding. spare_biases: of such layers in models without biases. ignored, of_images: see `WeightReader`."""
 
     dense: dict[str, Located]
     coded: dict[str, tuple[str, Coding]]
+    mxfp4: dict[str, tuple[Located, Located]]
     spare_biases: list[str]
     ignored: tuple[str, ...]
     of_images: tuple[str, ...]
@@ -191,13 +206,25 @@ def _by_own_name(
         elif names[EMBEDDING] not in located:
             names[EMBEDDING] = names[OUTPUT]
     coded = {} if quantization is None else dict(_coded_layers(names, located, specs, quantization))
-    dense = {name: stored for name, stored in names.items() if name not in coded}
+    mxfp4 = {
+        name: (located[f"{stored}_blocks"], located[f"{stored}_scales"])
+        for name, stored in names.items()
+        if specs[name].rows and f"{stored}_blocks" in located and f"{stored}_scales" in located
+    }
+    dense = {name: stored for name, stored in names.items() if name not in coded and name not in mxfp4}
     faults: list[str] = []
-    known = set(dense.values())
+    known = {*dense.values(), *(each.name for pair in mxfp4.values() for each in pair)}
+    for name, (blocks, scales) in mxfp4.items():
+        outputs, inputs = specs[name].part_shape(config.n_experts, is_turned=False)[1:]
+        for each, shape in ((blocks, (inputs // GROUP, GROUP // 2)), (scales, (inputs // GROUP,))):
+            if each.shape != (config.n_experts, outputs, *shape) or each.dtype != "U8" or inputs % GROUP:
+                faults.append(f"{each.name} has shape {shown(list(each.shape))} in {each.dtype}")
     for name, (layer, coding) in coded.items():
         faults += coding.faults(layer, specs[name].stored_shape, located)
         known.update(f"{layer}.{part.name}" for part, _ in coding.parts(specs[name].stored_shape))
-    faults += [fault for name, stored in dense.items() if (fault := _fault(stored, located, specs[name]))]
+    faults += [
+        fault for name, stored in dense.items() if (fault := _fault(stored, located, specs[name], config.n_experts))
+    ]
     biases = {f"{layer}.bias" for layer, _ in coded.values()} - known
     rest = (name for name in located if name not in known and name not in biases and name not in of_images)
     others = [name for name in rest if not _DERIVED.search(name)]
@@ -208,6 +235,7 @@ def _by_own_name(
     return _Found(
         {name: located[stored] for name, stored in dense.items()},
         coded,
+        mxfp4,
         [name for name in biases if name in located],
         (*fields, *sorted(set(ignored.values()))),
         tuple(sorted({name.removeprefix(_LAYERS).partition(".")[0] for name in of_images})),
@@ -239,12 +267,13 @@ def _coded_layers(
             yield name, (layer, coding)
 
 
-def _fault(name: str, located: Mapping[str, Located], spec: WeightSpec) -> str | None:
+def _fault(name: str, located: Mapping[str, Located], spec: WeightSpec, n_experts: int) -> str | None:
     if name not in located:
         return f"{name} is missing"
     tensor = located[name]
-    if tensor.shape != spec.stored_shape:
-        return f"{name} has shape {shown(list(tensor.shape))}, expected {list(spec.stored_shape)}"
+    expected = spec.part_shape(n_experts) if spec.rows else spec.stored_shape
+    if tensor.shape != expected:
+        return f"{name} has shape {shown(list(tensor.shape))}, expected {list(expected)}"
     if tensor.dtype not in _DTYPES:
         return f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPES)}"
     return None

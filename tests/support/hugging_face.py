@@ -145,6 +145,19 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     }
     | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     "mixtral": _SHAPE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    "gpt-oss": _SHAPE
+    | {
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+    }
+    | {"sliding_window": 24, "intermediate_size": 64, "rope_theta": 150000.0}
+    | {
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+        | {"original_max_position_embeddings": 32}
+    },
     "seed-oss": _SHAPE
     | {"model_type": "seed_oss", "head_dim": 16, "rope_theta": 1e7, "rope_scaling": {"rope_type": "default"}},
     "seed-oss-biases": _SHAPE

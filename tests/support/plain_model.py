@@ -21,6 +21,7 @@ from llama_core.model.config import ModelConfig
 from llama_core.model.family import Given
 from llama_core.model.llama import HEAD_NORMS, llama_layer
 from llama_core.model.operations import (
+    Activation,
     Add,
     Attend,
     ExpertSum,
@@ -112,12 +113,14 @@ def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_se
                     for at, angles in enumerate((operation.queries, operation.keys)):
                         table = rotary_table(angles, config.head_dim, max_seq_len, torch.device("cpu"))
                         heads[at] = _rotate(heads[at], table[: len(tokens)].double())
-                case Attend(window, scale, is_gated):
-                    x = _attend(config, window or len(x), scale or config.head_dim**-0.5, *heads[:3])
-                    x = x * heads[3].flatten(1).sigmoid() if is_gated else x
+                case Attend(window, scale, is_gated, sinks):
+                    of_heads = None if sinks is None else part[f"{sinks.name}.weight"]
+                    q, k, v, *gates = heads
+                    x = _attend(config, window or len(x), scale or config.head_dim**-0.5, q, k, v, of_heads)
+                    x = x * gates[0].flatten(1).sigmoid() if is_gated else x
                 case GatedLinear(_, parts, activation):
                     gate, up = (_linear(part, each.name, x) for each in parts)
-                    x = (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+                    x = _gate(gate, up, activation)
                 case Route():
                     route = operation
                 case GatedExperts():
@@ -139,6 +142,13 @@ def _linear(part: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, part[f"{name}.weight"], part.get(f"{name}.bias"))
 
 
+def _gate(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation == "clamped_swiglu":
+        gate = gate.clamp(max=7)
+        return gate * (1.702 * gate).sigmoid() * (up.clamp(-7, 7) + 1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
 def _sum_experts(part: Weights, route: Route, gates: GatedExperts, down: Weight, x: torch.Tensor) -> torch.Tensor:
     logits = _linear(part, route.router.name, x)
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : route.chosen]
@@ -148,19 +158,28 @@ def _sum_experts(part: Weights, route: Route, gates: GatedExperts, down: Weight,
     for token, (experts, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
         for expert, share in zip(experts, shares, strict=True):
             gate, up = (_linear(part, each.name.format(expert), x[token]) for each in gates.parts)
-            total[token] += share * _linear(part, down.name.format(expert), F.silu(gate) * up)
+            total[token] += share * _linear(part, down.name.format(expert), _gate(gate, up, gates.activation))
     return total
 
 
 def _attend(
-    config: ModelConfig, window: int, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    config: ModelConfig,
+    window: int,
+    scale: float,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """[T, heads, head_dim] each -> [T, heads * head_dim]."""
     group = config.n_heads // config.n_kv_heads
     k, v = (y.repeat_interleave(group, dim=1) for y in (k, v))
     distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    weights = scores.masked_fill((distance < 0) | (distance >= window), float("-inf")).softmax(-1)
+    scores = scores.masked_fill((distance < 0) | (distance >= window), float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : len(q)]
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 

@@ -229,8 +229,15 @@ class CapturableOps(TorchOps):
         return y
 
     def attend(
-        self, q: torch.Tensor, cache: KVCache, block_tables: torch.Tensor, tiles: AttentionTiles, how: Attend
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        block_tables: torch.Tensor,
+        tiles: AttentionTiles,
+        how: Attend,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert sinks is None
         window = how.window
         rows = torch.cat([tiles.decodes, tiles.chunks])
         token = torch.arange(len(q))

@@ -107,11 +107,21 @@ class TritonOps(TorchOps):
         return TileSizes(decode.rows // group, chunk.rows // group)
 
     def attend(
-        self, q: torch.Tensor, cache: KVCache, block_tables: torch.Tensor, tiles: AttentionTiles, how: Attend
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        block_tables: torch.Tensor,
+        tiles: AttentionTiles,
+        how: Attend,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if sinks is not None:  # no model without experts has some, and no CUDA graph has experts
+            return super().attend(q, cache, block_tables, tiles, how, sinks)
         return attend(q, cache, block_tables, tiles, how, batch_invariant=self._batch_invariant)
 
     def gate(self, gate_up: torch.Tensor, bias: Bias = None, activation: Activation = "silu") -> torch.Tensor:
+        if activation == "clamped_swiglu":  # of experts alone
+            return super().gate(gate_up, bias, activation)
         count, width = gate_up.shape
         hidden = width // 2
         out = torch.empty((count, hidden), dtype=gate_up.dtype, device=gate_up.device)
@@ -129,7 +139,7 @@ class TritonOps(TorchOps):
     def gated_product(
         self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None, activation: Activation = "silu"
     ) -> torch.Tensor:
-        if self._fuses(matrix.held, len(x)):
+        if self._fuses(matrix.held, len(x)) and activation != "clamped_swiglu":
             return gated_product(x, matrix.held, bias, activation)
         return super().gated_product(x, matrix, bias, activation)
 

@@ -189,7 +189,7 @@ class FusedTransformer:
                 case Norm() as norm, *_:
                     yield FusedTransformer._norm, (self._row_norm(i, norm),)
                 case Attend() as how, *_:
-                    yield FusedTransformer._attend, (i, how)
+                    yield FusedTransformer._attend, (i, how, how.sinks and self._held(i, how.sinks))
                 case GatedLinear() as linear, *_:
                     yield FusedTransformer._gate, (self._product(i, linear), linear.activation)
                 case Route() as route, GatedExperts() as gates, ExpertSum() as down:
@@ -266,8 +266,8 @@ class FusedTransformer:
             parts.append((normed * weight.view(-1, self.head_dim)).type_as(heads))
         return torch.cat((*parts, heads[:, ends[1] :]), dim=1)
 
-    def _attend(self, layer: int, how: Attend, way: _Pass, x: torch.Tensor) -> torch.Tensor:
-        attended = self.ops.attend(x, way.cache.layer(layer), way.block_tables, way.step.tiles, how).flatten(1)
+    def _attend(self, layer: int, how: Attend, sinks: torch.Tensor | None, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        attended = self.ops.attend(x, way.cache.layer(layer), way.block_tables, way.step.tiles, how, sinks).flatten(1)
         return attended * way.gates.pop().sigmoid() if how.is_gated else attended
 
     def _gate(self, product: _Product, activation: Activation, way: _Pass, x: torch.Tensor) -> torch.Tensor:

@@ -124,12 +124,18 @@ class TorchOps:
         return TileSizes(1 << 30, 1 << 30)
 
     def attend(
-        self, q: torch.Tensor, cache: KVCache, block_tables: torch.Tensor, tiles: AttentionTiles, how: Attend
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        block_tables: torch.Tensor,
+        tiles: AttentionTiles,
+        how: Attend,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
         the last `how.window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
 
-        cache: one layer's. block_tables: int64 [slots, N] block numbers.
+        cache: one layer's. block_tables: int64 [slots, N] block numbers. sinks: [H], or None.
         """
         (keys, values), window, scale = cache, how.window, how.scale
         if keys.dtype == FLOAT8_BYTES:
@@ -140,7 +146,7 @@ class TorchOps:
             tokens, _, slots, positions, _ = single.unbind(1)
             num_blocks = int(positions.max()) // block_size + 1
             seen = block_tables[slots, :num_blocks]
-            out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window, scale)
+            out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window, scale, sinks)
         several = [tiles.decodes[tiles.decodes[:, 1] > 1], tiles.chunks[tiles.chunks[:, 1] > 0]]
         for begin, count, slot, start, _ in torch.cat(several).tolist():
             first = max(0, start - window + 1) if window else 0
@@ -148,12 +154,15 @@ class TorchOps:
             place = block_tables[slot, position // block_size] * block_size + position % block_size
             seen_keys, seen_values = keys.flatten(0, 1)[place], values.flatten(0, 1)[place]
             asked = q[begin : begin + count]
-            out[begin : begin + count] = attend_prefill(asked, seen_keys, seen_values, window, scale)
+            out[begin : begin + count] = attend_prefill(asked, seen_keys, seen_values, window, scale, sinks)
         return out
 
     def gate(self, gate_up: torch.Tensor, bias: Bias = None, activation: Activation = "silu") -> torch.Tensor:
         """activation(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            gate = gate.clamp(max=7.0)
+            return (up.clamp(-7.0, 7.0) + 1) * (gate * torch.sigmoid(gate * 1.702))
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:

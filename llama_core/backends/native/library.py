@@ -72,7 +72,7 @@ class Variant(IntEnum):
     """Of a kind of `Operation`: a gate's activation, a norm of all heads together, attention whose output is gated, experts'
     weights that are a softmax of all experts."""
 
-    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE, SCORES_ALL = range(5)
+    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE, SCORES_ALL, CLAMPED_SWIGLU = range(6)
 
 
 class TokenMask(ctypes.Structure):

@@ -5,9 +5,9 @@
 | EMBEDDING | to = rows of the tensor |
 | NORM | to = RMSNorm of from with the factors offset + `tensor`, or without factors; a copy if eps is 0 |
 | LINEAR | to = from times the matrix + the bias `other`, over all ranks unless to QKV; to the residual, to += factor * that |
-| GATED_LINEAR | to = SwiGLU, or GeGLU, of from times the matrix + the bias `other` |
+| GATED_LINEAR | to = SwiGLU, or another gate, of from times the matrix + the bias `other` |
 | ROTATION | of queries, keys and values in QKV: norms of heads (`tensor` of q, `other` of k; as NORM), rotation, cache |
-| ATTENTION | to = attention of the layer's queries, perhaps gated; factor: of scores, 0 for head_dim ** -0.5 |
+| ATTENTION | to = attention of the layer's queries, perhaps gated; `tensor`: sinks; factor: of scores, 0 for head_dim ** -0.5 |
 | ROUTE | the `chosen` of `experts` for each row, by from times the router `tensor` + the bias `other` |
 | EXPERT_GATES | GATED_LINEAR of each chosen expert |
 | EXPERT_SUM | the sum of LINEAR of each chosen expert, times its weight |
@@ -18,7 +18,7 @@
 import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from llama_core.backends.native.library import Buffer, Kind, Operation, Tensor, Variant, WeightPart
 from llama_core.model.config import ModelConfig
@@ -38,6 +38,12 @@ from llama_core.model.operations import (
 )
 from llama_core.model.share import RankShare
 from llama_core.model.weights import EMBEDDING, FINAL_NORM, OUTPUT, first_rows, weight_specs
+
+_ACTIVATIONS: Final = {
+    "silu": Variant.PLAIN,
+    "gelu_tanh": Variant.GELU_TANH,
+    "clamped_swiglu": Variant.CLAMPED_SWIGLU,
+}
 
 
 class NativeModel:
@@ -107,7 +113,7 @@ class NativeModel:
                     kind, value, factor, variant = Kind.LINEAR, Buffer.QKV, 1.0, Variant.PLAIN
                     if isinstance(operation, GatedLinear):
                         kind, value = Kind.GATED_LINEAR, Buffer.GATED
-                        variant = Variant.PLAIN if operation.activation == "silu" else Variant.GELU_TANH
+                        variant = _ACTIVATIONS[operation.activation]
                     elif isinstance(following, Add):
                         value, factor = Buffer.RESIDUAL, following.multiplier
                     elif operation.is_summed:
@@ -123,7 +129,7 @@ class NativeModel:
                     of, how = self._tensors_of(begin, router), {"experts": self._n_experts, "chosen": chosen}
                     yield Operation(Kind.ROUTE, value, value, *of, variant=variant, **how)
                 case GatedExperts(_, parts, activation):
-                    variant, value = Variant.PLAIN if activation == "silu" else Variant.GELU_TANH, Buffer.GATED
+                    variant, value = _ACTIVATIONS[activation], Buffer.GATED
                     yield Operation(
                         Kind.EXPERT_GATES, source, value, *self._tensors_of(begin, parts[0]), variant=variant, **how
                     )
@@ -133,10 +139,10 @@ class NativeModel:
                     yield Operation(
                         Kind.EXPERT_SUM, source, value, *self._tensors_of(begin, down), factor=factor, **how
                     )
-                case Attend(window, scale, is_gated):
+                case Attend(window, scale, is_gated, sinks):
                     value, variant = Buffer.ATTENDED, Variant.SIGMOID_GATE if is_gated else Variant.PLAIN
                     how = {"window": window, "factor": scale or 0.0, "variant": variant}
-                    yield Operation(Kind.ATTENTION, source, value, layer=i, **how)
+                    yield Operation(Kind.ATTENTION, source, value, self._number(begin, sinks), layer=i, **how)
                 case Add(multiplier):
                     value = Buffer.RESIDUAL
                     if source == Buffer.PROJECTED:  # else the product before has added

@@ -65,7 +65,7 @@ enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
 enum Buffer { LLAMA_BUFFERS(LLAMA_ENUMERATOR) };
 #define LLAMA_VARIANTS(entry) \
     entry(kPlain, "plain") entry(kGeluTanh, "gelu_tanh") entry(kAllHeads, "all_heads") entry(kSigmoidGate, "sigmoid_gate") \
-    entry(kScoresAll, "scores_all")
+    entry(kScoresAll, "scores_all") entry(kClampedSwiglu, "clamped_swiglu")
 enum Variant { LLAMA_VARIANTS(LLAMA_ENUMERATOR) };
 // clang-format on
 

@@ -84,6 +84,8 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
     tensors = model.tensors
     rope, context = read_rope(keys, model, rotated, family)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
+    if not family.defaults.get("rope_parameters", {}).get("truncate", True):
+        rope = replace(rope, truncate=False)  # as the model was trained; llama.cpp truncates all
     local_rope = None
     if family.local_theta:
         theta = keys.number("rope.freq_base_swa") or family.defaults.get(family.local_theta) or rope.theta

@@ -56,7 +56,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     },
 }
 # Families of CONFIGS, with the switches that no other has.
-FAMILIES = ("gemma3-images", "glm4", "ministral3", "muse-glimmer", "olmo3", "qwen3-moe", "qwen3-moe-all")
+FAMILIES = ("gemma3-images", "glm4", "ministral3", "muse-glimmer", "olmo3", "qwen3-moe", "qwen3-moe-all", "gpt-oss")
 TOKENS = [1 + i * 37 % 129 for i in range(100)]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.06}
 GREEDY = SamplingParams(temperature=0.0, logprobs=0)

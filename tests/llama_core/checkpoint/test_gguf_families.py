@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
     "qwen3-moe": (gguf.MODEL_ARCH.QWEN3MOE, False),
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
+    "gpt-oss": (gguf.MODEL_ARCH.GPT_OSS, False),
     "granite": (gguf.MODEL_ARCH.GRANITE, True),
     "phi4-mini": (gguf.MODEL_ARCH.PHI3, False),
     "phi4": (gguf.MODEL_ARCH.PHI3, False),
@@ -85,7 +86,7 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     if (count := given.get("num_experts", given.get("num_local_experts"))) is not None:
         writer.add_expert_count(count)
         writer.add_expert_used_count(given["num_experts_per_tok"])
-    if (width := given.get("moe_intermediate_size")) is not None:
+    if (width := given["intermediate_size"] if name == "gpt-oss" else given.get("moe_intermediate_size")) is not None:
         writer.add_expert_feed_forward_length(width)
     factors: dict[gguf.MODEL_TENSOR, list[float]] = {}
     if scaling.get("type") == "longrope":
@@ -98,7 +99,7 @@ def _write(path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
     for kind, values in factors.items():
         writer.add_tensor(f"{gguf.TENSOR_NAMES[kind]}.weight", np.array(values, np.float32))
     names = gguf.get_tensor_name_map(architecture, layers)
-    for stored, weight in _stacked(weights).items():
+    for stored, weight in _stacked(weights, is_turned=name == "gpt-oss").items():
         if permutes and (".q_proj." in stored or ".k_proj." in stored):
             weight = _permuted(weight, heads if ".q_proj." in stored else given["num_key_value_heads"])
         if name == "gemma3" and stored.endswith("norm.weight"):
@@ -119,18 +120,24 @@ def _load(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     return config, dict(rank_weights(source.open_weights(config), config, RankShare.of(config, 0, 1), torch.float32))
 
 
-def _stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With gate and up of all experts apart, as GGUF has them; transformers has both in one tensor."""
-    stacked = {}
+def _stacked(weights: Mapping[str, torch.Tensor], *, is_turned: bool) -> dict[str, torch.Tensor]:
+    """With gate and up of all experts apart, as GGUF has them. transformers has both in one tensor: one below the other, or, if
+    is_turned, [inputs, outputs] and in turn."""
+    stacked: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
-        if name.endswith(".experts.gate_up_proj"):
-            halves = weight.chunk(2, dim=1)
-            stacked |= {
-                name.replace("gate_up", part) + ".weight": half
-                for part, half in zip(("gate", "up"), halves, strict=True)
-            }
-        else:
-            stacked[f"{name}.weight" if ".experts." in name else name] = weight
+        kind, own = (".bias" if name.endswith("_bias") else ".weight"), name.removesuffix("_bias")
+        if ".experts." not in name:
+            stacked[name + kind if name.endswith(".sinks") else name] = weight
+            continue
+        if is_turned and weight.ndim == 3:
+            weight = weight.transpose(1, 2)
+        if not own.endswith(".gate_up_proj"):
+            stacked[own + kind] = weight
+            continue
+        halves = (weight[:, ::2], weight[:, 1::2]) if is_turned else weight.chunk(2, dim=1)
+        stacked |= {
+            own.replace("gate_up", part) + kind: half for part, half in zip(("gate", "up"), halves, strict=True)
+        }
     return stacked
 
 

@@ -48,7 +48,7 @@ void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, 
     alignas(64) float sums[N][kMaxHeadDim];
     RunningSoftmax running[N];
     const Span span(queries, N);
-    for (int n = 0; n < N; n++) std::memset(sums[n], 0, head_dim * sizeof(float));
+    for (int n = 0; n < N; n++) running[n].begin(queries[n].sink), std::memset(sums[n], 0, head_dim * sizeof(float));
     for (int begin = span.first; begin <= span.last; begin = Span::after(begin)) {
         const Chunk<T> chunk(cache, from, head_dim, begin, span);
         if (chunk.count == kChunkTiles)

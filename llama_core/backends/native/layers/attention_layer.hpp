@@ -71,8 +71,8 @@ class AttentionLayer {
     }
 
     // Writes what one query tile attends to under some heads: out [tokens][heads * head_dim]. `window`: the latest positions that a
-    // query sees, its own included; 0 for all. `scale`: of scores; 0 for 1 / sqrt(head_dim).
-    void attend(int layer, int window, float scale, int task, const StepPlan& plan, const Slots& slots,
+    // query sees, its own included; 0 for all. `scale`: of scores; 0 for 1 / sqrt(head_dim). `sinks`: of each head, or null.
+    void attend(int layer, int window, float scale, const T* sinks, int task, const StepPlan& plan, const Slots& slots,
                 const Rows<T>& out) const {
         const int tasks = plan.tasks_per_query_tile(shape_);
         const int begin = task % tasks * plan.heads_per_task, end = std::min(shape_.kv_heads, begin + plan.heads_per_task);
@@ -80,7 +80,7 @@ class AttentionLayer {
         const kernels::AttentionTiles tiles((tile.end - tile.begin) * (shape_.heads / shape_.kv_heads));
         for (int kv_head = begin; kv_head < end; kv_head++) {
             const int next = kv_head + 1 < end ? kv_head + 1 : -1;
-            attend_head(tile, {layer, kv_head, next, block_table_of(tile.slot, slots)}, window, scale, plan, out);
+            attend_head(tile, {layer, kv_head, next, block_table_of(tile.slot, slots)}, window, scale, sinks, plan, out);
         }
     }
 
@@ -116,7 +116,7 @@ class AttentionLayer {
         std::memcpy(static_cast<void*>(to), x, shape_.head_dim * sizeof(T));
     }
 
-    void attend_head(const QueryTile& tile, const kernels::Source& from, int window, float scale, const StepPlan& plan,
+    void attend_head(const QueryTile& tile, const kernels::Source& from, int window, float scale, const T* sinks, const StepPlan& plan,
                      const Rows<T>& to) const {
         const int group = shape_.heads / shape_.kv_heads;
         if (!scale) scale = 1.0f / std::sqrt(float(shape_.head_dim));
@@ -131,7 +131,7 @@ class AttentionLayer {
                 T* out = to[t] + head * shape_.head_dim;
                 const int last = plan.tokens[t].position;
                 queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i],
-                              window ? std::max(0, last - window + 1) : 0, last};
+                              window ? std::max(0, last - window + 1) : 0, last, sinks ? widen(sinks[head]) : kLowest};
             }
             kernels::attend_all(queries, num, cache_, from, head_dim_, scale);
             for (int i = 0; i < num && !direct; i++) {

@@ -79,6 +79,7 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
     RunningSoftmax running[kTileQueries];
     const Span span(queries, num);
     for (int n = 0; n < num; n++) std::memcpy(static_cast<void*>(q + n * head_dim), queries[n].q, head_dim * sizeof(bf16));
+    for (int n = 0; n < num; n++) running[n].begin(queries[n].sink);
     std::memset(sums, 0, num * head_dim * sizeof(float));
     // Nothing reads rows beyond `num`. The barrier tells the compiler about the reads of tile loads, which do not declare them.
     asm volatile("" ::"r"(q) : "memory");

@@ -1,6 +1,7 @@
 // Epilogues of linear layers that need nothing but the rows they write: see projection.hpp.
 #pragma once
 
+#include "../step_abi.hpp"
 #include "adapters.hpp"
 
 namespace llama {
@@ -44,19 +45,26 @@ struct Adjusted {
 inline Vec sigmoid(Vec x) { return reciprocal(splat(1.0f) + exp(-x)); }
 
 // silu, or gelu by tanh (Hendrycks and Gimpel 2016): x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
-template <bool kIsGelu>
-inline Vec activated(Vec x) {
-    if constexpr (!kIsGelu) return x * sigmoid(x);
+inline Vec activated(Vec x, Variant variant) {
+    if (variant == kPlain) return x * sigmoid(x);
     return x * sigmoid(x * fma(x * x, splat(0.07135481627f), splat(1.595769122f)));
 }
 
-// SwiGLU or GeGLU: the activated gate * up. Of an output tile, 16 outputs are the gate's and 16 are up's.
-template <class T, bool kIsGelu>
+// The gates of model/operations.py's GatedLinear. Of an output tile, 16 outputs are the gate's and 16 are up's.
+template <class T, Variant kVariant>
 struct Gate {
     const Rows<T>& to;
     void operator()(int row, int tile, const float* out) const {
         Vec gate = round_to<T>(load(out)), up = round_to<T>(load(out + 16));
-        store(to[row] + tile * 16, round_to<T>(activated<kIsGelu>(gate)) * up);
+        if constexpr (kVariant == kClampedSwiglu) {
+            const Vec limit = splat(7.0f);  // comparisons are false for NaN, which stays
+            gate = select(gate > limit, limit, gate);
+            up = select(up > limit, limit, select(up < -limit, -limit, up)) + splat(1.0f);
+            gate = round_to<T>(gate * sigmoid(gate * splat(1.702f)));
+        } else {
+            gate = round_to<T>(activated(gate, kVariant));
+        }
+        store(to[row] + tile * 16, gate * up);
     }
 };
 

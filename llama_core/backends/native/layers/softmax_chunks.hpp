@@ -17,22 +17,27 @@ namespace llama {
 constexpr int kChunk = 64;  // positions whose scores are known before any value is read
 constexpr int kChunkTiles = kChunk / kKvTile;
 
-// One query: q [head_dim] rotated, sees positions first .. last of its sequence, both included; out [head_dim].
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// One query: q [head_dim] rotated, sees positions first .. last of its sequence, both included; out [head_dim]. `sink`: the score of
+// a position without a value, kLowest for none.
 template <class T>
 struct Query {
     const T* q;
     T* out;
     int first, last;
+    float sink = kLowest;
 };
 
 namespace kernels {
 
 constexpr int kMaxHeadDim = 512;
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // The running softmax of one query: the greatest score so far, and the sum of e^(score - greatest).
 struct RunningSoftmax {
     float most = kLowest, total = 0;
+
+    void begin(float sink) { most = sink, total = sink > kLowest; }
 
     // Adds the products of `count` KV tiles that begin at position `begin`; the query sees positions first .. last. Writes the
     // weights of these tiles, and returns the factor by which the caller multiplies its earlier sums.

@@ -238,7 +238,8 @@ class Transformer : public Engine, private Tasks {
             case kShareSquares: return all_gather->gather(tokens * 2 * sizeof(float));
             case kRotate:
                 return attention_.rotate(of.layer, task, plan_, slots, qkv_, [&](int t) { return changes(of, t); });
-            case kAttend: return attention_.attend(of.layer, of.window, of.factor, task, plan_, slots, attended_.rows);
+            case kAttend: return attention_.attend(of.layer, of.window, of.factor, weights_.values(of.tensor), task, plan_, slots,
+                                                   attended_.rows);
             case kGateHeads: return over_tokens(task, [&](int t) { gate_heads(t); });
             case kScoreExperts:
                 return experts_.score(task, plan_.num_tokens(), normed_.rows, weights_.values(of.tensor), weights_.values(of.other),
@@ -374,10 +375,20 @@ class Transformer : public Engine, private Tasks {
             // Rank 0's part of the sum has the bias for all ranks.
             return project(of, shape.rank ? nullptr : weights_.values(of.other), x, task, thread, Partial{this});
         const T* bias = weights_.values(of.other);
-        if (of.variant == kGeluTanh) return project(of, bias, x, task, thread, Gate<T, true>{gated_.rows});
-        if (of.kind == kGatedLinear) return project(of, bias, x, task, thread, Gate<T, false>{gated_.rows});
+        if (of.kind == kGatedLinear)
+            return with_gate(of, gated_.rows, [&](const auto& gate) { project(of, bias, x, task, thread, gate); });
         if (of.to == kResidual) return project(of, bias, x, task, thread, AddTo<T>{residual_, of.factor});
         project(of, bias, x, task, thread, StoreTo<T>{of.to == kQkv ? qkv_ : projected_});
+    }
+
+    // Calls run(epilogue) with the gate of an operation.
+    template <class Run>
+    static void with_gate(const Operation& of, const Rows<T>& to, Run&& run) {
+        switch (of.variant) {
+            case kGeluTanh: return run(Gate<T, kGeluTanh>{to});
+            case kClampedSwiglu: return run(Gate<T, kClampedSwiglu>{to});
+            default: return run(Gate<T, kPlain>{to});
+        }
     }
 
     template <class Epilogue>
@@ -428,10 +439,9 @@ class Transformer : public Engine, private Tasks {
     // Experts.
 
     void gate_experts(const Operation& of, int thread) {
-        auto run = [&](auto gate) {
+        with_gate(of, experts_.gated(), [&](const auto& gate) {
             experts_.run(false, weights_.matrix(of.tensor), weights_.values(of.other), projection_, thread, gate);
-        };
-        of.variant == kGeluTanh ? run(Gate<T, true>{experts_.gated()}) : run(Gate<T, false>{experts_.gated()});
+        });
     }
 
     void sum_experts(const Operation& of, int t) {
