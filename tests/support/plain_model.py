@@ -115,9 +115,9 @@ def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_se
                         heads[at] = _rotate(heads[at], table[: len(tokens)].double())
                 case Attend(window, scale, is_gated, sinks):
                     of_heads = None if sinks is None else part[f"{sinks.name}.weight"]
-                    q, k, v, *gates = heads
+                    q, k, v, *gated = heads
                     x = _attend(config, window or len(x), scale or config.head_dim**-0.5, q, k, v, of_heads)
-                    x = x * gates[0].flatten(1).sigmoid() if is_gated else x
+                    x = x * gated[0].flatten(1).sigmoid() if is_gated else x
                 case GatedLinear(_, parts, activation):
                     gate, up = (_linear(part, each.name, x) for each in parts)
                     x = _gate(gate, up, activation)
