@@ -109,6 +109,13 @@ class Transformer : public Engine, private Tasks {
         run_program();
     }
 
+    void hidden_states_of(int first, int count, float* states) override {
+        for (int t = first; t < first + count; t++) {
+            rms_norm(residual_[t], weights_.values(operations_.back().other), shape.dim, shape.norm_eps, last_[0]);
+            for (int i = 0; i < shape.dim; i++) *states++ = widen(last_[0][i]);
+        }
+    }
+
   private:
     // Reserves what each product needs, and finds in which form the one after each operation takes its inputs.
     void reserve_inputs() {
