@@ -18,14 +18,14 @@ _STATES_AT_A_TIME: Final = 64
 
 class PooledRow(NamedTuple):
     """tokens: of the step, counted from its first, whose states are added. begins, ends: they are the first, or the last, of
-    the `count` tokens that the slot pools."""
+    the `num_pooled` tokens that the slot pools."""
 
     row: int
     slot: int
     tokens: range
     begins: bool
     ends: bool
-    count: int
+    num_pooled: int
 
 
 class Pooling:
@@ -70,7 +70,7 @@ class Pooling:
                     total = state.copy() if total is None else np.add(total, state, out=total)
             assert total is not None, "a row has tokens"
             if row.ends:
-                vector = total / np.float32(row.count)
+                vector = total / np.float32(row.num_pooled)
                 done.append(Embedding(row.row, vector.tobytes() if np.isfinite(vector).all() else b""))
             else:
                 self._sums[row.slot] = total

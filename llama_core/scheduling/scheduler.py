@@ -271,11 +271,11 @@ class Scheduler:
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
                 self.finish(seq, FinishReason.LENGTH)
                 gained[seq] = []
-        for index, values in output.embeddings:
+        for index, embedding in output.embeddings:
             seq = step.sequences[index]
             if not seq.finished:
-                seq.embedding, seq.error = values, None if values else _non_finite()
-                self.finish(seq, FinishReason.LENGTH if values else FinishReason.ERROR)
+                seq.embedding, seq.error = embedding, None if embedding else _non_finite()
+                self.finish(seq, FinishReason.LENGTH if embedding else FinishReason.ERROR)
                 gained[seq] = []
         for index, start, tokens in output.forced:
             step.sequences[index].forced = start, tokens

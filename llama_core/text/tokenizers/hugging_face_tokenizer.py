@@ -213,7 +213,19 @@ def _vocabulary(
         adds_bos=prefix[:1] == [bos_id] if adds_bos is None else adds_bos,
         stop_ids=frozenset(stops),
         unknown_id=unknown[0].id if unknown else None,
+        appended=_appended(pipeline, side, eos_id),
     )
+
+
+def _appended(pipeline: tokenizers.Tokenizer, side: SideFiles, eos_id: int) -> tuple[int, ...]:
+    """What transformers writes behind a text: as tokenizer_config.json says, else as the post-processor does."""
+    if (adds_eos := side.adds_eos()) is not None:
+        return (eos_id,) if adds_eos else ()
+    whole = pipeline.encode("a", add_special_tokens=True)
+    end = max(
+        (at for at, is_special in enumerate(whole.special_tokens_mask, 1) if not is_special), default=len(whole.ids)
+    )
+    return tuple(whole.ids[end:])
 
 
 def _named_id(path: Path, name: str, side: SideFiles, vocab: Mapping[str, int]) -> int | None:
