@@ -129,7 +129,8 @@ def test_an_embedding_of_an_adapter_is_that_of_merged_weights(tmp_path: Path) ->
 
 def test_a_state_that_is_not_finite_fails_its_own_request(models: dict[str, tuple[str, Any]]) -> None:
     runner = embeddings.new_runner(alone("cpu"), models["qwen3"][0], "native")
-    runner.backend._native.llama_poke_embedding(runner.backend._engine, 9, torch.full((64,), torch.nan).data_ptr())
+    backend: Any = runner.backend
+    backend._native.llama_poke_embedding(backend._engine, 9, torch.full((64,), torch.nan).data_ptr())
     broken, other = embedding([7, 9, 8], "mean"), embedding([7, 8], "mean")
     run(runner, [broken, other])
     assert isinstance(broken.error, NonFiniteLogits) and broken.finish_reason is FinishReason.ERROR

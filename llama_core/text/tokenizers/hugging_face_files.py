@@ -81,17 +81,10 @@ class SideFiles:
         config = self._read[CONFIG_FILE]
         if "add_bos_token" not in config and "add_eos_token" not in config:
             return None
-        return bool(self._flag("add_bos_token"))
-
-    def adds_eos(self) -> bool | None:
-        """As `adds_bos`. Qwen3-Embedding's file has add_bos_token alone, and its post-processor appends a token."""
-        return self._flag("add_eos_token")
-
-    def _flag(self, name: str) -> bool | None:
-        value = self._read[CONFIG_FILE].get(name)
+        value = config.get("add_bos_token", False)
         if value is not None and not isinstance(value, bool):
-            raise self._error(CONFIG_FILE, name, "must be true or false")
-        return value
+            raise self._error(CONFIG_FILE, "add_bos_token", "must be true or false")
+        return bool(value)
 
     def token_ids(self, name: str) -> list[int]:
         """Ids called `name` (bos_token_id, eos_token_id) in generation_config.json, or else in config.json."""
