@@ -51,7 +51,12 @@ class _Form(NamedTuple):
 
 async def plan_embeddings(body: EmbeddingsBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
-    of_model = engine.describe().embedding
+    state = engine.describe()
+    of_model, most = state.embedding, state.max_batch_size + state.max_queue
+    if len(body.input) > most:
+        raise InvalidParameter.of(
+            "input", f"must be at most {most} texts, which run (max_batch_size) or wait (max_queue)"
+        )
     if of_model.dim and (body.dimensions or 0) > of_model.dim:
         raise InvalidParameter.of("dimensions", f"must be at most {of_model.dim}")
     if (num_values := len(body.input) * (body.dimensions or of_model.dim)) > MAX_VALUES:
