@@ -1,7 +1,7 @@
 """Embeddings by a rank's runner and a scheduler, and those of transformers. Runs on every rank of a group."""
 
-import itertools
 import json
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from llama_core.scheduling.request import Sequence, Terms
 from llama_core.scheduling.sampling_params import Pooling, SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.step import Pending, StepOutput
 from tests.support import families
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE
 from tests.support.vocabularies import QWEN_SPLIT, byte_level, special, write_folder
@@ -49,18 +50,21 @@ def chat(prompt: list[int], max_tokens: int) -> Sequence:
 def run(
     runner: ModelRunner, sequences: list[Sequence], preempted_at: Collection[int] = (), **options: Any
 ) -> Scheduler:
-    """All sequences to their ends, together. preempted_at: the steps after which all that run are preempted."""
+    """All sequences to their ends, together, two steps in flight. preempted_at: the steps after which all that run are preempted."""
     config, num_blocks = runner.config, runner.max_num_blocks()
     scheduler = Scheduler(SchedulerConfig.of(config, frozenset(), **options), BlockPool(num_blocks, config.block_size))
     for seq in sequences:
         scheduler.add(seq)
-    for number in itertools.count(1):
-        if (batch := scheduler.schedule()) is None:
-            return scheduler
-        scheduler.commit(runner.step(batch))
-        while number in preempted_at and scheduler.num_running:
-            scheduler._preempt(scheduler._running[-1])
-    raise AssertionError
+    number, in_flight = 0, deque[Pending[StepOutput]]()
+    while scheduler.has_work:
+        if len(in_flight) < 2 and (batch := scheduler.schedule()) is not None:
+            in_flight.append(runner.start(batch))
+            number += 1
+            while number in preempted_at and scheduler.num_running:
+                scheduler._preempt(scheduler._running[-1])
+        else:
+            scheduler.commit(in_flight.popleft().result())
+    return scheduler
 
 
 def vectors(
