@@ -50,7 +50,7 @@ def chat(prompt: list[int], max_tokens: int) -> Sequence:
 def run(
     runner: ModelRunner, sequences: list[Sequence], preempted_at: Collection[int] = (), **options: Any
 ) -> Scheduler:
-    """All sequences to their ends, together, two steps in flight. preempted_at: the steps after which all that run are preempted."""
+    """All sequences to their ends, together, two steps in flight. preempted_at: the steps after which all are preempted."""
     config, num_blocks = runner.config, runner.max_num_blocks()
     scheduler = Scheduler(SchedulerConfig.of(config, frozenset(), **options), BlockPool(num_blocks, config.block_size))
     for seq in sequences:
