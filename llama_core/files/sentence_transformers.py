@@ -61,4 +61,6 @@ def _read_list(path: Path) -> list[Any]:
 def _modes(config: dict[str, Any]) -> list[str]:
     """The names of the pooling modes: of a flag each, or one by its name as later versions write it."""
     flags = [name.removeprefix(_FLAG) for name, value in config.items() if name.startswith(_FLAG) and value is True]
-    return flags or [str(config["pooling_mode"])] if flags or "pooling_mode" in config else []
+    if not flags and "pooling_mode" in config:
+        return [str(config["pooling_mode"])]
+    return flags

@@ -110,9 +110,13 @@ class SamplingParams:
                 raise InvalidParameter.of("logprobs", f"must be from 0 to {MAX_TOP_LOGPROBS}")
         if self.min_tokens or self.names_tokens or self.grammar:
             self._check_rules()
+        if self.pooling != "":
+            self._check_pooling()
+
+    def _check_pooling(self) -> None:
         if self.pooling not in get_args(Pooling):
             raise InvalidParameter.of("pooling", "must be mean, last or first")
-        if self.pooling and (self.max_tokens or self.prompt_logprobs):
+        if self.max_tokens or self.prompt_logprobs:
             raise InvalidParameter.of("pooling", "an embedding has neither new tokens nor log-probabilities")
 
     def _check_rules(self) -> None:
