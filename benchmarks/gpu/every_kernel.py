@@ -117,7 +117,7 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     norms, norm = HeadNorms(new(head_dim), new(head_dim), 1e-5), RowNorm(weight, 1e-5)
     for bias, some in ((None, None), (new(heads * head_dim), norms)):
         ops.add_norm(states, None if bias is None else new(count, dim), norm, None if bias is None else weight)
-        qkv, changes = new(count, heads, head_dim), HeadChanges(bias, some, table)
+        qkv, changes = new(count, heads, head_dim), HeadChanges(bias, some, table, table)
         q = ops.rotate_and_store(qkv, changes, positions, mapping, cache)
         tiles = AttentionTiles(*(torch.from_numpy(part).to(device) for part in (arrays.decodes, arrays.chunks)))
         for window in (0, 40):
@@ -126,7 +126,7 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         floats = KVCache(*(cached_as(FLOAT8_BYTES, each) for each in cache))
         ops.rotate_and_store(qkv, changes, positions, mapping, floats)
         ops.attend(q, floats, tables, tiles, Attend())
-        ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
+        ops.gate(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
     # Enough decodes that one program computes all splits of each.
     many = [Row(0, 150 if row < 4 else 3, 1, True) for row in range(max_split_decode_tokens(n_kv_heads) + 1)]
     tiles = attention_tiles(many, ops.tile_sizes(n_heads, n_kv_heads, head_dim, dtype), device)

@@ -41,6 +41,8 @@ def choose(
     """
     if reader.ignored and parallel.rank == 0:
         log.info("activations and cache are not quantized as the files say (%s)", ", ".join(reader.ignored))
+    if reader.of_images and parallel.rank == 0:
+        log.info("text is served and no image: %s of the files are not loaded", ", ".join(reader.of_images))
     dtype = preferred_dtype(config, reader.dtype, parallel)
     plan = plan_stored(config, model, reader, dtype, parallel, "native")
     kind = choose_backend(config, model, dtype, plan, voters or parallel)
@@ -70,6 +72,9 @@ def choose_backend(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, plan: WeightPlan, parallel: Parallel
 ) -> BackendKind:
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
+    has_graphs = parallel.device.type == "cuda"
+    if config.backend == "fused" and model.n_experts and has_graphs:
+        raise ConfigError("the fused backend has no experts yet: give backend: torch", param="backend")
     if config.backend == "fused" or config.backend == "torch":
         return config.backend
     reason = ""
@@ -83,8 +88,8 @@ def choose_backend(
     reason = reason or "another rank cannot use it"
     if config.backend == "native":
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
-    if parallel.device.type == "cuda":
-        return "fused"
+    if has_graphs:
+        return "torch" if model.n_experts else "fused"
     for name, are_usual in (("kv_cache_dtype", ("auto",)), ("quantization", ("auto", "none"))):
         if (value := getattr(config, name)) not in are_usual:
             raise ConfigError(

@@ -46,7 +46,9 @@ def planned_weight_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parall
 
 def adapter_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, dtype: torch.dtype) -> int:
     """Bytes of this rank's places for LoRA adapters: of each, both matrices of every linear layer with the largest rank."""
-    parts = (spec.part(share).shape for name, spec in weight_specs(model).items() if spec.is_linear and name != OUTPUT)
+    parts = (
+        spec.part(share).shape for name, spec in weight_specs(model).items() if spec.takes_adapters and name != OUTPUT
+    )
     rank = 4 * math.ceil(config.max_lora_rank / 4)  # as the native backend pads it
     return config.max_loras * rank * sum(map(sum, parts)) * dtype.itemsize
 

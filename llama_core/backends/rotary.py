@@ -4,11 +4,22 @@ import math
 
 import torch
 
+from llama_core.model.operations import Angles
 from llama_core.model.rope import RopeConfig
 
 
-def rotary_table(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
-    """cos and sin of position * frequency: float32 [max_seq_len, head_dim / 2, 2]; 1 and 0 for pairs that are not rotated."""
+def rotary_table(angles: Angles, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
+    """cos and sin of position * frequency, times the temperature: float32 [max_seq_len, head_dim / 2, 2]; an angle of 0 for
+    pairs that are not rotated."""
+    table = _cos_and_sin(angles.rope or RopeConfig(dim=0), head_dim, max_seq_len, device)
+    if angles.temperature is None:
+        return table
+    beta, every, first = angles.temperature.beta, angles.temperature.every, angles.temperature.first
+    terms = torch.log1p(torch.div(torch.arange(max_seq_len, device=device) + first, every, rounding_mode="floor"))
+    return table * (1 + beta * terms)[:, None, None]
+
+
+def _cos_and_sin(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
     rotated = rope.rotated(head_dim)
     frequencies = _frequencies(rope, rotated, max_seq_len, device)
     angles = torch.outer(torch.arange(max_seq_len, device=device).float(), frequencies)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llama_core.files.generation_config import read_stop_ids
-from llama_core.files.hf.config import model_from_config
+from llama_core.files.hf.config import model_from_config, text_config
 from llama_core.files.hf.files import INDEX, find_weights, is_weights_file
 from llama_core.files.hf.quantization import read_quantization
 from llama_core.files.json_fields import read_object
@@ -65,5 +65,5 @@ class HuggingFaceCheckpoint(CheckpointSource):
         from llama_core.weights.hf import HuggingFaceWeights  # imports torch
 
         path = self.path / _CONFIG
-        quantization = read_quantization(Fields(read_object(path), str(path)))
+        quantization = read_quantization(Fields(text_config(read_object(path), str(path)), str(path)))
         return HuggingFaceWeights(self.path, find_weights(self.path), config, quantization)

@@ -105,7 +105,7 @@ def _pairs(
     rank_of, alpha_of = _pattern(given, "rank_pattern"), _pattern(given, "alpha_pattern")
     layers = given.given.get("layers_to_transform")
     for name, spec in specs.items():
-        if not (spec.is_linear and name.startswith("layers.") and name.endswith(".weight")):
+        if not (spec.takes_adapters and name.startswith("layers.") and name.endswith(".weight")):
             continue
         module = spec.hugging_face.removesuffix(".weight")
         names = [f"{_PREFIX}{module}.lora_{half}.weight" for half in "AB"]

@@ -50,10 +50,12 @@ class GroupedSlice(NamedTuple):
 class WeightReader(Protocol):
     """An open checkpoint whose names, shapes and dtypes have been checked against a model configuration.
 
-    ignored: what its files say of quantized activations and caches, which are computed as floats here.
+    ignored: what its files say of quantized activations and caches, which are computed as floats here. of_images: parts of a
+    model with images, which are not loaded.
     """
 
     ignored: Sequence[str] = ()
+    of_images: Sequence[str] = ()
 
     @property
     def dtype(self) -> "torch.dtype":

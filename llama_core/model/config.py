@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from llama_core.errors import ConfigError
-from llama_core.model.operations import FULL_ATTENTION, Attend, Layer, Rotate, check_layer
+from llama_core.model.operations import FULL_ATTENTION, Angles, Attend, Layer, Rotate, Route, check_layer
 from llama_core.model.rope import RopeConfig
 
 MAX_LAYERS = 10_000  # Llama's largest model has 126; the server lists the names of every layer's weights
@@ -28,7 +28,9 @@ class ModelConfig:
     dim: width of the residual. hidden_dim: width of the feed-forward layer. vocab_size: rows of the embedding, at least the
     number of the tokenizer's ids. layers: the operations of each. tied_embeddings: the output layer has the embedding's
     weights. context_length: positions that the model can use; None if the files do not say. embedding_multiplier: of the
-    embedding. logits_divisor: of the logits.
+    embedding, rounded to the model's dtype. norms_embedding: RMSNorm of the embedding, without factors. logits_divisor: of the
+    logits. logits_cap: logits become cap * tanh(logits / cap); None for no such cap. norm_offset: of the last norm, see
+    `Weight.offset`. n_experts, expert_dim: of layers with experts their number, and the width of each.
     """
 
     dim: int
@@ -42,7 +44,12 @@ class ModelConfig:
     tied_embeddings: bool = False
     context_length: int | None = None
     embedding_multiplier: float = 1.0
+    norms_embedding: bool = False
     logits_divisor: float = 1.0
+    logits_cap: float | None = None
+    norm_offset: float = 0.0
+    n_experts: int = 0
+    expert_dim: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -60,8 +67,17 @@ class ModelConfig:
 
     @property
     def rope(self) -> RopeConfig:
-        """The rotary embedding of the layers that have one."""
-        return next(iter(self._ropes()), RopeConfig())
+        """The rotary embedding of the first layer that has one."""
+        return next((each.rope for each in self.angles if each.rope is not None), RopeConfig())
+
+    @property
+    def angles(self) -> tuple[Angles, ...]:
+        """The different rotary tables of all layers, for queries and keys, but for those that change nothing."""
+        operations = (each for layer in dict.fromkeys(self.layers) for each in layer)
+        rotations = (each for each in operations if isinstance(each, Rotate))
+        return tuple(
+            dict.fromkeys(one for each in rotations for one in (each.queries, each.keys) if one != Angles(None))
+        )
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -73,10 +89,6 @@ class ModelConfig:
         """Positions beyond which no layer attends, FULL_ATTENTION if some layer attends to all."""
         windows = self.windows
         return FULL_ATTENTION if FULL_ATTENTION in windows else max(windows)
-
-    def _ropes(self) -> set[RopeConfig]:
-        operations = (each for layer in dict.fromkeys(self.layers) for each in layer)
-        return {each.rope for each in operations if isinstance(each, Rotate) and each.rope is not None}
 
     def check(self, source: str) -> "ModelConfig":
         """Raises ConfigError for fields that are out of range or do not make a model together.
@@ -98,11 +110,18 @@ class ModelConfig:
             raise ConfigError(f"{source}: n_layers is {len(self.layers)}, which is out of range")
         for layer in dict.fromkeys(self.layers):
             check_layer(layer, f"{source}: layer {self.layers.index(layer)}")
+            for each in layer:
+                if isinstance(each, Route) and not (0 < each.chosen <= self.n_experts and self.expert_dim > 0):
+                    raise ConfigError(
+                        f"{source}: chooses {each.chosen} of {self.n_experts} experts, which are {self.expert_dim} wide"
+                    )
         if min(self.windows) < 0:
             raise ConfigError(f"{source}: a sliding window is {min(self.windows)}, which is out of range")
-        if len(self._ropes()) > 1:
-            raise ConfigError(f"{source}: layers with different rotary embeddings are not supported")
-        self.rope.check(source, self.head_dim)
+        ropes = [each.rope for each in self.angles if each.rope is not None] or [RopeConfig()]
+        for rope in ropes:
+            rope.check(source, self.head_dim)
+        if len({rope.rotated(self.head_dim) for rope in ropes}) > 1:
+            raise ConfigError(f"{source}: layers that rotate different parts of a head are not supported")
         if self.context_length is not None and self.context_length > MAX_CONTEXT:
             return replace(self, context_length=MAX_CONTEXT)
         return self

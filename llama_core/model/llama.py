@@ -4,15 +4,23 @@ from dataclasses import replace
 from typing import Any
 
 from llama_core.model.family import Given
+from llama_core.model.fields import Fields
 from llama_core.model.operations import (
+    Activation,
     Add,
     Attend,
+    ExpertSum,
+    Extent,
+    GatedExperts,
     GatedLinear,
     Layer,
     Linear,
     Norm,
     Operation,
     Rotate,
+    Route,
+    Scoring,
+    Temperature,
     Weight,
 )
 
@@ -22,11 +30,25 @@ K = Weight("attention.wk", "self_attn.k_proj", "attn_k", "kv_heads", "dim", is_r
 V = Weight("attention.wv", "self_attn.v_proj", "attn_v", "kv_heads", "dim")
 Q_NORM = Weight("attention.q_norm", "self_attn.q_norm", "attn_q_norm", "head", is_rotated=True)
 K_NORM = Weight("attention.k_norm", "self_attn.k_norm", "attn_k_norm", "head", is_rotated=True)
+HEAD_NORMS = Q_NORM, K_NORM
 OUT = Weight("attention.wo", "self_attn.o_proj", "attn_output", "dim", "heads")
 FFN_NORM = Weight("ffn_norm", "post_attention_layernorm", "ffn_norm", "dim")
 GATE = Weight("feed_forward.w1", "mlp.gate_proj", "ffn_gate", "hidden", "dim")
 DOWN = Weight("feed_forward.w2", "mlp.down_proj", "ffn_down", "dim", "hidden")
 UP = Weight("feed_forward.w3", "mlp.up_proj", "ffn_up", "hidden", "dim")
+
+
+ROUTER = Weight("feed_forward.router", "mlp.gate", "ffn_gate_inp", "experts", "dim")
+
+
+def _expert(ours: str, theirs: str, outputs: Extent, inputs: Extent) -> Weight:
+    names = f"feed_forward.experts.{{}}.{ours}", f"mlp.experts.{{}}.{theirs}_proj", f"ffn_{theirs}_exps"
+    return Weight(*names, outputs, inputs, of_experts=True)
+
+
+EXPERT_GATE = _expert("w1", "gate", "expert_hidden", "dim")
+EXPERT_DOWN = _expert("w2", "down", "dim", "expert_hidden")
+EXPERT_UP = _expert("w3", "up", "expert_hidden", "dim")
 
 
 def attention(
@@ -35,22 +57,38 @@ def attention(
     *,
     qkv: tuple[Weight, ...] = (Q, K, V),
     rotates: bool = True,
-    qk_norm: bool = False,
+    norms: tuple[Weight, Weight] | None = None,
+    has_plain_norms: bool = False,
+    temperature: Temperature | None = None,
     scale: float | None = None,
 ) -> tuple[Operation, ...]:
-    """From the attention's input to its output, in layer `i`."""
+    """From the attention's input to its output, in layer `i`. qkv: with the weight of gates as the fourth, if there is one."""
+    rope = given.rope_of(i) if rotates else None
     return (
         Linear("qkv", tuple(replace(each, has_bias=given.qkv_bias) for each in qkv)),
-        Rotate(given.rope if rotates else None, (Q_NORM, K_NORM) if qk_norm else None),
-        Attend(given.windows[i], scale),
+        Rotate(rope, norms, has_plain_norms, temperature),
+        Attend(given.windows[i], scale, is_gated=len(qkv) > 3),
         Linear("out", (replace(OUT, has_bias=given.out_bias),)),
     )
 
 
-def feed_forward(given: Given, *, gate: Weight = GATE, up: Weight = UP) -> tuple[Operation, ...]:
+def feed_forward(
+    given: Given, *, gate: Weight = GATE, up: Weight = UP, activation: Activation = "silu"
+) -> tuple[Operation, ...]:
     """From the feed-forward layer's input to its output."""
     gate, up, down = (replace(each, has_bias=given.mlp_bias) for each in (gate, up, DOWN))
-    return GatedLinear("gate_up", (gate, up)), Linear("down", (down,))
+    return GatedLinear("gate_up", (gate, up), activation), Linear("down", (down,))
+
+
+def num_experts(fields: Fields, default: int) -> int:
+    """By either of the names that transformers takes."""
+    return fields.integer("num_local_experts", fields.integer("num_experts", default))
+
+
+def experts(chosen: int, scoring: Scoring = "chosen") -> tuple[Operation, ...]:
+    """From the input of a layer's experts to their output."""
+    gates = GatedExperts("experts_gate_up", (EXPERT_GATE, EXPERT_UP))
+    return Route(ROUTER, chosen, scoring), gates, ExpertSum("experts_down", (EXPERT_DOWN,))
 
 
 def llama_layer(
@@ -61,8 +99,10 @@ def llama_layer(
     up: Weight = UP,
     ffn_norm: Weight = FFN_NORM,
     multiplier: float = 1.0,
+    fed: tuple[Operation, ...] = (),
     **of_attention: Any,
 ) -> Layer:
-    """Layer `i`, with a norm before the attention and one before the feed-forward layer. multiplier: of what each adds."""
-    attended, fed = attention(given, i, **of_attention), feed_forward(given, gate=gate, up=up)
+    """Layer `i`, with a norm before the attention and one before the feed-forward layer, or before `fed` in its place.
+    multiplier: of what each adds."""
+    attended, fed = attention(given, i, **of_attention), fed or feed_forward(given, gate=gate, up=up)
     return Norm(ATTENTION_NORM), *attended, Add(multiplier), Norm(ffn_norm), *fed, Add(multiplier)

@@ -4,15 +4,15 @@ The operations of a layer pass a value on, which is the residual at the layer's 
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from llama_core.errors import ConfigError
 from llama_core.model.rope import RopeConfig
 
 FULL_ATTENTION = 0  # a window without a limit
 
-# What a dimension of a weight consists of. Ranks divide the first five, which are names of RankShare's ranges.
-Extent = Literal["heads", "kv_heads", "hidden", "vocab", "columns", "dim", "head", "tokens"]
+# What a dimension of a weight consists of. Ranks divide the first six, which are names of RankShare's ranges.
+Extent = Literal["heads", "kv_heads", "hidden", "expert_hidden", "vocab", "columns", "dim", "head", "tokens", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class Weight:
 
     name, hugging_face, gguf: in Meta's, Hugging Face's and GGUF files, without the layer and ".weight". Weights of one
     operation with the same name in a file lie there one below the other. has_bias: beside a bias [outputs]. is_rotated: rows
-    are of heads that the rotary embedding turns, which formats order differently.
+    are of heads that the rotary embedding turns, which formats order differently. offset: of a norm, whose factors are offset +
+    weight; GGUF files hold the factors. of_experts: each expert has one, with its number for {} in name and hugging_face; GGUF
+    files hold those of all experts in one tensor.
     """
 
     name: str
@@ -31,13 +33,16 @@ class Weight:
     inputs: Extent | None = None
     has_bias: bool = False
     is_rotated: bool = False
+    offset: float = 0.0
+    of_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm of the value (Zhang and Sennrich 2019)."""
+    """RMSNorm of the value (Zhang and Sennrich 2019). eps: the model's if None."""
 
     weight: Weight
+    eps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +59,100 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Of queries (Nakanishi 2025): a query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every))."""
+
+    beta: float
+    every: int
+    first: int = 0
+
+
+class Angles(NamedTuple):
+    """Of a rotary table: the embedding, and by what its cosines and sines are multiplied. None: no rotation, 1."""
+
+    rope: RopeConfig | None
+    temperature: Temperature | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rotate:
-    """Of queries, keys and values: norms of each head of q and k, the rotary embedding of both (Su et al. 2021), and the write
-    of keys and values to the cache. The value then is the queries."""
+    """Of queries, keys and values: norms of q and k, the rotary embedding of both (Su et al. 2021), and the write of keys and
+    values to the cache. The value then is the queries, with the gates behind the values where there are some.
+
+    norms: of each head, or of all heads together, by their weights' extent. has_plain_norms: of each head, without factors.
+    """
 
     rope: RopeConfig | None
     norms: tuple[Weight, Weight] | None = None
+    has_plain_norms: bool = False
+    temperature: Temperature | None = None
+
+    @property
+    def queries(self) -> Angles:
+        return Angles(self.rope, self.temperature)
+
+    @property
+    def keys(self) -> Angles:
+        return Angles(self.rope)
+
+    @property
+    def norms_all_heads(self) -> bool:
+        return self.norms is not None and self.norms[0].outputs == "heads"
 
 
 @dataclass(frozen=True, slots=True)
 class Attend:
     """Grouped-query attention (Ainslie et al. 2023). window: the latest positions that a query sees, its own included (Beltagy
-    et al. 2020). scale: of scores; head_dim ** -0.5 if None."""
+    et al. 2020). scale: of scores; head_dim ** -0.5 if None. is_gated: outputs are multiplied by the sigmoids of gates (Qiu et
+    al. 2025)."""
 
     window: int = FULL_ATTENTION
     scale: float | None = None
+    is_gated: bool = False
+
+
+Activation = Literal["silu", "gelu_tanh"]
+Scoring = Literal["chosen", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear:
-    """SwiGLU (Shazeer 2020): silu of the value times the first part, times the value times the second."""
+    """SwiGLU or GeGLU (Shazeer 2020): the activation of the value times the first part, times the value times the second."""
 
     tensor: str
     parts: tuple[Weight, Weight]
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The choice of experts for each token (Shazeer et al. 2017): the `chosen` with the largest logits, of equal ones those
+    with lower numbers. The logits are the value times `router`. The value stays.
+
+    scoring: the weights of the chosen are their softmax, or that of all experts.
+    """
+
+    router: Weight
+    chosen: int
+    scoring: Scoring = "chosen"
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """`GatedLinear` of each chosen expert. A rank holds the parts of all experts in one tensor."""
+
+    tensor: str
+    parts: tuple[Weight, Weight]
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSum:
+    """`Linear` of each chosen expert. The value then is the sum of their results times their weights, in the order of the
+    experts."""
+
+    tensor: str
+    parts: tuple[Weight]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +162,8 @@ class Add:
     multiplier: float = 1.0
 
 
-Operation = Norm | Linear | Rotate | Attend | GatedLinear | Add
+Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add
+Product = Linear | GatedLinear | GatedExperts | ExpertSum
 Layer = tuple[Operation, ...]
 
 
@@ -95,19 +172,23 @@ def weights_of(operation: Operation) -> tuple[Weight, ...]:
     match operation:
         case Norm(weight):
             return (weight,)
-        case Linear(_, parts) | GatedLinear(_, parts):
+        case Linear(_, parts) | GatedLinear(_, parts) | GatedExperts(_, parts) | ExpertSum(_, parts):
             return parts
-        case Rotate(_, norms):
-            return norms or ()
+        case Route(router):
+            return (router,)
+        case Rotate():
+            return operation.norms or ()
         case _:
             return ()
 
 
 _DIM: Final[tuple[str, ...]] = ("dim",)
 _QKV: Final = ("heads", "kv_heads", "kv_heads")
+_GATED_QKV: Final = (*_QKV, "heads")
 # What a product may take and make.
-_LINEAR: Final = ((_DIM, _QKV), (("heads",), _DIM), (("hidden",), _DIM))
+_LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), (("heads",), _DIM), (("hidden",), _DIM))
 _GATED: Final = ((_DIM, ("hidden", "hidden")),)
+_ROUTED: Final = ("dim", "experts")
 
 
 def check_layer(layer: Layer, place: str) -> None:
@@ -135,11 +216,22 @@ def check_layer(layer: Layer, place: str) -> None:
                 given = ("hidden",) if isinstance(operation, GatedLinear) else made
                 own.append(tensor)
             case Rotate():
-                taken, given = _QKV, ("queries",)
-                if made not in ((), ("head", "head")):
+                is_gated = value == _GATED_QKV
+                taken, given = (_GATED_QKV, ("queries", "gates")) if is_gated else (_QKV, ("queries",))
+                if made not in ((), ("head", "head"), ("heads", "kv_heads")) or (made and operation.has_plain_norms):
                     raise ConfigError(f"{at}: norms {', '.join(made)}, which must be of heads")
-            case Attend():
-                taken, given = ("queries",), ("heads",)
+            case Attend(is_gated=is_gated):
+                taken, given = ("queries", "gates") if is_gated else ("queries",), ("heads",)
+            case Route() if made != ("experts",):
+                raise ConfigError(f"{at}: scores {', '.join(made)}, which must be experts")
+            case Route():
+                given = _ROUTED
+            case GatedExperts(tensor):
+                taken, given = _ROUTED, ("expert_hidden",)
+                own.append(tensor)
+            case ExpertSum(tensor):
+                taken, given = ("expert_hidden",), made
+                own.append(tensor)
             case Add() if isinstance(before, Add):
                 raise ConfigError(f"{at}: adds the residual to itself")
         if value != taken:

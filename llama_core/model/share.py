@@ -16,7 +16,7 @@ SAMPLING_RANK: Final = 0  # samples for all ranks: they may differ in the last b
 @dataclass(frozen=True, slots=True)
 class RankShare:
     """The parts of one rank: layers, and of each layer query heads, the key/value heads that they use and hidden units of the
-    feed-forward layer; rows of the output layer, and columns of the embedding.
+    feed-forward layer and of each expert; rows of the output layer, and columns of the embedding.
 
     With more ranks than key/value heads, several ranks have a copy of the same key/value head. On each rank,
     len(kv_heads) divides len(heads), and consecutive query heads share a key/value head.
@@ -28,6 +28,7 @@ class RankShare:
     heads: range
     kv_heads: range
     hidden: range
+    expert_hidden: range
     vocab: range
     columns: range
 
@@ -36,19 +37,21 @@ class RankShare:
         """The share of `rank` of `world_size` ranks. Raises ConfigError for more ranks than query heads."""
         model.check_world_size(world_size)
         heads, kv_heads = _heads(model, rank, world_size)
-        has_units = model.hidden_dim % HIDDEN_UNIT == 0 and model.hidden_dim // HIDDEN_UNIT >= world_size
-        unit = HIDDEN_UNIT if has_units and model.hidden_dim % world_size else 1
-        units = even_part(model.hidden_dim // unit, rank, world_size)
         return cls(
             rank=rank,
             world_size=world_size,
             layers=range(model.n_layers),
             heads=heads,
             kv_heads=kv_heads,
-            hidden=range(units.start * unit, units.stop * unit),
+            hidden=_hidden_part(model.hidden_dim, rank, world_size),
+            expert_hidden=_hidden_part(model.expert_dim, rank, world_size),
             vocab=even_part(model.vocab_size, rank, world_size),
             columns=even_part(model.dim, rank, world_size),
         )
+
+    def has_first_copies(self, model: ModelConfig) -> bool:
+        """Whether no rank before has a copy of this rank's key/value heads."""
+        return self.heads.start == self.kv_heads.start * (model.n_heads // model.n_kv_heads)
 
     def describe(self, model: ModelConfig) -> str:
         """A phrase such as "5 of 9 heads, 2 of 3 kv heads, 832 of 1,536 hidden units, 24,576 of 49,152 vocabulary rows"."""
@@ -66,9 +69,16 @@ def even_part(size: int, rank: int, world_size: int) -> range:
     return range(size * rank // world_size, size * (rank + 1) // world_size)
 
 
+def _hidden_part(size: int, rank: int, world_size: int) -> range:
+    has_units = size % HIDDEN_UNIT == 0 and size // HIDDEN_UNIT >= world_size
+    unit = HIDDEN_UNIT if has_units and size % world_size else 1
+    units = even_part(size // unit, rank, world_size)
+    return range(units.start * unit, units.stop * unit)
+
+
 def is_even(model: ModelConfig, world_size: int) -> bool:
     """Whether all ranks have equal parts of every dimension, and no key/value head is copied."""
-    sizes = (model.n_kv_heads, model.hidden_dim, model.vocab_size, model.dim)
+    sizes = (model.n_kv_heads, model.hidden_dim, model.expert_dim, model.vocab_size, model.dim)
     return not any(size % world_size for size in sizes)
 
 

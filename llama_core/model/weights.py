@@ -3,17 +3,17 @@ ranks hold them. Readers, plans, estimates and backends follow this table.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Extent, GatedLinear, Linear, Weight, weights_of
+from llama_core.model.operations import Extent, Product, Weight, weights_of
 from llama_core.model.share import RankShare
 
 EMBEDDING, OUTPUT = "tok_embeddings.weight", "output.weight"
 
-_DIVISIONS: Final = ("heads", "kv_heads", "hidden", "vocab", "columns")  # among ranks
+_DIVISIONS: Final = ("heads", "kv_heads", "hidden", "expert_hidden", "vocab", "columns")  # among ranks
 _EMBEDDING: Final = Weight("tok_embeddings", "model.embed_tokens", "token_embd", "tokens", "columns")
 FINAL_NORM: Final = Weight("norm", "model.norm", "output_norm", "dim")
 _OUTPUT: Final = Weight("output", "lm_head", "output", "vocab", "dim")
@@ -32,8 +32,9 @@ class WeightSpec:
 
     tensor: what a rank holds it in, such as "layers.0.qkv" or "layers.0.qkv_bias"; several weights may share one. is_linear:
     the matrix of a linear layer. hugging_face, gguf: the names there of a tensor that has stored_rows rows, of which this
-    weight's begin with first_row. is_rotated: see `Weight`. division: of what the divided dimension consists. unit: indices of
-    the dimension for each of them.
+    weight's begin with first_row. is_rotated, offset: see `Weight`. division: of what the divided dimension consists. unit:
+    indices of the dimension for each of them. expert: its number, of a weight that each expert has; GGUF files
+    hold those of all experts in one tensor.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,13 @@ class WeightSpec:
     unit: int
     first_row: int
     stored_rows: int
+    offset: float
+    expert: int | None = None
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it may be the matrix of a LoRA adapter's pair."""
+        return self.is_linear and self.expert is None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -72,10 +80,11 @@ def weight_specs(config: ModelConfig) -> Mapping[str, WeightSpec]:
     specs = _specs(config, (_EMBEDDING,))
     for i, layer in enumerate(config.layers):
         for operation in layer:
-            tensor = operation.tensor if isinstance(operation, Linear | GatedLinear) else ""
+            tensor = operation.tensor if isinstance(operation, Product) else ""
             begins = f"layers.{i}.", f"model.layers.{i}.", f"blk.{i}."
             specs |= _specs(config, weights_of(operation), begins, tensor)
-    return specs | _specs(config, (FINAL_NORM,)) | _specs(config, (_OUTPUT,))
+    last_norm = replace(FINAL_NORM, offset=config.norm_offset)
+    return specs | _specs(config, (last_norm,)) | _specs(config, (_OUTPUT,))
 
 
 def _specs(
@@ -85,7 +94,8 @@ def _specs(
     tensor's name, of the weight's own name if empty."""
     found = {}
     ours, hugging_face, gguf = begins
-    for weight in weights:
+    numbers = range(config.n_experts) if weights and weights[0].of_experts else (None,)
+    for expert, weight in ((expert, weight) for expert in numbers for weight in weights):
         together = [each for each in weights if each.hugging_face == weight.hugging_face]
         rows = [_size(config, each.outputs) for each in together]
         extents = {"weight": (weight.outputs,) if weight.inputs is None else (weight.outputs, weight.inputs)}
@@ -94,11 +104,11 @@ def _specs(
         for kind, each in extents.items():
             rank_dim = next((dim for dim, extent in enumerate(each) if extent in _DIVISIONS), None)
             divided = each[rank_dim or 0]
-            found[f"{ours}{weight.name}.{kind}"] = WeightSpec(
+            found[f"{ours}{weight.name.format(expert)}.{kind}"] = WeightSpec(
                 shape=tuple(_size(config, extent) for extent in each),
                 tensor=f"{ours}{tensor or weight.name.rpartition('.')[2]}{'_bias' if kind == 'bias' else ''}",
-                is_linear=len(each) == 2 and weight is not _EMBEDDING,
-                hugging_face=f"{hugging_face}{weight.hugging_face}.{kind}",
+                is_linear=len(each) == 2 and weight is not _EMBEDDING and weight.outputs != "experts",
+                hugging_face=f"{hugging_face}{weight.hugging_face.format(expert)}.{kind}",
                 gguf=f"{gguf}{weight.gguf}.{kind}",
                 is_rotated=weight.is_rotated,
                 rank_dim=rank_dim,
@@ -106,6 +116,8 @@ def _specs(
                 unit=config.head_dim if divided in ("heads", "kv_heads") else 1,
                 first_row=sum(rows[: together.index(weight)]),
                 stored_rows=sum(rows),
+                offset=weight.offset,
+                expert=expert,
             )
     return found
 
@@ -122,6 +134,10 @@ def _size(config: ModelConfig, extent: Extent) -> int:
             return config.head_dim
         case "hidden":
             return config.hidden_dim
+        case "expert_hidden":
+            return config.expert_dim
+        case "experts":
+            return config.n_experts
         case "vocab" | "tokens":
             return config.vocab_size
 

@@ -43,7 +43,7 @@ def unreadable(model: ModelConfig, share: RankShare) -> list[LowRank]:
     do: in the first layer for the cache's sake, in the last because softmax may lose a NaN on the way."""
     specs = weight_specs(model)
     broken = []
-    linear = [name for name, spec in specs.items() if spec.is_linear and name != OUTPUT]
+    linear = [name for name, spec in specs.items() if spec.takes_adapters and name != OUTPUT]
     for name in (linear[0], linear[-1]):
         outputs, inputs = specs[name].part(share).shape
         broken.append(LowRank(name, torch.zeros(1, inputs), torch.full((outputs, 1), torch.nan), 1.0))

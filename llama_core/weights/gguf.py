@@ -11,14 +11,13 @@ from typing import Final
 import torch
 
 from llama_core.errors import CheckpointError
-from llama_core.files.gguf.config import ROPE_TENSORS
+from llama_core.files.gguf.config import ROPE_TENSORS, GgufKeys
 from llama_core.files.gguf.file import GgufTensor
 from llama_core.files.gguf.model import GgufModel
 from llama_core.files.gguf.types import Encoding
 from llama_core.files.json_fields import refuse_faults
 from llama_core.files.source import DENSE, GroupedSlice, Slice, WeightReader
 from llama_core.model.config import ModelConfig
-from llama_core.model.families import gguf_families
 from llama_core.model.fields import shown
 from llama_core.model.weight_formats import CODINGS
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, WeightSpec, weight_specs
@@ -58,9 +57,8 @@ class GgufWeights(WeightReader):
         """Raises CheckpointError that names the file, and the first five weights at fault."""
         self._model = model
         self._head_dim = config.head_dim
-        family = gguf_families().get(str(model.metadata.get("general.architecture")))
         self._rotated = config.rope.rotated(config.head_dim)
-        self._halves = family is not None and family.gguf_is_neox
+        self._halves = GgufKeys(model).family(model.path).gguf_is_neox
         self._specs = weight_specs(config)
         self._tensors = _checked_tensors(model, self._specs, config.tied_embeddings)
         self._mapped: Mapping[Path, torch.Tensor] = {
@@ -83,7 +81,8 @@ class GgufWeights(WeightReader):
         tensor = self._tensors[name]
         if len(tensor.shape) == 1:
             for first, stored in self._stored(name, Box((*box.start, 0), (*box.shape, 1))):
-                yield Slice(tensor.file, decode(tensor.encoding, stored).flatten(), (first,))
+                factors, offset = decode(tensor.encoding, stored).flatten(), self._specs[name].offset
+                yield Slice(tensor.file, factors - offset if offset else factors, (first,))
             return
         whole, inside = self._whole_blocks(tensor, box)
         for first, stored in self._stored(name, whole):
@@ -147,6 +146,8 @@ def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied:
         if tensor is None:
             faults.append(f"{own} is missing")
             continue
+        if spec.expert is not None and len(tensor.shape) == 1 + len(spec.shape) and spec.expert < tensor.shape[0]:
+            tensor = _part_of(tensor, spec.expert)
         if tensor.shape != spec.stored_shape:
             faults.append(f"{own} has shape {list(tensor.shape)}, expected {list(spec.stored_shape)}")
         if len(spec.shape) == 1 and plain_dtype(tensor.encoding) is None:
@@ -155,6 +156,11 @@ def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied:
     faults += [f"{shown(name)} is unexpected" for name in left]
     refuse_faults(f"{model.path}: weights do not fit the metadata", faults)
     return found
+
+
+def _part_of(tensor: GgufTensor, expert: int) -> GgufTensor:
+    offset = tensor.offset + expert * tensor.num_bytes // tensor.shape[0]
+    return tensor._replace(shape=tensor.shape[1:], offset=offset)
 
 
 def _map(path: Path) -> torch.Tensor:

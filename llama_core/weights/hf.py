@@ -28,7 +28,16 @@ _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.flo
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers stored the frequencies
 # Of quantized activations and caches, which are computed as floats here.
 _ACTIVATIONS = re.compile(r"\.((?:input|output|activation|[qkv])_(?:scale|zero_point))$")
-_PREFIX, _WEIGHT = "model.", ".weight"
+_WEIGHT = ".weight"
+_LAYERS, _HEAD = "model.", "lm_head."
+# How files name the layers and the output layer: as a language model, without its head, and as the text part of a model with
+# images by transformers 5 and 4. The other tensors of the last two are of the images.
+_PREFIXES: Final = (
+    (_LAYERS, _HEAD),
+    ("", _HEAD),
+    ("model.language_model.", _HEAD),
+    ("language_model.model.", "language_model.lm_head."),
+)
 
 
 class HuggingFaceWeights(WeightReader):
@@ -46,7 +55,7 @@ class HuggingFaceWeights(WeightReader):
         self._head_dim, self._rotated = config.head_dim, config.rope.rotated(config.head_dim)
         self._specs = weight_specs(config)
         found = _by_own_name(directory, located, config, self._specs, quantization)
-        self._located, self.ignored = found.dense, found.ignored
+        self._located, self.ignored, self.of_images = found.dense, found.ignored, found.of_images
         self._files = {file: open_file(file, "pt") for file in {each.file for each in located.values()}}
         self._begins: dict[Path, int | None] = {}  # addresses of byte 0
         self._coded: dict[str, tuple[Path, CodedWeight]] = {}
@@ -153,12 +162,13 @@ def interleaved(rows: torch.Tensor, head_dim: int, rotated: int) -> torch.Tensor
 
 class _Found(NamedTuple):
     """dense: the tensor of each dense weight. coded: the layer of each other one in the files, and its coding. spare_biases: of
-    such layers in models without biases. ignored: see `WeightReader.ignored`."""
+    such layers in models without biases. ignored, of_images: see `WeightReader`."""
 
     dense: dict[str, Located]
     coded: dict[str, tuple[str, Coding]]
     spare_biases: list[str]
     ignored: tuple[str, ...]
+    of_images: tuple[str, ...]
 
 
 def _by_own_name(
@@ -171,8 +181,10 @@ def _by_own_name(
     """What the files have for each weight of the architecture. Raises CheckpointError for a set of weights that does not fit
     it."""
     names = {name: spec.hugging_face for name, spec in specs.items()}
-    if names[EMBEDDING].removeprefix(_PREFIX) in located:
-        names = {name: stored.removeprefix(_PREFIX) for name, stored in names.items()}
+    embedding = names[EMBEDDING].removeprefix(_LAYERS)
+    layers, head = next((each for each in _PREFIXES if f"{each[0]}{embedding}" in located), (_LAYERS, _HEAD))
+    names = {name: _replaced(stored, layers, head) for name, stored in names.items()}
+    of_images = {name for name in located if "language_model" in layers and not name.startswith((layers, head))}
     if config.tied_embeddings:  # one of the two is enough
         if names[OUTPUT] not in located:
             names[OUTPUT] = names[EMBEDDING]
@@ -187,7 +199,8 @@ def _by_own_name(
         known.update(f"{layer}.{part.name}" for part, _ in coding.parts(specs[name].stored_shape))
     faults += [fault for name, stored in dense.items() if (fault := _fault(stored, located, specs[name]))]
     biases = {f"{layer}.bias" for layer, _ in coded.values()} - known
-    others = [name for name in located if name not in known and name not in biases and not _DERIVED.search(name)]
+    rest = (name for name in located if name not in known and name not in biases and name not in of_images)
+    others = [name for name in rest if not _DERIVED.search(name)]
     ignored = {name: found[1] for name in others if quantization is not None and (found := _ACTIVATIONS.search(name))}
     faults += [f"{shown(name)} in {located[name].file.name} is unexpected" for name in others if name not in ignored]
     refuse_faults(f"{directory}: weights do not fit config.json", faults)
@@ -197,7 +210,13 @@ def _by_own_name(
         coded,
         [name for name in biases if name in located],
         (*fields, *sorted(set(ignored.values()))),
+        tuple(sorted({name.removeprefix(_LAYERS).partition(".")[0] for name in of_images})),
     )
+
+
+def _replaced(name: str, layers: str, head: str) -> str:
+    """A name as the files have it."""
+    return f"{layers}{name.removeprefix(_LAYERS)}" if name.startswith(_LAYERS) else f"{head}{name.removeprefix(_HEAD)}"
 
 
 def _coded_layers(

@@ -82,7 +82,8 @@ def use_folder(folder: Path, *, is_config: bool) -> str | None:
     share, cpu = RankShare.of(config, 0, 1), torch.device("cpu")
     weights = dict(rank_weights(reader, config, share, reader.dtype))
     if is_config:
-        is_finite = bool(rotary_table(config.rope, config.head_dim, 64, cpu).isfinite().all())
+        tables = (rotary_table(angles, config.head_dim, 64, cpu) for angles in config.angles)
+        is_finite = all(bool(table.isfinite().all()) for table in tables)
         return None if is_finite else "a config.json with rotary frequencies that are not finite was loaded"
     stored: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):

@@ -74,6 +74,12 @@ REFUSED: dict[str, tuple[Layer, str]] = {
         (QKV, Rotate(None, (replace(Q_NORM, outputs="heads"), K_NORM))),
         "norms heads, head, which must",
     ),
+    "gates that nothing uses": (
+        (Linear("qkv", (Q, K, V, replace(Q, name="gate"))), Rotate(None), Attend()),
+        "operation 2 .Attend.: takes queries, but the value before it is queries, gates",
+    ),
+    "gates that nobody computes": ((QKV, Rotate(None), Attend(is_gated=True)), "takes queries, gates"),
+    "norms of heads twice": ((QKV, Rotate(None, (Q_NORM, K_NORM), True)), "which must be of heads"),
     "a bias of q alone": ((Linear("qkv", (replace(Q, has_bias=True), K, V)),), "all its weights have a bias, or none"),
     "one tensor for two products": (
         (*ATTENDED, Add(), FED[0], Linear("out", (DOWN,)), Add()),
@@ -90,7 +96,7 @@ def test_a_list_that_makes_no_layer_is_refused_with_its_place(what: str) -> None
         replace(good, layers=(good.layers[0], layer)).check("model")
 
 
-def test_layers_with_other_rotations_are_refused() -> None:
-    layers = tuple(decoder(*SIZES, rope=RopeConfig(theta=theta)).layers[0] for theta in (1e4, 1e6))
-    with pytest.raises(ConfigError, match="different rotary embeddings"):
+def test_layers_that_rotate_other_parts_of_a_head_are_refused() -> None:
+    layers = tuple(decoder(*SIZES, rope=RopeConfig(dim=dim)).layers[0] for dim in (16, 8))
+    with pytest.raises(ConfigError, match="rotate different parts"):
         replace(decoder(*SIZES), layers=layers).check("model")

@@ -73,9 +73,9 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
         ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), norm, weight)
     if shape.has_norms:
         norms = HeadNorms(new(shape.head_dim), new(shape.head_dim), 1e-5)
-    changes = HeadChanges(qkv_bias, norms, table)
+    changes = HeadChanges(qkv_bias, norms, table, table)
     q = ops.rotate_and_store(new(rows, total, shape.head_dim), changes, positions, positions, cache)
-    ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
+    ops.gate(new(rows, 2 * shape.hidden), gate_bias)
     widths = shape.heads * shape.head_dim, (shape.heads + shape.kv_heads) * shape.head_dim, total * shape.head_dim
     adapters = MatrixAdapters(
         new(1, 3, 16, shape.dim), new(1, widths[2], 16), new(1, 3, of=torch.float32), (0, *widths)

@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
 # One of each model_type, and beside them every switch, the rope types, and parts that 2 and 3 ranks do not divide.
 DISTINCT = tuple(
     {
-        **{config["model_type"]: name for name, config in reversed(list(FAMILIES.items()))},
+        **{config.get("text_config", config)["model_type"]: name for name, config in reversed(list(FAMILIES.items()))},
         **{
             name: name
             for name in ("llama3.2", "llama-biases", "llama-dynamic", "smollm2", "qwen2-window", "qwen2-yarn")
@@ -63,17 +63,20 @@ def write(directory: Path, name: str, shard_size: str = "10GB") -> Expected:
 
 def new_model(directory: Path, name: str, shard_size: str = "10GB", seed: int = 0) -> "PreTrainedModel":
     """A random model of the family, of which transformers writes the files."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, and ranks do without it
+    # Takes seconds, and ranks do without it.
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(FAMILIES[name]))
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(directory)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    kind = AutoModelForImageTextToText if "text_config" in FAMILIES[name] else AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager").eval()
     for parameter in model.parameters():
         values = torch.randn(parameter.shape)
-        # The next token must depend on all previous ones.
-        parameter.data = 1 + 0.2 * values if parameter.ndim == 1 else 0.2 * values
+        # The next token must depend on all previous ones. Norms whose factors are 1 + weight begin with zeros.
+        has_ones = parameter.ndim == 1 and bool(parameter.any())
+        parameter.data = 1 + 0.2 * values if has_ones else 0.2 * values
     model.tie_weights()
     model.save_pretrained(directory, max_shard_size=shard_size)
     return model

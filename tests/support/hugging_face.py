@@ -25,6 +25,14 @@ _SHAPE = {
     "pad_token_id": None,
 }
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+_IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
+_IMAGES |= {"patch_size": 14}
 # By name: a config.json as transformers 4 or 5 writes it.
 CONFIGS: Mapping[str, dict[str, Any]] = {
     "llama2": _SHAPE | {"model_type": "llama"},
@@ -78,6 +86,65 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     | {"model_type": "phi3", "max_position_embeddings": 16_384}
     | {"rope_scaling": {"type": "yarn", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}},
     "phi4": _SHAPE | {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": None},
+    "mistral-small": {
+        "model_type": "mistral3",
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "pixtral"} | _IMAGES,
+        "text_config": _SHAPE | {"model_type": "mistral", "sliding_window": None, "rope_theta": 1e9},
+    },
+    "ministral3": {
+        "model_type": "mistral3",
+        "vision_config": {"model_type": "pixtral"} | _IMAGES,
+        "text_config": _SHAPE
+        | {"model_type": "ministral3", "head_dim": 16, "tie_word_embeddings": True}
+        | {
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "llama_4_scaling_beta": 0.1}
+            | {"original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
+        },
+    },
+    "gemma3": _SHAPE
+    | {"model_type": "gemma3_text", "head_dim": 16, "num_hidden_layers": 7, "sliding_window": 24}
+    | {"query_pre_attn_scalar": 16, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    "gemma3-images": {
+        "model_type": "gemma3",
+        "vision_config": {"model_type": "siglip_vision_model"} | _IMAGES,
+        "text_config": _SHAPE
+        | {"model_type": "gemma3_text", "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+        | {"sliding_window": 24, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    },
+    "olmo2": _SHAPE | {"model_type": "olmo2", "rope_theta": 5e5},
+    "olmo3": _SHAPE
+    | {"model_type": "olmo3", "num_hidden_layers": 5, "sliding_window": 24, "rope_theta": 5e5}
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
+    "glm4": _SHAPE | {"model_type": "glm4", "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1.5625e-07},
+    "muse-glimmer": {
+        "model_type": "muse_glimmer",
+        "vision_config": {"model_type": "muse_glimmer_vision"} | _IMAGES,
+        "text_config": _SHAPE
+        | {"model_type": "muse_glimmer_text", "head_dim": 16, "num_key_value_heads": 2, "num_hidden_layers": 5}
+        | {"sliding_window": 24, "output_multiplier": 0.2}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    },
+    "qwen3-moe": _SHAPE
+    | {"model_type": "qwen3_moe", "head_dim": 16, "num_hidden_layers": 4, "num_experts": 7, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 48, "norm_topk_prob": True},
+    "qwen3-moe-all": _SHAPE
+    | {
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
+    | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "mixtral": _SHAPE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "seed-oss": _SHAPE
     | {"model_type": "seed_oss", "head_dim": 16, "rope_theta": 1e7, "rope_scaling": {"rope_type": "default"}},
     "seed-oss-biases": _SHAPE

@@ -19,8 +19,19 @@ from llama_core.config import EngineConfig
 from llama_core.files.source import DENSE, GroupedSlice, Slice
 from llama_core.model.config import ModelConfig
 from llama_core.model.family import Given
-from llama_core.model.llama import llama_layer
-from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Rotate
+from llama_core.model.llama import HEAD_NORMS, llama_layer
+from llama_core.model.operations import (
+    Add,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Linear,
+    Norm,
+    Rotate,
+    Route,
+    Weight,
+)
 from llama_core.model.rope import RopeConfig
 from llama_core.model.weights import EMBEDDING, OUTPUT, Box, weight_specs
 
@@ -67,48 +78,78 @@ def decoder(
 ) -> ModelConfig:
     """Llama's layers with such switches. windows: one a layer, () for none. others: of ModelConfig."""
     given = Given(rope, tuple(windows) or (0,) * n_layers, attention_bias, attention_out_bias, mlp_bias)
-    layers = tuple(llama_layer(given, i, qk_norm=qk_norm) for i in range(n_layers))
+    layers = tuple(llama_layer(given, i, norms=HEAD_NORMS if qk_norm else None) for i in range(n_layers))
     return ModelConfig(dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size, layers, **others)
 
 
 def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_seq_len: int) -> torch.Tensor:
     """float64 [len(tokens), vocab_size]: the logits after each token."""
     w = {name: weight.double() for name, weight in weights.items()}
-    table = rotary_table(config.rope, config.head_dim, max_seq_len, torch.device("cpu"))[: len(tokens)].double()
     residual = w[EMBEDDING][torch.tensor(tokens)] * config.embedding_multiplier
+    if config.norms_embedding:
+        residual = _norm(config, residual, torch.ones(config.dim))
     for i, layer in enumerate(config.layers):
         part = {name.split(".", 2)[2]: weight for name, weight in w.items() if name.startswith(f"layers.{i}.")}
         heads: list[torch.Tensor] = []
         x = residual
         for operation in layer:
             match operation:
-                case Norm(weight):
-                    x = _norm(config, x, part[f"{weight.name}.weight"])
+                case Norm(weight, eps):
+                    x = _norm(config, x, weight.offset + part[f"{weight.name}.weight"], eps)
                 case Linear(_, parts):
                     heads = [_linear(part, each.name, x) for each in parts]
                     x = heads[0]
-                case Rotate(rope, norms):
+                case Rotate(_, norms, has_plain_norms):
+                    for at, norm in enumerate(norms or ()):
+                        if operation.norms_all_heads:
+                            heads[at] = _norm(config, heads[at], part[f"{norm.name}.weight"])
                     heads = [each.unflatten(-1, (-1, config.head_dim)) for each in heads]
                     for at, norm in enumerate(norms or ()):
-                        heads[at] = _norm(config, heads[at], part[f"{norm.name}.weight"])
-                    if rope is not None:
-                        heads[:2] = (_rotate(each, table) for each in heads[:2])
-                case Attend(window, scale):
-                    x = _attend(config, window or len(x), scale or config.head_dim**-0.5, *heads)
-                case GatedLinear(_, parts):
+                        if not operation.norms_all_heads:
+                            heads[at] = _norm(config, heads[at], norm.offset + part[f"{norm.name}.weight"])
+                    if has_plain_norms:
+                        heads[:2] = (_norm(config, each, torch.ones(config.head_dim)) for each in heads[:2])
+                    for at, angles in enumerate((operation.queries, operation.keys)):
+                        table = rotary_table(angles, config.head_dim, max_seq_len, torch.device("cpu"))
+                        heads[at] = _rotate(heads[at], table[: len(tokens)].double())
+                case Attend(window, scale, is_gated):
+                    x = _attend(config, window or len(x), scale or config.head_dim**-0.5, *heads[:3])
+                    x = x * heads[3].flatten(1).sigmoid() if is_gated else x
+                case GatedLinear(_, parts, activation):
                     gate, up = (_linear(part, each.name, x) for each in parts)
-                    x = F.silu(gate) * up
+                    x = (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+                case Route():
+                    route = operation
+                case GatedExperts():
+                    gates = operation
+                case ExpertSum(_, (down,)):
+                    x = _sum_experts(part, route, gates, down, x)
                 case Add(multiplier):
                     x = residual = residual + multiplier * x
-    return _norm(config, residual, w["norm.weight"]) @ w[OUTPUT].T / config.logits_divisor
+    logits = _norm(config, residual, config.norm_offset + w["norm.weight"]) @ w[OUTPUT].T / config.logits_divisor
+    cap = config.logits_cap
+    return logits if cap is None else cap * (logits / cap).tanh()
 
 
-def _norm(config: ModelConfig, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x * (x.pow(2).mean(-1, keepdim=True) + config.norm_eps).rsqrt() * weight
+def _norm(config: ModelConfig, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + (eps or config.norm_eps)).rsqrt() * weight
 
 
 def _linear(part: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, part[f"{name}.weight"], part.get(f"{name}.bias"))
+
+
+def _sum_experts(part: Weights, route: Route, gates: GatedExperts, down: Weight, x: torch.Tensor) -> torch.Tensor:
+    logits = _linear(part, route.router.name, x)
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : route.chosen]
+    weights = (logits.gather(-1, chosen) if route.scoring == "chosen" else logits).softmax(-1)
+    weights = weights if route.scoring == "chosen" else weights.gather(-1, chosen)
+    total = torch.zeros_like(x)
+    for token, (experts, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
+        for expert, share in zip(experts, shares, strict=True):
+            gate, up = (_linear(part, each.name.format(expert), x[token]) for each in gates.parts)
+            total[token] += share * _linear(part, down.name.format(expert), F.silu(gate) * up)
+    return total
 
 
 def _attend(
@@ -135,6 +176,7 @@ class MemoryCheckpoint:
     metadata_files: Sequence[Path] = ()
     stop_ids: frozenset[int] = frozenset()
     ignored: Sequence[str] = ()
+    of_images: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config

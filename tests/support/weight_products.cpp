@@ -106,8 +106,8 @@ void products(const char* name, int inputs, int rows) {
             std::memcpy(static_cast<void*>(part[r]), x[first + r], inputs * sizeof(T));
             part.quantize(format.input_form, r, int(round_up(inputs, 16)), count);
         }
-        for (int task = 0; task < projection.tasks_of(w, count); task++)
-            projection.run(w, part, count, task, 0, StoreTo<float>{to});
+        for (int task = 0; task < projection.tasks_of({w, part, count}); task++)
+            projection.run({w, part, count}, task, 0, StoreTo<float>{to});
     };
     run(rows, 0, y);
     uint64_t hash = 1469598103934665603u;

@@ -57,7 +57,7 @@ class AdapterTables:
     ) -> None:
         specs = weight_specs(model)
         self._first, shapes = first_rows(specs, share)
-        self._tensor = {name: spec.tensor for name, spec in specs.items() if spec.is_linear}
+        self._tensor = {name: spec.tensor for name, spec in specs.items() if spec.takes_adapters}
         firsts: dict[str, list[int]] = {}
         for name, tensor in self._tensor.items():
             if tensor.startswith("layers."):

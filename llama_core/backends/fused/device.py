@@ -171,7 +171,7 @@ def choose_ops(kind: str, device: torch.device, *, batch_invariant: bool = False
         from llama_core.backends.fused.product_kernels import of_few_rows
 
         ops = TritonOps(batch_invariant=batch_invariant, fuses=of_few_rows)
-        ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
+        ops.gate(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
     except Exception as error:  # any error of Triton, the compiler or the file system
         # In torch, attention would gather whole block tables, for which no memory is planned.
         raise ConfigError(

@@ -26,7 +26,7 @@ from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, S
 from llama_core.backends.kv_cache import KVCache
 from llama_core.backends.weight_formats.format import Bias, TorchMatrix
 from llama_core.errors import ConfigError
-from llama_core.model.operations import Attend
+from llama_core.model.operations import Activation, Attend
 
 _COLUMNS: Final = 1024  # of an embedding that one program copies
 _SAMPLES: Final = 128  # that one program stores
@@ -88,10 +88,12 @@ class TritonOps(TorchOps):
         count, total_heads, head_dim = qkv.shape
         n_kv_heads = cache.keys.shape[2]
         n_heads = total_heads - 2 * n_kv_heads
-        bias, norms, table = changes
+        bias, norms, q_table, k_table = changes
         q_norm, k_norm, eps = norms or (None, None, 0.0)
         heads = min(_HEADS_A_PROGRAM, triton.next_power_of_2(total_heads))
-        read = qkv, table, positions, slot_mapping
+        # One read of the angles where q and k have the same.
+        tables = q_table, None if k_table is q_table else k_table
+        read = qkv, *tables, positions, slot_mapping
         sizes = {"head_dim": head_dim, "dim_block": triton.next_power_of_2(head_dim), "heads": heads}
         layer_kernels._rotate_and_store[(count, triton.cdiv(total_heads, heads))](
             *read, *cache, q_norm, k_norm, bias, eps, n_heads, n_kv_heads, **sizes, **early_launch()
@@ -109,12 +111,14 @@ class TritonOps(TorchOps):
     ) -> torch.Tensor:
         return attend(q, cache, block_tables, tiles, how, batch_invariant=self._batch_invariant)
 
-    def gated_silu(self, gate_up: torch.Tensor, bias: Bias = None) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, bias: Bias = None, activation: Activation = "silu") -> torch.Tensor:
         count, width = gate_up.shape
         hidden = width // 2
         out = torch.empty((count, hidden), dtype=gate_up.dtype, device=gate_up.device)
         block = min(1024, triton.next_power_of_2(hidden))
-        layer_kernels._gated_silu[(count, triton.cdiv(hidden, block))](gate_up, bias, out, hidden, block=block)
+        layer_kernels._gate[(count, triton.cdiv(hidden, block))](
+            gate_up, bias, out, hidden, activation=activation, block=block
+        )
         return out
 
     def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
@@ -122,10 +126,12 @@ class TritonOps(TorchOps):
             return product(x, matrix.held)
         return super().product(x, matrix)
 
-    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None) -> torch.Tensor:
+    def gated_product(
+        self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None, activation: Activation = "silu"
+    ) -> torch.Tensor:
         if self._fuses(matrix.held, len(x)):
-            return gated_product(x, matrix.held, bias)
-        return super().gated_product(x, matrix, bias)
+            return gated_product(x, matrix.held, bias, activation)
+        return super().gated_product(x, matrix, bias, activation)
 
     def add_product_norm(
         self, hidden_states: torch.Tensor, x: torch.Tensor, matrix: TorchMatrix, norm: RowNorm, bias: Bias = None

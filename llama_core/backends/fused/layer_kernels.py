@@ -84,11 +84,12 @@ def store_norm(out, x, weight, inside, dim, eps):
 
 
 @triton.jit
-def silu_times(gate, up):
-    """silu(gate) * up."""
+def gated(gate, up, activation: tl.constexpr):
+    """activation(gate) * up. gelu by tanh is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))."""
     wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    return (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    slope = wide if activation == "silu" else wide * (1.595769122 + 0.07135481627 * wide * wide)
+    activated = (wide / (1.0 + tl.exp(-slope))).to(gate.dtype)
+    return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
 @cache
@@ -143,6 +144,7 @@ def _store(cached, x, inside):
 def _rotate_and_store(
     qkv,
     table,
+    k_table,
     positions,
     slot_mapping,
     keys,
@@ -158,7 +160,8 @@ def _rotate_and_store(
     heads: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """Rotate and store `heads` heads of one token. A head is read and written whole, and split into its pairs in registers."""
+    """Rotate and store `heads` heads of one token. A head is read and written whole, and split into its pairs in registers.
+    k_table: of keys, None where theirs is `table`."""
     let_next_start(is_early)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
@@ -170,6 +173,8 @@ def _rotate_and_store(
     if q_norm is not None:
         q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
         k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
+    if k_table is not None:
+        k_angle = tl.load(k_table + tl.load(positions + token) * head_dim + dim, mask=in_dim, other=0.0)
     wait_for_previous(is_early)
     total = n_heads + 2 * n_kv_heads
     inside = (head < total)[:, None] & in_dim[None, :]
@@ -188,8 +193,12 @@ def _rotate_and_store(
     if table is not None:
         even, odd = tl.split(tl.reshape(turned.to(tl.float32), (heads, dim_block // 2, 2)))
         cos, sin = tl.split(tl.reshape(angle, (dim_block // 2, 2)))
-        pairs = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
-        turned = tl.reshape(pairs, (heads, dim_block)).to(x.dtype)
+        cos, sin = cos[None, :], sin[None, :]
+        if k_table is not None:
+            k_cos, k_sin = tl.split(tl.reshape(k_angle, (dim_block // 2, 2)))
+            cos = tl.where(is_query[:, None], cos, k_cos[None, :])
+            sin = tl.where(is_query[:, None], sin, k_sin[None, :])
+        turned = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (heads, dim_block)).to(x.dtype)
     place = cache_slot * n_kv_heads * head_dim + at
     tl.store(source, turned, mask=inside & is_query[:, None])
     is_key = (head >= n_heads) & (head < n_heads + n_kv_heads)
@@ -198,7 +207,7 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(gate_up, bias, out, hidden, block: tl.constexpr):
+def _gate(gate_up, bias, out, hidden, activation: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < hidden
@@ -207,7 +216,7 @@ def _gated_silu(gate_up, bias, out, hidden, block: tl.constexpr):
     if bias is not None:
         gate = plus_bias(gate, bias + column, inside)
         up = plus_bias(up, bias + hidden + column, inside)
-    tl.store(out + row * hidden + column, silu_times(gate, up), mask=inside)
+    tl.store(out + row * hidden + column, gated(gate, up, activation), mask=inside)
 
 
 @triton.jit(do_not_specialize=["factor"])

@@ -4,12 +4,13 @@ capture a whole step.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from llama_core.backends.fused.adapters import Adapted, AdapterTables
+from llama_core.backends.fused.experts import ExpertMatrices, Experts
 from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens, StepClock, TorchOps
 from llama_core.backends.fused.step_plan import StepTensors
 from llama_core.backends.kv_cache import KVCache
@@ -18,7 +19,20 @@ from llama_core.backends.rotary import rotary_table
 from llama_core.backends.slots import SlotTable
 from llama_core.backends.weight_formats.format import Bias, TorchMatrix, TorchMatrixType
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Operation, Rotate, Weight
+from llama_core.model.operations import (
+    Activation,
+    Add,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Linear,
+    Norm,
+    Operation,
+    Rotate,
+    Route,
+    Weight,
+)
 from llama_core.model.share import RankShare
 from llama_core.model.weights import FINAL_NORM, first_rows, weight_specs
 from llama_core.weights.loader import GroupedWeight
@@ -27,7 +41,7 @@ from llama_core.weights.loader import GroupedWeight
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One step on its way through the layers. residual: [T, dim]. places: int64 [T], of the tokens' LoRA adapters, 0 for none;
-    None where no token has one."""
+    None where no token has one. gates: [T, H head_dim] of the attention that follows, if it is gated."""
 
     residual: torch.Tensor
     step: StepTensors
@@ -36,6 +50,7 @@ class _Pass:
     cache: KVCache
     clock: StepClock
     places: torch.Tensor | None
+    gates: list[torch.Tensor] = field(default_factory=list)
 
 
 # One or several operations: a method of `FusedTransformer` and its first arguments. The last two are the step's `_Pass` and the
@@ -83,17 +98,32 @@ class FusedTransformer:
         self._specs = weight_specs(config)
         self._first_rows, shapes = first_rows(self._specs, self.share)
         linear = {spec.tensor for spec in self._specs.values() if spec.is_linear}
+        offsets = {spec.tensor for spec in self._specs.values() if spec.offset}
         self._tensors: dict[str, Any] = {
             name: matrix_type(name)(*shape, dtype, parallel.device, batch_invariant=batch_invariant)
             if name in linear
-            else torch.empty(shape, dtype=dtype, device=parallel.device)
+            else torch.empty(shape, dtype=torch.float32 if name in offsets else dtype, device=parallel.device)
             for name, shape in shapes.items()
         }
         self._embeddings, self._output = self._tensors["tok_embeddings"], self._tensors["output"]
         self.adapters: AdapterTables | None = None
-        self._rotary = rotary_table(config.rope, self.head_dim, max_seq_len, parallel.device)
+        self._rotary = {each: rotary_table(each, self.head_dim, max_seq_len, parallel.device) for each in config.angles}
+        self._plain_factors = torch.ones(max(config.dim, config.head_dim), dtype=dtype, device=parallel.device)
+        self._square_columns = [torch.tensor(each, device=parallel.device) for each in self._columns_of_heads()]
         self._program = list(self._compile())
         self.load(weights)
+
+    def _columns_of_heads(self) -> tuple[list[int], list[int]]:
+        """Where each query head, and each key head, stands when all ranks' q and k lie side by side."""
+        q_columns: dict[int, int] = {}
+        k_columns: dict[int, int] = {}
+        first = 0
+        for share in self._shares:
+            for columns, heads in ((q_columns, share.heads), (k_columns, share.kv_heads)):
+                for i, head in enumerate(heads):
+                    columns.setdefault(head, first + i)
+                first += len(heads)
+        return [q_columns[head] for head in sorted(q_columns)], [k_columns[head] for head in sorted(k_columns)]
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]]) -> None:
         """Copy this rank's part of each weight into its tensor. Weights have Meta's names, and are in `dtype` or in groups."""
@@ -102,7 +132,8 @@ class FusedTransformer:
             if isinstance(tensor, TorchMatrix):
                 tensor.set_rows(first, weight)
             else:
-                tensor[first : first + len(weight)].copy_(weight)
+                assert isinstance(weight, torch.Tensor)
+                tensor[first : first + len(weight)].copy_(weight).add_(self._specs[name].offset)
 
     @property
     def weight_bytes(self) -> int:
@@ -110,8 +141,9 @@ class FusedTransformer:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are kept beside the weights: the rotary table, and adapters."""
-        return self._rotary.nbytes + (0 if self.adapters is None else self.adapters.nbytes)
+        """Bytes that are kept beside the weights: rotary tables, and adapters."""
+        tables = sum(table.nbytes for table in self._rotary.values())
+        return tables + (0 if self.adapters is None else self.adapters.nbytes)
 
     def hidden_states(
         self, step: StepTensors, slots: SlotTable, cache: KVCache, clock: StepClock, *, adapted: bool
@@ -126,7 +158,9 @@ class FusedTransformer:
         known = SlotTokens(slots.tokens, slots.block_tables)
         h, slot_mapping = self._embed(step, known, cache.keys.shape[2], clock)
         if self.config.embedding_multiplier != 1.0:
-            h *= self.config.embedding_multiplier
+            h *= torch.full((), self.config.embedding_multiplier, dtype=h.dtype, device=h.device)
+        if self.config.norms_embedding:
+            h = self.ops.add_norm(h, None, RowNorm(self._plain_factors[: self.config.dim], self.config.norm_eps))
         way, x = _Pass(h, step, slot_mapping, known.block_tables, cache, clock, places), h
         for compute, arguments in self._program:
             x = compute(self, *arguments, way, x)
@@ -142,22 +176,25 @@ class FusedTransformer:
             (i, operation), *following = left[:3]
             done = 1
             match operation, *(each for _, each in following):
-                case Linear(is_summed=True) as linear, Add(1.0), Norm(weight):
-                    norm = self._row_norm(following[1][0], weight)
+                case Linear(is_summed=True) as linear, Add(1.0), Norm() as after:
+                    norm = self._row_norm(following[1][0], after)
                     yield FusedTransformer._add_product_norm, (self._product(i, linear), norm)
                     done = 3
                 case Linear(is_summed=True) as linear, *_:
                     yield FusedTransformer._sum, (self._product(i, linear),)
                 case Linear() as linear, Rotate() as how, *_:
                     product = self._product(i, linear)
-                    yield FusedTransformer._rotate, (product, i, self._head_changes(i, product, how))
+                    yield FusedTransformer._rotate, (product, i, how, self._head_changes(i, product, how))
                     done = 2
-                case Norm(weight), *_:
-                    yield FusedTransformer._norm, (self._row_norm(i, weight),)
+                case Norm() as norm, *_:
+                    yield FusedTransformer._norm, (self._row_norm(i, norm),)
                 case Attend() as how, *_:
                     yield FusedTransformer._attend, (i, how)
                 case GatedLinear() as linear, *_:
-                    yield FusedTransformer._gate, (self._product(i, linear),)
+                    yield FusedTransformer._gate, (self._product(i, linear), linear.activation)
+                case Route() as route, GatedExperts() as gates, ExpertSum() as down:
+                    yield FusedTransformer._sum_experts, (self._experts(i, route, gates, down),)
+                    done = 3
                 case Add(multiplier), *_:
                     yield FusedTransformer._add, (multiplier,)
                 case _:
@@ -170,15 +207,18 @@ class FusedTransformer:
         spec = self._specs.get(f"{begin}{weight.name}.{kind}")
         return None if spec is None else self._tensors[spec.tensor]
 
-    def _row_norm(self, layer: int, weight: Weight) -> RowNorm:
-        return RowNorm(self._held(layer, weight), self.config.norm_eps)
+    def _row_norm(self, layer: int, norm: Norm) -> RowNorm:
+        return RowNorm(self._held(layer, norm.weight), norm.eps or self.config.norm_eps)
 
     def _head_changes(self, layer: int, product: _Product, how: Rotate) -> HeadChanges:
         norms = None
         if how.norms is not None:
             q, k = (self._held(layer, each) for each in how.norms)
             norms = HeadNorms(q, k, self.config.norm_eps)
-        return HeadChanges(product.bias, norms, None if how.rope is None else self._rotary)
+        elif how.has_plain_norms:
+            factors = self._plain_factors[: self.head_dim]
+            norms = HeadNorms(factors, factors, self.config.norm_eps)
+        return HeadChanges(product.bias, norms, self._rotary.get(how.queries), self._rotary.get(how.keys))
 
     def _product(self, layer: int, linear: Linear | GatedLinear) -> _Product:
         first, is_timed = linear.parts[0], layer == self.config.n_layers // 2
@@ -189,20 +229,53 @@ class FusedTransformer:
     def _norm(self, norm: RowNorm, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         return self.ops.add_norm(x, None, norm)
 
-    def _rotate(self, product: _Product, layer: int, changes: HeadChanges, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+    def _rotate(
+        self, product: _Product, layer: int, how: Rotate, changes: HeadChanges, way: _Pass, x: torch.Tensor
+    ) -> torch.Tensor:
         qkv = self.ops.add_adapters(self.ops.product(x, product.matrix), x, self._adapted(product, way))
-        heads, places = qkv.view(len(x), -1, self.head_dim), (way.step.positions, way.slot_mapping)
+        heads = qkv.view(len(x), -1, self.head_dim)
+        num_heads = self.n_heads + 2 * self.n_kv_heads
+        if heads.shape[1] > num_heads:
+            if changes.bias is not None:
+                heads, changes = heads + changes.bias.view(heads.shape[1:]), changes._replace(bias=None)
+            way.gates.append(heads[:, num_heads:].flatten(1))
+            heads = heads[:, :num_heads].contiguous()
+        if how.norms_all_heads:
+            heads, changes = self._norm_all_heads(heads, changes), changes._replace(bias=None, norms=None)
+        places = way.step.positions, way.slot_mapping
         return self.ops.rotate_and_store(heads, changes, *places, way.cache.layer(layer))
 
-    def _attend(self, layer: int, how: Attend, way: _Pass, x: torch.Tensor) -> torch.Tensor:
-        return self.ops.attend(x, way.cache.layer(layer), way.block_tables, way.step.tiles, how).flatten(1)
+    def _norm_all_heads(self, heads: torch.Tensor, changes: HeadChanges) -> torch.Tensor:
+        """qkv [T, H + 2 K, head_dim] with its biases, and RMSNorm of all ranks' heads of q and of k together, whose squares are
+        added in the order of the heads."""
+        assert changes.norms is not None
+        if changes.bias is not None:
+            heads = heads + changes.bias.view(heads.shape[1:])
+        ends = self.n_heads, self.n_heads + self.n_kv_heads
+        wide = heads[:, : ends[1]].float()
+        widths = [len(share.heads) + len(share.kv_heads) for share in self._shares]
+        squares = self.parallel.gather_columns(wide.pow(2).sum(-1), widths)
+        parts = []
+        q_columns, k_columns = self._square_columns
+        for begin, end, columns, weight in (
+            (0, ends[0], q_columns, changes.norms.q),
+            (*ends, k_columns, changes.norms.k),
+        ):
+            mean = squares[:, columns].sum(-1) / (len(columns) * self.head_dim)
+            normed = (wide[:, begin:end] * torch.rsqrt(mean + changes.norms.eps)[:, None, None]).type_as(heads)
+            parts.append((normed * weight.view(-1, self.head_dim)).type_as(heads))
+        return torch.cat((*parts, heads[:, ends[1] :]), dim=1)
 
-    def _gate(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+    def _attend(self, layer: int, how: Attend, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        attended = self.ops.attend(x, way.cache.layer(layer), way.block_tables, way.step.tiles, how).flatten(1)
+        return attended * way.gates.pop().sigmoid() if how.is_gated else attended
+
+    def _gate(self, product: _Product, activation: Activation, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         lora = self._adapted(product, way)
         if lora is None:
-            return self.ops.gated_product(x, product.matrix, product.bias)
+            return self.ops.gated_product(x, product.matrix, product.bias, activation)
         gate_up = self.ops.add_adapters(self.ops.product(x, product.matrix), x, lora)
-        return self.ops.gated_silu(gate_up, product.bias)
+        return self.ops.gate(gate_up, product.bias, activation)
 
     def _add(self, multiplier: float, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         residual = way.residual
@@ -234,6 +307,25 @@ class FusedTransformer:
         with waiting:
             return self._sum_over_ranks(part)
 
+    def _experts(self, layer: int, route: Route, gates: GatedExperts, down: ExpertSum) -> Experts:
+        router = route.router
+        first = [(self._numbered(each.parts[0])) for each in (gates, down)]
+        matrices = [self._held(layer, each) for each in first]
+        biases = [self._held(layer, each, "bias") for each in first]
+        if self.parallel.rank:
+            biases[1] = None  # rank 0 adds it for all
+        held = [ExpertMatrices(*each, self.config.n_experts) for each in zip(matrices, biases, strict=True)]
+        weights, bias = (self._held(layer, router, kind) for kind in ("weight", "bias"))
+        return Experts(route, weights, bias, held[0], held[1], gates.activation)
+
+    @staticmethod
+    def _numbered(weight: Weight) -> Weight:
+        """That of the first expert."""
+        return replace(weight, name=weight.name.format(0))
+
+    def _sum_experts(self, experts: Experts, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return self._sum_over_ranks(experts.apply(self.ops, x))
+
     def _adapted(self, product: _Product, way: _Pass) -> Adapted | None:
         if way.places is None or self.adapters is None:
             return None
@@ -246,7 +338,9 @@ class FusedTransformer:
 
     def _divided(self, logits: torch.Tensor) -> torch.Tensor:
         """In place."""
-        return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
+        logits = logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
+        cap = self.config.logits_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _embed(
         self, step: StepTensors, known: SlotTokens, block_size: int, clock: StepClock

@@ -15,7 +15,7 @@ from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, S
 from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
 from llama_core.backends.rotary import rotate
 from llama_core.backends.weight_formats.format import Bias, TorchMatrix
-from llama_core.model.operations import Attend
+from llama_core.model.operations import Activation, Attend
 
 NUM_SUMS: Final = 2
 _WAITED, _SAMPLED = range(NUM_SUMS)
@@ -60,11 +60,12 @@ class HeadNorms(NamedTuple):
 
 class HeadChanges(NamedTuple):
     """What happens to the heads of q, k and v before they are used, in this order. bias: [(H + 2 K) head_dim]. norms: of q and
-    k. table: `rotary_table`, whose angles turn q and k; None for no rotation."""
+    k. q_table, k_table: `rotary_table`, whose angles turn q and k; None for no rotation."""
 
     bias: Bias = None
     norms: HeadNorms | None = None
-    table: torch.Tensor | None = None
+    q_table: torch.Tensor | None = None
+    k_table: torch.Tensor | None = None
 
 
 class TorchOps:
@@ -104,7 +105,7 @@ class TorchOps:
         Keys and values are stored at the physical positions `slot_mapping` int64 [T] of one layer's cache, of the dtype of qkv
         or FLOAT8_BYTES. positions: int64 [T], by which q and k are rotated.
         """
-        bias, norms, table = changes
+        bias, norms, q_table, k_table = changes
         n_kv_heads = cache.keys.shape[2]
         n_heads = qkv.shape[1] - 2 * n_kv_heads
         if bias is not None:
@@ -112,8 +113,8 @@ class TorchOps:
         q, k, v = torch.split(qkv, [n_heads, n_kv_heads, n_kv_heads], dim=1)
         if norms is not None:
             q, k = _norm(q, norms.q, norms.eps), _norm(k, norms.k, norms.eps)
-        if table is not None:
-            q, k = (rotate(each, table[positions]) for each in (q, k))
+        q = q if q_table is None else rotate(q, q_table[positions])
+        k = k if k_table is None else rotate(k, k_table[positions])
         for cached, new in zip(cache, (k, v), strict=True):
             cached.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(cached.dtype, new))
         return q
@@ -150,18 +151,20 @@ class TorchOps:
             out[begin : begin + count] = attend_prefill(asked, seen_keys, seen_values, window, scale)
         return out
 
-    def gated_silu(self, gate_up: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-        """silu(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
+    def gate(self, gate_up: torch.Tensor, bias: Bias = None, activation: Activation = "silu") -> torch.Tensor:
+        """activation(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
         """x [T, inputs] times a matrix [outputs, inputs]: [T, outputs]."""
         return matrix.multiply(x)
 
-    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None) -> torch.Tensor:
-        """`gated_silu` of x [T, inputs] times a matrix [2 * hidden, inputs]: [T, hidden]."""
-        return self.gated_silu(matrix.multiply(x), bias)
+    def gated_product(
+        self, x: torch.Tensor, matrix: TorchMatrix, bias: Bias = None, activation: Activation = "silu"
+    ) -> torch.Tensor:
+        """`gate` of x [T, inputs] times a matrix [2 * hidden, inputs]: [T, hidden]."""
+        return self.gate(matrix.multiply(x), bias, activation)
 
     def add_product_norm(
         self, hidden_states: torch.Tensor, x: torch.Tensor, matrix: TorchMatrix, norm: RowNorm, bias: Bias = None
@@ -197,7 +200,8 @@ class TorchOps:
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).type_as(x) * weight
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).type_as(x)
+    return (normed * weight).type_as(x)  # factors with an offset are float32
 
 
 class StepClock:

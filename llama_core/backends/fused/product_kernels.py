@@ -19,14 +19,15 @@ import triton.language as tl
 
 from llama_core.backends.fused.layer_kernels import (
     early_launch,
+    gated,
     has_much_shared_memory,
     let_next_start,
     plus_bias,
-    silu_times,
     wait_for_previous,
 )
 from llama_core.backends.weight_formats.format import Bias, HeldWeights
 from llama_core.backends.weight_formats.tile_kernels import Tile, operand, product_of_tile
+from llama_core.model.operations import Activation
 
 # Rows of a product that reading the weights limits on every GPU of sm_80 and later. More rows go to cuBLAS.
 MOST_ROWS: Final = 64
@@ -149,7 +150,17 @@ def _split_of(weights: HeldWeights, tiles: Tiles) -> int:
 # Without `do_not_specialize`, Triton compiles further variants for some numbers of rows while it serves.
 @triton.jit(do_not_specialize=["rows"])
 def _gated_product(
-    x, weights, bias, out, rows, hidden, sizes, form: tl.constexpr, tile: tl.constexpr, is_early: tl.constexpr
+    x,
+    weights,
+    bias,
+    out,
+    rows,
+    hidden,
+    sizes,
+    form: tl.constexpr,
+    activation: tl.constexpr,
+    tile: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
     wait_for_previous(is_early)
@@ -165,7 +176,7 @@ def _gated_product(
         gate = plus_bias(gate, bias + column[None, :], (column < hidden)[None, :])
         up = plus_bias(up, bias + hidden + column[None, :], (column < hidden)[None, :])
     target = out + row[:, None].to(tl.int64) * hidden + column[None, :]
-    tl.store(target, silu_times(gate, up), mask=(row < rows)[:, None] & (column < hidden)[None, :])
+    tl.store(target, gated(gate, up, activation), mask=(row < rows)[:, None] & (column < hidden)[None, :])
     let_next_start(is_early)  # not sooner: the next kernel is a product
 
 
@@ -208,8 +219,9 @@ def _product_of_rows(
         tl.store(out + target, (states.to(tl.float32) + added.to(tl.float32)).to(states.dtype), mask=inside)
 
 
-def gated_product(x: torch.Tensor, weights: HeldWeights, bias: Bias) -> torch.Tensor:
-    """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
+def gated_product(x: torch.Tensor, weights: HeldWeights, bias: Bias, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T,
+    hidden]."""
     x = x.contiguous()
     (rows, inputs), outputs = x.shape, len(weights.codes)
     hidden, tiles = outputs // 2, tiles_of(weights, len(x), x.dtype, True)
@@ -218,7 +230,7 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: Bias) -> torch.Te
         tiles = tiles._replace(outputs=tiles.outputs // 2)
     held, sizes, form = operand(weights, inputs)
     grid = triton.cdiv(hidden, tiles.outputs // 2), triton.cdiv(rows, tiles.rows)
-    _gated_product[grid](x, held, bias, out, rows, hidden, sizes, form, **tiles.constants, **early_launch())
+    _gated_product[grid](x, held, bias, out, rows, hidden, sizes, form, activation, **tiles.constants, **early_launch())
     return out
 
 

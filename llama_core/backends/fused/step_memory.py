@@ -23,7 +23,7 @@ from llama_core.backends.memory_budget import adapter_bytes
 from llama_core.backends.parallel import Parallel
 from llama_core.config import EngineConfig
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Add, Attend, GatedLinear, Linear, Norm, Rotate
+from llama_core.model.operations import Add, Attend, ExpertSum, GatedExperts, GatedLinear, Linear, Norm, Rotate, Route
 from llama_core.model.share import RankShare
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
@@ -134,21 +134,29 @@ def _body_bytes(
     in_order = config.batch_invariant and parallel.world_size > 1
     summed = tokens * dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32) if in_order else wide * dim
     partial = _partial_bytes(config, model, share, min(tokens, decodes))
-    most = value = 0  # bytes beside the residual; of the value, which is the residual at a layer's begin
+    most = value = rows = 0  # bytes beside the residual; of the value, which is the residual at a layer's begin
     for operation in (each for layer in dict.fromkeys(model.layers) for each in layer):
         match operation:
             case Norm():
                 made = after = wide * dim
             case Linear(is_summed=True):
                 made, after = wide * dim + summed, wide * dim
-            case Linear():
-                made = after = wide * projected
-            case Attend():
-                made, after = wide * queries + partial, wide * queries
+            case Linear(parts=parts):
+                made = after = wide * (projected + queries * (len(parts) > 3))
+            case Attend(is_gated=is_gated):
+                made, after = wide * queries * (1 + is_gated) + partial, wide * queries
+            case Route(chosen=chosen):
+                made, after = tokens * model.n_experts * 3 * _FLOAT32, value
+                rows = tokens * chosen
+            case GatedExperts():  # one expert's rows at a time, all of them at most
+                made, after = rows * (dim + 3 * len(share.expert_hidden)) * dtype.itemsize, value
+            case ExpertSum():
+                made, after = rows * dim * 3 * _FLOAT32 + summed, wide * dim
             case GatedLinear():
                 made, after = 3 * wide * hidden, wide * hidden  # gate and up, and their gated product
-            case Rotate():  # in place
-                made, after = 0, value
+            case Rotate(norms_all_heads=all_heads):  # in place, but for norms of all heads, and of gates
+                is_copied = all_heads or value > wide * projected
+                made, after = (2 * wide + tokens * _FLOAT32) * projected * is_copied, value
             case Add(multiplier):
                 made, after = 0 if multiplier == 1.0 else wide * dim, 0
         most, value = max(most, value + made), after

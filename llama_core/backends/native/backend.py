@@ -22,6 +22,7 @@ from llama_core.backends.weight_plan import WeightPlan
 from llama_core.config import EngineConfig
 from llama_core.grammar.masks import GrammarMasks
 from llama_core.model.config import ModelConfig
+from llama_core.model.operations import Route
 from llama_core.model.share import SAMPLING_RANK, RankShare
 from llama_core.scheduling.step import Pending, Row
 from llama_core.weights.adapter import LowRank
@@ -47,7 +48,7 @@ def check_available(
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
     if min(model.dim, model.hidden_dim, model.vocab_size) < parallel.world_size:
         raise Unavailable(f"a dimension of the model is smaller than its {parallel.world_size} ranks")
-    widest = max(model.dim, model.hidden_dim, model.query_width)
+    widest = max(model.dim, model.hidden_dim, model.expert_dim, model.query_width)
     is_bfloat16 = dtype == torch.bfloat16
     for weight_format in plan.formats:
         unsupported = load_library().llama_unsupported_reason
@@ -63,6 +64,10 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
         heads=len(share.heads),
         kv_heads=len(share.kv_heads),
         head_dim=model.head_dim,
+        full_heads=model.n_heads,
+        full_kv_heads=model.n_kv_heads,
+        has_first_copies=share.has_first_copies(model),
+        tables=len(model.angles),
         hidden=len(share.hidden),
         full_vocab=model.vocab_size,
         rank=parallel.rank,
@@ -77,9 +82,9 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
         threads=torch.get_num_threads(),
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
-        norm_eps=model.norm_eps,
         embedding_multiplier=model.embedding_multiplier,
         logits_divisor=model.logits_divisor,
+        logits_cap=model.logits_cap or 0.0,
     )
 
 
@@ -98,17 +103,20 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     """Rather more than the engine's buffers: activations as float32, logits, the rotary table, and this rank's part of the
     memory that all ranks share. Each attends in the cache, in place."""
     share = RankShare.of(model, parallel.rank, parallel.world_size)
-    heads = 2 * len(share.heads) + 2 * len(share.kv_heads)
+    heads = 3 * len(share.heads) + 2 * len(share.kv_heads)  # with gates
     head_dim = -(-model.head_dim // _LANES) * _LANES
     shrunk = 3 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k and v by an adapter
     widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
+    chosen = max((each.chosen for layer in model.layers for each in layer if isinstance(each, Route)), default=0)
+    rows = chosen * config.max_step_tokens + _LANES * min(model.n_experts, chosen * config.max_step_tokens)
+    experts = rows * 3 * (model.dim + len(share.expert_hidden) + 2 * _LANES) + config.max_step_tokens * model.n_experts
     logits = 2 * config.max_step_samples * (model.vocab_size + model.dim)
-    rotary = 2 * config.max_seq_len * head_dim
+    rotary = 2 * config.max_seq_len * head_dim * len(model.angles)
     shared = 0
     if parallel.world_size > 1:
         shared = load_library().llama_shared_bytes(_shape(config, model, parallel, dtype)) // parallel.world_size
     adapters = adapter_bytes(config, model, share, dtype)
-    return 4 * (config.max_step_tokens * widths + logits + rotary) + adapters + _FIXED_BYTES + int(shared)
+    return 4 * (config.max_step_tokens * widths + experts + logits + rotary) + adapters + _FIXED_BYTES + int(shared)
 
 
 def planned_bytes(
@@ -122,7 +130,7 @@ def planned_bytes(
     shape = _shape(config, model, parallel, dtype)
     shape.threads = num_threads
     held = NativeModel(model, RankShare.of(model, parallel.rank, parallel.world_size), plan.matrices)
-    rotary = torch.zeros(config.max_seq_len, model.head_dim)
+    rotary = torch.zeros(len(model.angles), config.max_seq_len, model.head_dim)
     engine = native.llama_create(shape, *held.arguments, Slots(), rotary.data_ptr(), None)
     if not engine:
         raise MemoryError("the native engine could not be made: no memory, or no threads")
@@ -155,7 +163,8 @@ class NativeBackend:
         share = RankShare.of(model, parallel.rank, parallel.world_size)
         self._shape = _shape(config, model, parallel, dtype)
         threads = self._shape.threads
-        rotary = rotary_table(model.rope, model.head_dim, config.max_seq_len, parallel.device)
+        tables = [rotary_table(each, model.head_dim, config.max_seq_len, parallel.device) for each in model.angles]
+        rotary = torch.stack(tables) if tables else torch.empty(0)
         arrays = Slots(
             slots.tokens.data_ptr(),
             slots.block_tables.data_ptr(),

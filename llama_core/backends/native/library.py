@@ -18,12 +18,13 @@ class Shape(ctypes.Structure):
         *(
             (name, ctypes.c_int32)
             for name in (
-                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "full_vocab", "rank", "ranks", "sampler"),
+                *("dim", "layers", "heads", "kv_heads", "head_dim", "full_heads", "full_kv_heads", "has_first_copies"),
+                *("tables", "hidden", "full_vocab", "rank", "ranks", "sampler"),
                 *("bfloat16", "max_tokens", "max_samples", "max_seq_len", "block_size", "blocks_per_sequence"),
                 *("threads", "max_loras", "max_lora_rank"),
             )
         ),
-        *((name, ctypes.c_float) for name in ("norm_eps", "embedding_multiplier", "logits_divisor")),
+        *((name, ctypes.c_float) for name in ("embedding_multiplier", "logits_divisor", "logits_cap")),
     )
 
 
@@ -47,21 +48,31 @@ class WeightPart(ctypes.Structure):
 
 class Operation(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("kind", "from_", "to", "tensor", "other", "layer", "window", "rotates")),
-        ("factor", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("kind", "from_", "to", "tensor", "other", "layer", "window")),
+        *((name, ctypes.c_int32) for name in ("query_table", "key_table", "variant", "experts", "chosen")),
+        *((name, ctypes.c_float) for name in ("factor", "eps", "offset")),
     )
 
 
 class Kind(IntEnum):
     """Of an `Operation`; `program.py` has their meanings."""
 
-    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION, ADDITION, HEAD = range(8)
+    EMBEDDING, NORM, LINEAR, GATED_LINEAR, ROTATION, ATTENTION, ROUTE, EXPERT_GATES, EXPERT_SUM, ADDITION, HEAD = range(
+        11
+    )
 
 
 class Buffer(IntEnum):
     """What an `Operation` reads and writes: a row for each token of the step."""
 
     RESIDUAL, NORMED, QKV, ATTENDED, GATED, PROJECTED = range(6)
+
+
+class Variant(IntEnum):
+    """Of a kind of `Operation`: a gate's activation, a norm of all heads together, attention whose output is gated, experts'
+    weights that are a softmax of all experts."""
+
+    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE, SCORES_ALL = range(5)
 
 
 class TokenMask(ctypes.Structure):
@@ -85,7 +96,9 @@ def _description() -> list[str]:
         named = [(field, kind) for field, kind in struct._fields_]  # type: ignore[misc]
         fields = [f"{field.rstrip('_')}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in named]
         lines.append(" ".join((struct.__name__.removesuffix("Struct"), str(ctypes.sizeof(struct)), *fields)))
-    return lines + [" ".join((each.__name__, *(value.name.lower() for value in each))) for each in (Kind, Buffer)]
+    return lines + [
+        " ".join((each.__name__, *(value.name.lower() for value in each))) for each in (Kind, Buffer, Variant)
+    ]
 
 
 def check_abi(described: str) -> None:

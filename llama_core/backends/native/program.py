@@ -3,21 +3,39 @@
 | Kind | Effect |
 |---|---|
 | EMBEDDING | to = rows of the tensor |
-| NORM | to = RMSNorm of from with the factors `tensor`; a copy without a tensor |
+| NORM | to = RMSNorm of from with the factors offset + `tensor`, or without factors; a copy if eps is 0 |
 | LINEAR | to = from times the matrix + the bias `other`, over all ranks unless to QKV; to the residual, to += factor * that |
-| GATED_LINEAR | to = SwiGLU of from times the matrix + the bias `other` |
-| ROTATION | of queries, keys and values in QKV: norms of heads (`tensor` of q, `other` of k), rotary embedding, cache |
-| ATTENTION | to = attention of the layer's queries; factor: of scores, 0 for head_dim ** -0.5 |
+| GATED_LINEAR | to = SwiGLU, or GeGLU, of from times the matrix + the bias `other` |
+| ROTATION | of queries, keys and values in QKV: norms of heads (`tensor` of q, `other` of k; as NORM), rotation, cache |
+| ATTENTION | to = attention of the layer's queries, perhaps gated; factor: of scores, 0 for head_dim ** -0.5 |
+| ROUTE | the `chosen` of `experts` for each row, by from times the router `tensor` + the bias `other` |
+| EXPERT_GATES | GATED_LINEAR of each chosen expert |
+| EXPERT_SUM | the sum of LINEAR of each chosen expert, times its weight |
 | ADDITION | to += factor * from |
-| HEAD | logits of the tensor, after a norm with the factors `other` |
+| HEAD | logits of the tensor, after a norm with the factors offset + `other` |
 """
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from llama_core.backends.native.library import Buffer, Kind, Operation, Tensor, WeightPart
+from llama_core.backends.native.library import Buffer, Kind, Operation, Tensor, Variant, WeightPart
 from llama_core.model.config import ModelConfig
-from llama_core.model.operations import Add, Attend, GatedLinear, Layer, Linear, Norm, Rotate, Weight
+from llama_core.model.operations import (
+    Add,
+    Angles,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Layer,
+    Linear,
+    Norm,
+    Rotate,
+    Route,
+    Weight,
+)
 from llama_core.model.share import RankShare
 from llama_core.model.weights import EMBEDDING, FINAL_NORM, OUTPUT, first_rows, weight_specs
 
@@ -30,8 +48,10 @@ class NativeModel:
         self._specs = weight_specs(model)
         self._first, shapes = first_rows(self._specs, share)
         self._numbers = {name: number for number, name in enumerate(shapes, 1)}
+        self._eps, self._n_experts = model.norm_eps, model.n_experts
+        self._tables = {angles: number for number, angles in enumerate(model.angles, 1)} | {Angles(None): 0}
         tensors = [Tensor(*(*shape, 1)[:2]) for shape in shapes.values()]
-        linear = {name: spec for name, spec in self._specs.items() if spec.is_linear and name != OUTPUT}
+        linear = {name: spec for name, spec in self._specs.items() if spec.takes_adapters and name != OUTPUT}
         modules = [self.part(name, spec.part(share).shape) for name, spec in linear.items()]
         operations = list(self._operations(model))
         self._tensors = (Tensor * len(tensors))(*tensors)
@@ -55,41 +75,85 @@ class NativeModel:
         spec = weight and self._specs.get(f"{layer}{weight.name}.{kind}")
         return self._numbers[spec.tensor] if spec else 0
 
+    def _tensors_of(self, layer: str, weight: Weight) -> tuple[int, int]:
+        """Of a matrix, or of all experts' matrices, and of its biases."""
+        first = replace(weight, name=weight.name.format(0)) if weight.of_experts else weight
+        return self._number(layer, first), self._number(layer, first, "bias")
+
     def _operations(self, model: ModelConfig) -> Iterator[Operation]:
         whole = [self._numbers[self._specs[name].tensor] for name in (EMBEDDING, OUTPUT)]
         yield Operation(Kind.EMBEDDING, Buffer.RESIDUAL, Buffer.RESIDUAL, whole[0])
+        if model.norms_embedding:
+            yield Operation(Kind.NORM, Buffer.RESIDUAL, Buffer.RESIDUAL, eps=self._eps)
         for i, layer in enumerate(model.layers):
             yield from self._layer(i, layer)
-        yield Operation(Kind.HEAD, Buffer.RESIDUAL, Buffer.RESIDUAL, whole[1], self._number("", FINAL_NORM))
+        last_norm = {"other": self._number("", FINAL_NORM), "eps": self._eps, "offset": model.norm_offset}
+        yield Operation(Kind.HEAD, Buffer.RESIDUAL, Buffer.RESIDUAL, whole[1], **last_norm)
 
     def _layer(self, i: int, layer: Layer) -> Iterator[Operation]:
         value, begin = Buffer.RESIDUAL, f"layers.{i}."
+        how: dict[str, Any] = {}
         for operation, following in zip(layer, (*layer[1:], None), strict=True):
             source = value
             match operation:
-                case Norm(weight):
+                case Norm(weight, eps):
                     value = Buffer.PROJECTED if isinstance(following, Add) else Buffer.NORMED
-                    yield Operation(Kind.NORM, source, value, self._number(begin, weight))
+                    how = {"eps": eps or self._eps, "offset": weight.offset}
+                    yield Operation(Kind.NORM, source, value, self._number(begin, weight), **how)
                 case Linear(_, parts) | GatedLinear(_, parts):
                     if source == Buffer.RESIDUAL:  # products take their inputs from other buffers
                         source = Buffer.NORMED
                         yield Operation(Kind.NORM, Buffer.RESIDUAL, source)
-                    kind, value, factor = Kind.LINEAR, Buffer.QKV, 1.0
+                    kind, value, factor, variant = Kind.LINEAR, Buffer.QKV, 1.0, Variant.PLAIN
                     if isinstance(operation, GatedLinear):
                         kind, value = Kind.GATED_LINEAR, Buffer.GATED
+                        variant = Variant.PLAIN if operation.activation == "silu" else Variant.GELU_TANH
                     elif isinstance(following, Add):
                         value, factor = Buffer.RESIDUAL, following.multiplier
                     elif operation.is_summed:
                         value = Buffer.PROJECTED
-                    matrix, bias = (self._number(begin, parts[0], each) for each in ("weight", "bias"))
-                    yield Operation(kind, source, value, matrix, bias, factor=factor)
-                case Rotate(rope, norms):
-                    q, k = (self._number(begin, each) for each in norms or (None, None))
-                    yield Operation(Kind.ROTATION, source, source, q, k, layer=i, rotates=rope is not None)
-                case Attend(window, scale):
-                    value = Buffer.ATTENDED
-                    yield Operation(Kind.ATTENTION, source, value, layer=i, window=window, factor=scale or 0.0)
+                    tensors = self._tensors_of(begin, parts[0])
+                    yield Operation(kind, source, value, *tensors, factor=factor, variant=variant)
+                case Rotate():
+                    yield self._rotation(i, operation)
+                case Route(router, chosen, scoring):
+                    variant, value = Variant.PLAIN if scoring == "chosen" else Variant.SCORES_ALL, Buffer.NORMED
+                    if source == Buffer.RESIDUAL:
+                        yield Operation(Kind.NORM, source, value)
+                    of, how = self._tensors_of(begin, router), {"experts": self._n_experts, "chosen": chosen}
+                    yield Operation(Kind.ROUTE, value, value, *of, variant=variant, **how)
+                case GatedExperts(_, parts, activation):
+                    variant, value = Variant.PLAIN if activation == "silu" else Variant.GELU_TANH, Buffer.GATED
+                    yield Operation(
+                        Kind.EXPERT_GATES, source, value, *self._tensors_of(begin, parts[0]), variant=variant, **how
+                    )
+                case ExpertSum(_, (down,)):
+                    value = Buffer.RESIDUAL if isinstance(following, Add) else Buffer.PROJECTED
+                    factor = following.multiplier if isinstance(following, Add) else 1.0
+                    yield Operation(
+                        Kind.EXPERT_SUM, source, value, *self._tensors_of(begin, down), factor=factor, **how
+                    )
+                case Attend(window, scale, is_gated):
+                    value, variant = Buffer.ATTENDED, Variant.SIGMOID_GATE if is_gated else Variant.PLAIN
+                    how = {"window": window, "factor": scale or 0.0, "variant": variant}
+                    yield Operation(Kind.ATTENTION, source, value, layer=i, **how)
                 case Add(multiplier):
                     value = Buffer.RESIDUAL
                     if source == Buffer.PROJECTED:  # else the product before has added
                         yield Operation(Kind.ADDITION, source, value, factor=multiplier)
+
+    def _rotation(self, i: int, how: Rotate) -> Operation:
+        q, k = (self._number(f"layers.{i}.", each) for each in how.norms or (None, None))
+        return Operation(
+            Kind.ROTATION,
+            Buffer.QKV,
+            Buffer.QKV,
+            q,
+            k,
+            layer=i,
+            query_table=self._tables[how.queries],
+            key_table=self._tables[how.keys],
+            variant=Variant.ALL_HEADS if how.norms_all_heads else Variant.PLAIN,
+            eps=self._eps if how.norms or how.has_plain_norms else 0.0,
+            offset=how.norms[0].offset if how.norms else 0.0,
+        )

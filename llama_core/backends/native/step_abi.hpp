@@ -7,17 +7,19 @@
 
 namespace llama {
 
-// Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_vocab` are whole. `sampler`: the
-// rank that samples for all. `bfloat16`: the activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one
-// step. `max_loras`: adapters that the rank holds at once. `embedding_multiplier`, `logits_divisor`: see
+// Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_...` are whole. `has_first_copies`:
+// no rank before has a copy of this rank's key/value heads. `tables`: rotary tables. `sampler`: the rank that samples for all.
+// `bfloat16`: the activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one
+// step. `max_loras`: adapters that the rank holds at once. `embedding_multiplier`, `logits_divisor`, `logits_cap` (0 for none): see
 // llama_core/model/config.py.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
+    field(int32_t, full_heads) field(int32_t, full_kv_heads) field(int32_t, has_first_copies) field(int32_t, tables)          \
     field(int32_t, hidden) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks) field(int32_t, sampler)      \
     field(int32_t, bfloat16) field(int32_t, max_tokens) field(int32_t, max_samples) field(int32_t, max_seq_len)               \
     field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(int32_t, max_loras)          \
-    field(int32_t, max_lora_rank) field(float, norm_eps) field(float, embedding_multiplier) field(float, logits_divisor)
+    field(int32_t, max_lora_rank) field(float, embedding_multiplier) field(float, logits_divisor) field(float, logits_cap)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
@@ -45,19 +47,26 @@ LLAMA_DEFINE_STRUCT(Tensor, LLAMA_TENSOR)
 LLAMA_DEFINE_STRUCT(WeightPart, LLAMA_WEIGHT_PART)
 
 // An operation of llama_core/backends/native/program.py, which says what each kind does. `tensor`, `other`: tensors by number, 0
-// for none. `from`, `to`: buffers.
+// for none. `from`, `to`: buffers. `query_table`, `key_table`: rotary tables by number, 0 for none.
 #define LLAMA_OPERATION(field)                                                                                                \
     field(int32_t, kind) field(int32_t, from) field(int32_t, to) field(int32_t, tensor) field(int32_t, other)                 \
-    field(int32_t, layer) field(int32_t, window) field(int32_t, rotates) field(float, factor)
+    field(int32_t, layer) field(int32_t, window) field(int32_t, query_table) field(int32_t, key_table) field(int32_t, variant) \
+    field(int32_t, experts) field(int32_t, chosen)                                                                            \
+    field(float, factor) field(float, eps) field(float, offset)
 LLAMA_DEFINE_STRUCT(Operation, LLAMA_OPERATION)
 #define LLAMA_KINDS(entry)                                                                                                    \
     entry(kEmbedding, "embedding") entry(kNorm, "norm") entry(kLinear, "linear") entry(kGatedLinear, "gated_linear")          \
-    entry(kRotation, "rotation") entry(kAttention, "attention") entry(kAddition, "addition") entry(kHead, "head")
+    entry(kRotation, "rotation") entry(kAttention, "attention") entry(kRoute, "route") entry(kExpertGates, "expert_gates")    \
+    entry(kExpertSum, "expert_sum") entry(kAddition, "addition") entry(kHead, "head")
 enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
 #define LLAMA_BUFFERS(entry)                                                                                                  \
     entry(kResidual, "residual") entry(kNormed, "normed") entry(kQkv, "qkv") entry(kAttended, "attended")                     \
     entry(kGated, "gated") entry(kProjected, "projected")
 enum Buffer { LLAMA_BUFFERS(LLAMA_ENUMERATOR) };
+#define LLAMA_VARIANTS(entry) \
+    entry(kPlain, "plain") entry(kGeluTanh, "gelu_tanh") entry(kAllHeads, "all_heads") entry(kSigmoidGate, "sigmoid_gate") \
+    entry(kScoresAll, "scores_all")
+enum Variant { LLAMA_VARIANTS(LLAMA_ENUMERATOR) };
 // clang-format on
 
 // The phases of a step.
@@ -71,8 +80,19 @@ enum Op {
     kProject,
     kShareSum,
     kJoinSum,
+    kSquareHeads,
+    kShareSquares,
     kRotate,
     kAttend,
+    kGateHeads,
+    kScoreExperts,
+    kChooseExperts,
+    kGroupExperts,
+    kGatherExperts,
+    kGateExperts,
+    kQuantizeExperts,
+    kProjectExperts,
+    kSumExperts,
     kAdd,
     kNormFinal,
     kLogits,
@@ -87,7 +107,8 @@ enum Op {
 inline std::string describe_abi() {
     return describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() + "\n" +
            describe_Tensor() + "\n" + describe_WeightPart() + "\n" + describe_Operation() + "\n" + describe_LogitRules() +
-           "\n" + describe_TokenMask() + "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD);
+           "\n" + describe_TokenMask() + "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD)
+           "\nVariant" LLAMA_VARIANTS(LLAMA_WORD);
 }
 
 // Widths on this rank.

@@ -45,6 +45,10 @@ class TorchMatrix:
         """x [T, inputs] -> [T, outputs]. Waits for nothing and depends on no value, so that a CUDA graph can capture it."""
         raise NotImplementedError
 
+    def part(self, rows: slice) -> "TorchMatrix":
+        """The matrix of some outputs, with the same memory."""
+        raise NotImplementedError
+
 
 # (outputs, inputs, dtype of the activations, device, batch_invariant=False) -> a matrix without values. batch_invariant: the
 # bits of a row of a product do not depend on the number of rows, which needs Triton.

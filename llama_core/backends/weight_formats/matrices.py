@@ -6,6 +6,7 @@ Q8_0, Q4_0 and Q4_1, or with one scale for each output.
 
 import logging
 from collections.abc import Callable
+from copy import copy
 from functools import cache, partial
 from typing import Final, NamedTuple
 
@@ -114,6 +115,12 @@ class PlainMatrix(TorchMatrix):
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x, self.weight)
 
+    def part(self, rows: slice) -> "PlainMatrix":
+        part = copy(self)
+        part.weight = self.weight[rows]
+        part.held = HeldWeights(part.weight)
+        return part
+
 
 class QuantizedMatrix(TorchMatrix):
     """Of codes, in the format `name`."""
@@ -148,6 +155,13 @@ class QuantizedMatrix(TorchMatrix):
         """float32 [outputs, inputs]."""
         raise NotImplementedError
 
+    def part(self, rows: slice) -> "QuantizedMatrix":
+        part = copy(self)
+        codes, scales, minima, is_packed = self.held
+        scales, minima = (each if each is None else each[rows] for each in (scales, minima))
+        part.held = HeldWeights(codes[rows], scales, minima, is_packed)
+        return part
+
 
 class OneScaleMatrix(QuantizedMatrix):
     """Codes of one byte [outputs, inputs], one float32 scale for each output: int8, or the bits of float8_e4m3fn, which Triton
@@ -167,8 +181,9 @@ class OneScaleMatrix(QuantizedMatrix):
         self._codes[rows], self._scales[rows] = codes.view(self._codes.dtype), scales
 
     def dequantized(self) -> torch.Tensor:
-        values = self._codes.view(torch.float8_e4m3fn).float() if self._is_fp8 else self._codes
-        return values * self._scales[:, None]
+        codes, scales, *_ = self.held
+        assert scales is not None
+        return (codes.view(torch.float8_e4m3fn).float() if self._is_fp8 else codes) * scales[:, None]
 
 
 class GroupedMatrix(QuantizedMatrix):
@@ -207,13 +222,15 @@ class GroupedMatrix(QuantizedMatrix):
             self._minima[target, : self._groups].copy_(scales * -8 if minima is None else minima)
 
     def dequantized(self) -> torch.Tensor:
-        codes = self._codes.view(len(self._codes), self._groups, -1)
-        if self._is_packed:
+        codes, scales, minima, is_packed = self.held
+        assert scales is not None
+        codes = codes.view(len(codes), self._groups, -1)
+        if is_packed:
             codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-        scales = self._scales[:, : self._groups, None].float()
+        scales = scales[:, : self._groups, None].float()
         weights: torch.Tensor = (codes.float() - 8) * scales if self._name == "int4" else codes * scales
-        if self._minima is not None:
-            weights = weights + self._minima[:, : self._groups, None].float()
+        if minima is not None:
+            weights = weights + minima[:, : self._groups, None].float()
         return weights.flatten(1)[:, : self._inputs]
 
 

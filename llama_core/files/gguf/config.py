@@ -22,6 +22,7 @@ _NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.scale": (0.0,),
+    "attention.temperature_scale": (0.0,),
     "attn_logit_softcapping": (0.0,),
     "embedding_scale": (0.0, 1.0),
     "expert_count": (0,),
@@ -46,10 +47,13 @@ class GgufKeys(Fields):
 
     def family(self, path: Path) -> Family:
         """Raises ConfigError for an unknown one, and for keys that change the model and that it does not read."""
-        family = gguf_families().get(self.architecture) if isinstance(self.architecture, str) else None
-        if family is None:
-            known = ", ".join(gguf_families())
+        has_experts = self.given.get("expert_count") not in (None, 0)
+        family = gguf_families().get((str(self.architecture), has_experts))
+        if family is None and not has_experts:
+            known = ", ".join(dict.fromkeys(name for name, _ in gguf_families()))
             raise ConfigError(f"{path}: the architecture {shown(self.architecture)} is not supported, only {known}")
+        if family is None:
+            raise ConfigError(f"{path}: experts of the architecture {shown(self.architecture)} are not supported")
         for name, neutral in _NEUTRAL.items():
             value = self.given.get(name)
             if value is not None and name not in family.reads.values() and value not in neutral:
@@ -78,16 +82,19 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         raise keys.fault("rope.dimension_count", f"must be the width {head_dim} of a head: others are not supported")
     layers = keys.integer("block_count", most=MAX_LAYERS)
     tensors = model.tensors
-    rope, context = read_rope(keys, model, rotated)
+    rope, context = read_rope(keys, model, rotated, family)
     rope = replace(rope, dim=None if rotated == head_dim else rotated)
+    local_rope = None
+    if family.local_theta:
+        theta = keys.number("rope.freq_base_swa") or family.defaults.get(family.local_theta) or rope.theta
+        local_rope = RopeConfig(theta=theta, dim=rope.dim)
     read = {
         stored: (keys.given.get(name) or None) if name else family.defaults.get(stored)
         for stored, name in family.reads.items()
     }
     fields = Fields(read, str(model.path))
     qkv_bias, out_bias, mlp_bias = (f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_output", "ffn_gate"))
-    windows = _windows(keys, layers, needs_pattern="sliding_window_pattern" in family.defaults)
-    said = Given(rope, windows, qkv_bias, out_bias, mlp_bias, fields)
+    said = Given(rope, _windows(keys, layers, family), qkv_bias, out_bias, mlp_bias, fields, local_rope)
     if (eps := keys.number("attention.layer_norm_rms_epsilon")) is None:
         raise keys.fault("attention.layer_norm_rms_epsilon", "is missing")
     return ModelConfig(
@@ -101,7 +108,7 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         norm_eps=eps,
         tied_embeddings=_OUTPUT not in tensors,
         context_length=context,
-        **{name: fields.number(stored) or 1.0 for name, stored in family.model.items()},
+        **family.model(fields),
     ).check(str(model.path))
 
 
@@ -126,12 +133,16 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
     return num_rows(embedding.shape[0], tokenizer_size, f"{model.path}: the number of rows of {_EMBEDDING}")
 
 
-def _windows(keys: GgufKeys, layers: int, *, needs_pattern: bool) -> tuple[int, ...]:
-    """The window of each layer. needs_pattern: not every layer has one."""
+def _windows(keys: GgufKeys, layers: int, family: Family) -> tuple[int, ...]:
+    """The window of each layer. Without a pattern it is the family's, as in llama.cpp."""
     window = keys.integer("attention.sliding_window", 0, least=0)
     pattern = keys.given.get(_PATTERN)
-    if not window or (pattern is None and not needs_pattern):
+    has_pattern = "sliding_window_pattern" in family.defaults
+    if pattern is None and not has_pattern:
         return (window,) * layers
+    if has_pattern and (pattern is None or (isinstance(pattern, int) and pattern > 0)):
+        of_layers = Fields({**family.defaults, **({"sliding_window_pattern": pattern} if pattern else {})}, keys.source)
+        return tuple(window if family.is_sliding(of_layers, i) else 0 for i in range(layers))
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
         raise keys.fault(_PATTERN, f"must be {layers} truth values, one a layer")
     return tuple(window if has_window else 0 for has_window in pattern)
@@ -154,12 +165,12 @@ _NEUTRAL_SCALING: Final[Mapping[str, tuple[Value, ...]]] = {
 _NEUTRAL_OF_YARN: Final = dict(_NEUTRAL_SCALING) | {"yarn_ext_factor": (-1.0, 1.0)}
 
 
-def read_rope(keys: GgufKeys, model: GgufModel, rotated: int) -> tuple[RopeConfig, int | None]:
+def read_rope(keys: GgufKeys, model: GgufModel, rotated: int, family: Family) -> tuple[RopeConfig, int | None]:
     """The rotary embedding of so many values of a head, and the model's context length; None if the file does not say. Raises
     ConfigError that names the file and the key."""
     context = keys.integer("context_length", 0, least=0) or None
     rope = _rope(keys, model, rotated, context)
-    _refuse_unread(keys, has_attention_factor=rope.kind in ("yarn", "longrope"))
+    _refuse_unread(keys, family, has_attention_factor=rope.kind in ("yarn", "longrope"))
     if rope.kind == "yarn" and context is not None:
         assert rope.original_context is not None
         if context <= rope.original_context:  # converters write the context before the stretch
@@ -195,6 +206,8 @@ def _rope(keys: GgufKeys, model: GgufModel, rotated: int, context: int | None) -
     if kind != "yarn":
         raise keys.fault("rope.scaling.type", f"is {shown(kind)}; supported are none, linear and yarn")
     multiple = (keys.number("rope.scaling.attn_factor") or 1.0) * (keys.number("rope.scaling.yarn_attn_factor") or 1.0)
+    stretch, log_multiplier = 0.1 * math.log(max(factor, 1.0)) + 1.0, keys.given.get("rope.scaling.yarn_log_multiplier")
+    log_multiplier = log_multiplier if isinstance(log_multiplier, float) else 0.0
     return RopeConfig(
         "yarn",
         theta,
@@ -202,16 +215,16 @@ def _rope(keys: GgufKeys, model: GgufModel, rotated: int, context: int | None) -
         original_context=keys.integer("rope.scaling.original_context_length", context),
         beta_fast=(keys.number("rope.scaling.yarn_beta_fast") or 32.0),
         beta_slow=(keys.number("rope.scaling.yarn_beta_slow") or 1.0),
-        attention_factor=multiple * (0.1 * math.log(max(factor, 1.0)) + 1.0),
+        attention_factor=multiple * stretch / (log_multiplier * (stretch - 1.0) + 1.0),
     )
 
 
-def _refuse_unread(keys: GgufKeys, *, has_attention_factor: bool) -> None:
+def _refuse_unread(keys: GgufKeys, family: Family, *, has_attention_factor: bool) -> None:
     """Raises ConfigError for a key below rope.scaling that would change the model, and that `_rope` does not read."""
     neutral = _NEUTRAL_OF_YARN if has_attention_factor else _NEUTRAL_SCALING
     for name in sorted(name for name in keys.given if name.startswith(_SCALING)):
         short = name.removeprefix(_SCALING)
-        is_read = short in _READ or (has_attention_factor and short in _READ_BY_YARN)
+        is_read = name in family.reads.values() or short in _READ or (has_attention_factor and short in _READ_BY_YARN)
         value = keys.given.get(name)
         if not is_read and value not in neutral.get(short, ()):
             raise keys.fault(name, f"is {shown(value)}, which is not supported")

@@ -10,16 +10,16 @@ from llama_core.errors import ConfigError
 from llama_core.files.hf.quantization import read_quantization
 from llama_core.files.hf.rope import read_rope
 from llama_core.model.config import MAX_LAYERS, ModelConfig, num_rows
-from llama_core.model.families import families
+from llama_core.model.families import families, wrapped_families
 from llama_core.model.family import Family, Given
 from llama_core.model.fields import Fields, shown
 from llama_core.model.operations import FULL_ATTENTION
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_OF_WHOLE_MODEL: Final = ("quantization_config", "tie_word_embeddings")  # beside text_config
 
 # Fields that change the model without changing its weights' names, and their values that change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "hidden_act": ("silu", "swish"),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "attention_multiplier": (),
@@ -37,6 +37,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "num_local_experts": (0, 1),
     "n_routed_experts": (0, 1),
     "per_layer_config": ({},),
+    "use_bidirectional_attention": (False,),
 }
 
 
@@ -45,6 +46,7 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
 
     Raises ConfigError that names the field.
     """
+    config = text_config(config, source)
     family = _family(Fields(config, source))
     given = Fields({**family.defaults, **config}, source)
     _refuse_unsupported(given, family)
@@ -54,10 +56,10 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
     if "head_dim" not in given.given and dim % n_heads:
         raise ConfigError(f"{source}: hidden_size {dim} is not divisible by num_attention_heads {n_heads}")
     head_dim = given.integer("head_dim", max(1, dim // n_heads))
-    rope, context = read_rope(given, given.integer("max_position_embeddings"), head_dim, family)
+    rope, local_rope, context = read_rope(given, given.integer("max_position_embeddings"), head_dim, family)
     attention_bias = given.flag("attention_bias")
     biases = attention_bias or family.qkv_bias, attention_bias, given.flag("mlp_bias")
-    said = Given(rope, _windows(given, family, n_layers), *biases, given)
+    said = Given(rope, _windows(given, family, n_layers), *biases, given, local_rope)
     return ModelConfig(
         dim=dim,
         n_heads=n_heads,
@@ -69,17 +71,33 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
         norm_eps=given.number("rms_norm_eps") or 1e-6,
         tied_embeddings=given.flag("tie_word_embeddings"),
         context_length=context,
-        **{name: given.number(stored) or 1.0 for name, stored in family.model.items()},
+        **family.model(given),
     ).check(source)
+
+
+def text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """config.json as that of a language model: of a model with images the text_config, with what the whole model says of its
+    weights."""
+    given = Fields(config, source)
+    family = wrapped_families().get(given.text("model_type", ""))
+    if family is None:
+        return config
+    inner = given.inner("text_config") or Fields({}, source)
+    model_type = inner.text("model_type", family.model_type)
+    if given.given["model_type"] not in getattr(families().get(model_type), "wrappers", ()):
+        raise inner.fault(
+            "model_type", f"is {shown(model_type)}, which {given.given['model_type']} is not supported with"
+        )
+    outer = {name: given.given[name] for name in _OF_WHOLE_MODEL if name in given.given}
+    return {**(config["text_config"] if inner.given else {}), **outer, "model_type": model_type, "architectures": None}
 
 
 def _family(given: Fields) -> Family:
     model_type = given.text("model_type", "")
     family = families().get(model_type)
     if family is None:
-        raise ConfigError(
-            f"{given.source}: model_type {shown(model_type)} is not supported, only {', '.join(families())}"
-        )
+        known = ", ".join(sorted({*families(), *wrapped_families()}))
+        raise ConfigError(f"{given.source}: model_type {shown(model_type)} is not supported, only {known}")
     for architecture in given.texts("architectures") or ():
         if not architecture.endswith("ForCausalLM"):
             raise ConfigError(
@@ -92,6 +110,9 @@ def _refuse_unsupported(given: Fields, family: Family) -> None:
     """Raises ConfigError for a field that asks for what this model does not compute."""
     for name, neutral in _NEUTRAL.items():
         if name in given.given and name not in family.reads and given.given[name] not in neutral:
+            raise ConfigError(f"{given.source}: {name} {shown(given.given[name])} is not supported")
+    for name in ("hidden_act", "hidden_activation"):
+        if given.text(name, family.activations[0]) not in family.activations:
             raise ConfigError(f"{given.source}: {name} {shown(given.given[name])} is not supported")
     for name in ("attention_bias", "mlp_bias"):
         if given.flag(name) and name not in family.optional_bias:

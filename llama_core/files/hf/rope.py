@@ -18,13 +18,31 @@ _KNOWN = frozenset({
 })  # fmt: skip
 
 
-def read_rope(config: Fields, positions: int, head_dim: int, family: Family) -> tuple[RopeConfig, int]:
-    """The rotary embedding, and the model's context length.
+def read_rope(
+    config: Fields, positions: int, head_dim: int, family: Family
+) -> tuple[RopeConfig, RopeConfig | None, int]:
+    """The rotary embedding, that of layers with a window where it is another one, and the model's context length.
 
     `positions`: max_position_embeddings, which includes the stretch for llama3 and longrope, and excludes it for linear and
-    dynamic. Raises ConfigError that names the field.
+    dynamic, unless layers with a window have a rotary embedding of their own. Raises ConfigError that names the field.
     """
     given = config.inner("rope_scaling") or config.inner("rope_parameters") or Fields({}, config.source)
+    if not family.local_theta:
+        rope, context = _partial_rope(config, given, positions, head_dim, family)
+        return rope, None, context
+    local = given.inner("sliding_attention") or Fields({}, given.source)
+    if set(local.given) - {"rope_type", "rope_theta"} or local.text("rope_type", "default") != "default":
+        raise given.fault("sliding_attention", "stretches the context, which is not supported")
+    theta = local.number("rope_theta") or config.number(family.local_theta)
+    has_types = bool(given.given.keys() & {"full_attention", "sliding_attention"})
+    given = (given.inner("full_attention") or Fields({}, given.source)) if has_types else given
+    rope, context = _partial_rope(config, given, positions, head_dim, family)
+    return rope, RopeConfig(theta=theta or rope.theta, dim=rope.dim), min(context, positions)
+
+
+def _partial_rope(
+    config: Fields, given: Fields, positions: int, head_dim: int, family: Family
+) -> tuple[RopeConfig, int]:
     rope, context = _whole_rope(config, given, positions, head_dim, family)
     share = given.number("partial_rotary_factor") or config.number("partial_rotary_factor") or 1.0
     if share > 1 or (share < 1 and "partial_rotary_factor" not in family.reads):
@@ -33,7 +51,7 @@ def read_rope(config: Fields, positions: int, head_dim: int, family: Family) -> 
 
 
 def _whole_rope(config: Fields, given: Fields, positions: int, head_dim: int, family: Family) -> tuple[RopeConfig, int]:
-    if unknown := sorted(set(given.given) - _KNOWN):
+    if unknown := sorted(given.given.keys() - _KNOWN - family.reads.keys()):
         raise ConfigError(f"{given.source}: field {shown(unknown[0])} is not supported")
     theta = given.number("rope_theta") or config.number("rope_theta") or 10000.0
     RopeConfig(theta=theta).check(config.source)

@@ -16,6 +16,12 @@ def families() -> Mapping[str, Family]:
 
 
 @cache
-def gguf_families() -> Mapping[str, Family]:
-    """By the architecture's name in GGUF files."""
-    return {family.gguf: family for family in families().values() if family.gguf}
+def wrapped_families() -> Mapping[str, Family]:
+    """By the model_type of models with images: the family of a text_config that names none."""
+    return {wrapper: family for family in reversed(list(families().values())) for wrapper in family.wrappers}
+
+
+@cache
+def gguf_families() -> Mapping[tuple[str, bool], Family]:
+    """By the architecture's name in GGUF files, and whether the model has experts."""
+    return {(family.gguf, family.gguf_has_experts): family for family in families().values() if family.gguf}

@@ -2,7 +2,7 @@
 layers without one are not rotated."""
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import attention, feed_forward
+from llama_core.model.llama import HEAD_NORMS, attention, feed_forward
 from llama_core.model.operations import Add, Layer, Norm, Weight
 
 _ATTENTION_NORM = Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim")
@@ -11,7 +11,7 @@ _FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm
 
 def _layer(given: Given, i: int) -> Layer:
     has_windows = "sliding_window" in given.fields.given
-    attended = attention(given, i, rotates=not has_windows or given.windows[i] > 0, qk_norm=True)
+    attended = attention(given, i, rotates=not has_windows or given.windows[i] > 0, norms=HEAD_NORMS)
     return *attended, Norm(_ATTENTION_NORM), Add(), *feed_forward(given), Norm(_FFN_NORM), Add()
 
 

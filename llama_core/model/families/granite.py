@@ -22,7 +22,10 @@ FAMILIES = (
             "attention_multiplier": "attention.scale",
             "logits_scaling": "logit_scale",
         },
-        model={"embedding_multiplier": "embedding_multiplier", "logits_divisor": "logits_scaling"},
+        model=lambda fields: {
+            "embedding_multiplier": fields.number("embedding_multiplier") or 1.0,
+            "logits_divisor": fields.number("logits_scaling") or 1.0,
+        },
         gguf="granite",
     ),
 )

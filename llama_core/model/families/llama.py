@@ -1,4 +1,5 @@
-"""Llama 1 to 3.3, Code Llama, TinyLlama, Vicuna, Yi, SmolLM2, R1-Distill-Llama; Mistral and Ministral, which have windows."""
+"""Llama 1 to 3.3, Code Llama, TinyLlama, Vicuna, Yi, SmolLM2, R1-Distill-Llama; Mistral and Ministral, which have windows;
+Mistral Small 3.x."""
 
 from llama_core.model.family import Family
 from llama_core.model.llama import llama_layer
@@ -12,6 +13,6 @@ FAMILIES = (
         optional_bias=("attention_bias", "mlp_bias"),
         gguf="llama",
     ),
-    Family("mistral", llama_layer, _MISTRAL),
+    Family("mistral", llama_layer, _MISTRAL, wrappers=("mistral3",)),
     Family("ministral", llama_layer, _MISTRAL | {"layer_types": None}),
 )

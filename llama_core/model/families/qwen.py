@@ -4,7 +4,7 @@ from functools import partial
 
 from llama_core.model.family import Family
 from llama_core.model.fields import Fields
-from llama_core.model.llama import llama_layer
+from llama_core.model.llama import HEAD_NORMS, llama_layer
 
 _DEFAULTS = {
     **{"max_position_embeddings": 32_768, "num_key_value_heads": 32, "layer_types": None},
@@ -28,7 +28,7 @@ FAMILIES = (
     ),
     Family(
         "qwen3",
-        partial(llama_layer, qk_norm=True),
+        partial(llama_layer, norms=HEAD_NORMS),
         _DEFAULTS | {"head_dim": 128},
         is_sliding=_is_sliding,
         optional_bias=("attention_bias",),

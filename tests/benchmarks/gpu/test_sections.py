@@ -98,6 +98,6 @@ def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:
 def test_every_kernel_of_the_source_is_launched_for_memcheck() -> None:
     """In Triton's interpreter. A new kernel belongs into `benchmarks.gpu.every_kernel`, and into a test marked cuda."""
     in_source = every_kernel.kernels_in_source()
-    assert {"_attend", "_combine_splits", "_multiply", "_add_norm", "_rotate_and_store", "_gated_silu"} <= in_source
+    assert {"_attend", "_combine_splits", "_multiply", "_add_norm", "_rotate_and_store", "_gate"} <= in_source
     printed = interpret("import runpy\nrunpy.run_module('benchmarks.gpu.every_kernel', run_name='__main__')", "cpu")
     assert {line.removeprefix("kernel ") for line in printed.splitlines()} == in_source

@@ -22,6 +22,7 @@ from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from tests.support import plain_model
 from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
+from tests.support.hugging_face import CONFIGS, read
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 from tests.support.plain_model import decoder, poke_embedding
 from tests.support.plans import plan_of
@@ -54,15 +55,21 @@ SWITCHES: dict[str, dict[str, Any]] = {
         **{"windows": (1, 17, 64), "rope": RopeConfig("yarn", factor=4.0, original_context=32, attention_factor=1.14)},
     },
 }
+# Families of CONFIGS, with the switches that no other has.
+FAMILIES = ("gemma3-images", "glm4", "ministral3", "muse-glimmer", "olmo3", "qwen3-moe", "qwen3-moe-all")
 TOKENS = [1 + i * 37 % 129 for i in range(100)]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.06}
 GREEDY = SamplingParams(temperature=0.0, logprobs=0)
 
-each_switch = pytest.mark.parametrize("switch", SWITCHES)
+each_switch = pytest.mark.parametrize("switch", [*SWITCHES, *FAMILIES])
 
 
 def model_with(switch: str) -> ModelConfig:
-    return decoder(**SIZES | SWITCHES[switch]).check(switch)
+    if switch in SWITCHES:
+        return decoder(**SIZES | SWITCHES[switch]).check(switch)
+    sizes = {"hidden_size": 72, "intermediate_size": 200, "num_attention_heads": 6, "num_key_value_heads": 3}
+    sizes |= {"qk_scale_factor": 1.0}  # sharper attention loses more in bfloat16
+    return read(CONFIGS[switch].get("text_config", CONFIGS[switch]) | sizes | {"head_dim": 16, "vocab_size": 131}, 131)
 
 
 class Prompts:

@@ -27,7 +27,9 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_t
     assert config.n_kv_heads == reference.num_key_value_heads
     assert config.head_dim == (getattr(reference, "head_dim", None) or 128)
     assert config.norm_eps == reference.rms_norm_eps
-    assert config.rope.theta == reference.rope_parameters["rope_theta"]
+    ropes = reference.rope_parameters
+    by_kind = {kind: ropes.get(kind, ropes)["rope_theta"] for kind in ("full_attention", "sliding_attention")}
+    assert {each.rope.theta for each in config.angles if each.rope} == set(by_kind.values())
     assert config.context_length == reference.max_position_embeddings
     assert config.tied_embeddings is reference.tie_word_embeddings
     window = getattr(reference, "sliding_window", None) or FULL_ATTENTION
@@ -67,7 +69,7 @@ def test_a_padded_embedding_is_larger_than_the_tokenizer_and_never_smaller() -> 
 
 QUANTIZED = {"quantization_config": {"quant_method": "bitsandbytes"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported, only exaone4, granite, llama"),
+    ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported, only exaone4, gemma3, gemma3_text, glm4"),
     ({"model_type": None}, "model_type '' is not supported"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architecture 'LlamaForSequenceClassification'"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
@@ -87,6 +89,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "phi3", "partial_rotary_factor": 0.4}, "3 of 8 values of a head are rotated"),
     ({"model_type": "smollm3", "no_rope_layers": [1, 2, 1]}, "a list of 0 or 1 for each layer"),
     ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
+    ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+    (
+        {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
+        "is 'llama', which gemma3 is not supported with",
+    ),
+    ({"model_type": "mistral3", "text_config": []}, "'text_config' must be an object"),
+    ({"model_type": "muse_glimmer_text", "head_dim": 16, "layer_rope_theta": [0]}, "a list of a number for each layer"),
+    (
+        {"model_type": "olmo3", "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "field 'sliding_attention' stretches the context",
+    ),
     ({"model_type": "granite", "residual_multiplier": -1}, "residual_multiplier"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "field 'mrope_section'"),
     ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "field 'full_attention' is not supported"),

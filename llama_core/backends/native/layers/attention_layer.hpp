@@ -14,21 +14,49 @@ class AttentionLayer {
     AttentionLayer(const Shape& s, const float* rotary)
         : shape_(s),
           head_dim_(int(round_up(s.head_dim, kLanes))),
-          rotary_(s, head_dim_, rotary),
-          queries_(s.max_tokens, size_t(s.heads) * head_dim_) {}
+          queries_(s.max_tokens, size_t(s.heads) * head_dim_) {
+        for (int i = 0; i < s.tables; i++) rotary_.emplace_back(s, head_dim_, rotary + size_t(i) * s.max_seq_len * s.head_dim);
+    }
 
     void make_cache(int blocks) { cache_ = Cache<T>(shape_.layers, blocks, shape_.block_size, shape_.kv_heads, head_dim_); }
-    size_t bytes() const { return rotary_.bytes() + queries_.bytes(); }  // without the cache
+    // Without the cache.
+    size_t bytes() const {
+        size_t total = queries_.bytes();
+        for (const Rotary& each : rotary_) total += each.bytes();
+        return total;
+    }
 
-    // Rotates the queries and keys of 16 tokens; writes their keys and values to the cache. qkv: rows of queries, keys, values.
-    // query_norm, key_norm [head_dim]: weights of the norms before the rotation, or null. `turns`: else they are not rotated.
-    void rotate(int layer, int task, const StepPlan& plan, const Slots& slots, const Rows<T>& qkv, const T* query_norm,
-                const T* key_norm, bool turns) const {
+    // What happens to a token's queries, or to its keys, before attention. `inverse`: of a norm of all heads together, whose
+    // weights are those of each head; 0: of each head by itself. `rotary`: null for no rotation.
+    struct Change {
+        RmsNorm<T> norm;
+        const Rotary* rotary = nullptr;
+        float inverse = 0;
+    };
+    const Rotary* table(int number) const { return number ? &rotary_[number - 1] : nullptr; }
+
+    // The sums of squares of a token's queries and of its keys, which other ranks have no copy of.
+    void squares(const T* qkv, float* sums) const {
+        alignas(64) T head[kernels::kMaxHeadDim];
+        sums[0] = sums[1] = 0;
+        for (int h = 0; h < shape_.heads + shape_.kv_heads * shape_.has_first_copies; h++) {
+            copy_head(qkv + h * shape_.head_dim, head);
+            sums[h >= shape_.heads] += sum_of_squares(head, head_dim_);
+        }
+    }
+
+    // Changes the queries and keys of 16 tokens; writes their keys and values to the cache. qkv: rows of queries, keys, values.
+    // `changes`: token -> those of its queries and of its keys.
+    template <class F>
+    void rotate(int layer, int task, const StepPlan& plan, const Slots& slots, const Rows<T>& qkv, F&& changes) const {
         const int begin = task * 16, end = std::min(plan.num_tokens(), begin + 16), width = query_width(shape_);
-        for (int t = begin; t < end; t++)
+        Change keys[16];
+        for (int t = begin; t < end; t++) {
+            const auto [query, key] = changes(t);
+            keys[t - begin] = key;
             for (int h = 0; h < shape_.heads; h++)
-                rotate_head(qkv[t] + h * shape_.head_dim, query_norm, plan.tokens[t].position, turns,
-                            queries_[t] + h * head_dim_);
+                change_head(qkv[t] + h * shape_.head_dim, h, query, plan.tokens[t].position, queries_[t] + h * head_dim_);
+        }
         alignas(64) T key[kernels::kMaxHeadDim];
         for (int h = 0; h < shape_.kv_heads; h++)
             for (int t = begin; t < end; t++) {
@@ -36,7 +64,7 @@ class AttentionLayer {
                 const int64_t* block_table = block_table_of(token.slot, slots);
                 const T* k = qkv[t] + width + h * shape_.head_dim;
                 const T* v = k + shape_.kv_heads * shape_.head_dim;
-                rotate_head(k, key_norm, token.position, turns, key);
+                change_head(k, h, keys[t - begin], token.position, key);
                 cache_.write(layer, h, block_table, token.position, key, v);
                 if (token.ends_new_kv_tile) cache_.clear_behind(layer, h, block_table, token.position);
             }
@@ -63,18 +91,29 @@ class AttentionLayer {
         return slots.block_tables + size_t(slot) * shape_.blocks_per_sequence;
     }
 
-    void rotate_head(const T* x, const T* norm, int position, bool turns, T* to) const {
-        alignas(64) T normed[kernels::kMaxHeadDim];
-        if (!turns) return copy_head(x, norm, to);
-        if (norm) copy_head(x, norm, normed);
-        rotary_.rotate_head(norm ? normed : x, position, to);
+    void change_head(const T* x, int head, const Change& by, int position, T* to) const {
+        alignas(64) T normed[kernels::kMaxHeadDim], weights[kernels::kMaxHeadDim];
+        const bool norms = by.norm.eps > 0;
+        if (!by.rotary && !norms) return copy_head(x, to);
+        if (norms) {
+            T* result = by.rotary ? normed : to;
+            copy_head(x, result);
+            RmsNorm<T> norm = by.norm;
+            if (by.inverse) {
+                copy_head(norm.weights + head * shape_.head_dim, weights);
+                norm.weights = weights;
+                norm.scale(result, head_dim_, by.inverse, result);
+            } else {
+                norm(result, shape_.head_dim, result);
+            }
+        }
+        if (by.rotary) by.rotary->rotate_head(norms ? normed : x, position, to);
     }
 
-    // One head, or its RMSNorm. The next head's values lie after x, so the vectors are loaded from a copy that ends with zeros.
-    void copy_head(const T* x, const T* norm, T* to) const {
+    // The next head's values lie after x, so the vectors of a head are loaded from a copy that ends with zeros.
+    void copy_head(const T* x, T* to) const {
         std::fill(to + shape_.head_dim, to + head_dim_, T{});
         std::memcpy(static_cast<void*>(to), x, shape_.head_dim * sizeof(T));
-        if (norm) rms_norm(to, norm, shape_.head_dim, shape_.norm_eps, to);
     }
 
     void attend_head(const QueryTile& tile, const kernels::Source& from, int window, float scale, const StepPlan& plan,
@@ -104,7 +143,7 @@ class AttentionLayer {
 
     const Shape shape_;
     const int head_dim_;  // padded to whole vectors
-    const Rotary rotary_;
+    std::vector<Rotary> rotary_;
     const Activations<T> queries_;
     Cache<T> cache_;
 };

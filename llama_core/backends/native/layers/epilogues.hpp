@@ -41,14 +41,22 @@ struct Adjusted {
     }
 };
 
-// SwiGLU: silu(gate) * up. Of an output tile, 16 outputs are the gate's and 16 are up's.
-template <class T>
+inline Vec sigmoid(Vec x) { return reciprocal(splat(1.0f) + exp(-x)); }
+
+// silu, or gelu by tanh (Hendrycks and Gimpel 2016): x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+template <bool kIsGelu>
+inline Vec activated(Vec x) {
+    if constexpr (!kIsGelu) return x * sigmoid(x);
+    return x * sigmoid(x * fma(x * x, splat(0.07135481627f), splat(1.595769122f)));
+}
+
+// SwiGLU or GeGLU: the activated gate * up. Of an output tile, 16 outputs are the gate's and 16 are up's.
+template <class T, bool kIsGelu>
 struct Gate {
     const Rows<T>& to;
     void operator()(int row, int tile, const float* out) const {
         Vec gate = round_to<T>(load(out)), up = round_to<T>(load(out + 16));
-        Vec silu = round_to<T>(gate * reciprocal(splat(1.0f) + exp(-gate)));
-        store(to[row] + tile * 16, silu * up);
+        store(to[row] + tile * 16, round_to<T>(activated<kIsGelu>(gate)) * up);
     }
 };
 

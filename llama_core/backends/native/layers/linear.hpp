@@ -100,8 +100,8 @@ struct Inputs {
     size_t bytes() const { return rows.bytes() + quantized.bytes(); }
 
     // Reserves memory for a form that a layer multiplies.
-    void reserve(InputForm form, size_t num_rows, size_t width) {
-        if (form == InputForm::kRows && !quantized.bytes()) quantized = Quantized(num_rows, width);
+    void reserve(InputForm form, size_t num_rows, size_t width, bool in_parts = false) {
+        if (form == InputForm::kRows && !quantized.bytes()) quantized = Quantized(num_rows, width, in_parts);
     }
     // `width`: a multiple of 16. `num_rows`: of the product.
     void quantize(InputForm form, size_t row, int width, size_t num_rows) {

@@ -1,6 +1,6 @@
-// Cuts a linear layer into tasks, and computes a task: row panels and K slices on tile registers, else blocks of rows.
+// Cuts a product into tasks, and computes a task: row panels and K slices on tile registers, else blocks of rows.
 //
-// An epilogue takes each result while it is in the cache: epilogue(row, output tile, float out[kTileOutputs]).
+// An epilogue takes each result while it is in the cache: epilogue(row, output tile of the product, float out[kTileOutputs]).
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,14 @@
 #include "linear.hpp"
 
 namespace llama {
+
+// Rows `row` .. `row + rows` of x times `tiles` output tiles of w from `tile`.
+template <class T>
+struct Product {
+    const Linear<T>& w;
+    const Inputs<T>& x;
+    int rows, row = 0, tile = 0, tiles = w.output_tiles();
+};
 
 template <class T>
 class Projection {
@@ -28,23 +36,23 @@ class Projection {
         return total;
     }
 
-    int tasks_of(const Linear<T>& w, int rows) const {
-        if (in_row_panels(rows)) return num_task_tiles(w) * ((rows + row_panel(w) - 1) / row_panel(w));
-        if (in_streams(rows)) return stream_tasks(w) + w.output_tiles() - stream_tasks(w) * kStreams;
-        return w.output_tiles() * ((rows + part_rows(w) - 1) / part_rows(w));
+    int tasks_of(const Product<T>& p) const {
+        if (in_row_panels(p.rows)) return num_task_tiles(p) * ((p.rows + row_panel(p) - 1) / row_panel(p));
+        if (in_streams(p.rows)) return stream_tasks(p) + p.tiles - stream_tasks(p) * kStreams;
+        return p.tiles * ((p.rows + part_rows(p.w) - 1) / part_rows(p.w));
     }
 
     template <class Epilogue>
-    void run(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) const {
+    void run(const Product<T>& p, int task, int thread, const Epilogue& epilogue) const {
         if constexpr (kTilesOfT)
-            if (in_row_panels(rows)) return run_row_panel(w, x, rows, task, thread, epilogue);
-        if (in_streams(rows)) return run_streams(w, x, rows, task, epilogue);
+            if (in_row_panels(p.rows)) return run_row_panel(p, task, thread, epilogue);
+        if (in_streams(p.rows)) return run_streams(p, task, epilogue);
         alignas(64) float out[kMaxRows * kTileOutputs];
-        const int tile = tile_of(task % w.output_tiles(), w.output_tiles()), part = task / w.output_tiles();
-        const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
+        const int tile = tile_of(task % p.tiles, p.tiles), part = task / p.tiles;
+        const int begin = p.row + part * part_rows(p.w), end = std::min(p.row + p.rows, begin + part_rows(p.w));
         for (int row = begin; row < end; row += kMaxRows) {
             const int count = std::min(kMaxRows, end - row);
-            w.format().multiply(w, x, row, count, tile, row == begin, out);
+            p.w.format().multiply(p.w, p.x, row, count, p.tile + tile, row == begin, out);
             for (int r = 0; r < count; r++) epilogue(row + r, tile, out + r * kTileOutputs);
         }
     }
@@ -67,24 +75,24 @@ class Projection {
 
     static bool in_streams(int rows) { return rows <= kStreamRows; }
     // Of kStreams output tiles each. A task for each of the remaining tiles comes after them.
-    int stream_tasks(const Linear<T>& w) const { return w.output_tiles() / (threads_ * kStreams) * threads_; }
+    int stream_tasks(const Product<T>& p) const { return p.tiles / (threads_ * kStreams) * threads_; }
 
     // Each thread has kStreams runs of output tiles, and each of its tasks the next tile of every run.
     template <class Epilogue>
-    void run_streams(const Linear<T>& w, const Inputs<T>& x, int rows, int task, const Epilogue& epilogue) const {
+    void run_streams(const Product<T>& p, int task, const Epilogue& epilogue) const {
         static_assert(kStreams * kStreamRows <= kMaxRows);
         alignas(64) float out[kMaxRows * kTileOutputs];
-        const int tasks = stream_tasks(w), run = tasks / threads_;
+        const int tasks = stream_tasks(p), run = tasks / threads_;
         if (task >= tasks) {
             const int tile = tasks * (kStreams - 1) + task;
-            w.format().multiply(w, x, 0, rows, tile, true, out);
-            for (int r = 0; r < rows; r++) epilogue(r, tile, out + r * kTileOutputs);
+            p.w.format().multiply(p.w, p.x, p.row, p.rows, p.tile + tile, true, out);
+            for (int r = 0; r < p.rows; r++) epilogue(p.row + r, tile, out + r * kTileOutputs);
             return;
         }
         const int tile = task % threads_ * run * kStreams + task / threads_;
-        w.format().multiply_streams(w, x, 0, rows, tile, run, out);
+        p.w.format().multiply_streams(p.w, p.x, p.row, p.rows, p.tile + tile, run, out);
         for (int s = 0; s < kStreams; s++)
-            for (int r = 0; r < rows; r++) epilogue(r, tile + s * run, out + (s * rows + r) * kTileOutputs);
+            for (int r = 0; r < p.rows; r++) epilogue(p.row + r, tile + s * run, out + (s * p.rows + r) * kTileOutputs);
     }
 
     // Bytes of rows that stay in a core's cache while the weights are read.
@@ -97,18 +105,22 @@ class Projection {
 
     static bool in_row_panels(int rows) { return kTilesOfT && rows > 2 * kMaxRows; }
     // With fewer output tiles in a task, slices save less than it costs to read the rows again.
-    bool in_k_slices(const Linear<T>& w) const { return w.format().add_k_slice && tiles_per_task(w) >= kMaxTilesPerTask / 2; }
-    int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? kSlicedPanel : part_rows(w); }
-    int tiles_per_task(const Linear<T>& w) const { return std::clamp(w.output_tiles() / (threads_ * 4), 1, kMaxTilesPerTask); }
-    int num_task_tiles(const Linear<T>& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
+    bool in_k_slices(const Product<T>& p) const {
+        return p.w.format().add_k_slice && tiles_per_task(p) >= kMaxTilesPerTask / 2;
+    }
+    int row_panel(const Product<T>& p) const { return in_k_slices(p) ? kSlicedPanel : part_rows(p.w); }
+    int tiles_per_task(const Product<T>& p) const { return std::clamp(p.tiles / (threads_ * 4), 1, kMaxTilesPerTask); }
+    int num_task_tiles(const Product<T>& p) const { return (p.tiles + tiles_per_task(p) - 1) / tiles_per_task(p); }
 
     template <class Epilogue>
-    void run_row_panel(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) const {
+    void run_row_panel(const Product<T>& p, int task, int thread, const Epilogue& epilogue) const {
+        const Linear<T>& w = p.w;
+        const Inputs<T>& x = p.x;
         const WeightFormat<T>& format = w.format();
-        const bool sliced = in_k_slices(w);
-        const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
-        const int first = task % num_task_tiles(w) * tiles_per_task(w),
-                  last = std::min(w.output_tiles(), first + tiles_per_task(w));
+        const bool sliced = in_k_slices(p);
+        const int begin = p.row + task / num_task_tiles(p) * row_panel(p), end = std::min(p.row + p.rows, begin + row_panel(p));
+        const int first = p.tile + task % num_task_tiles(p) * tiles_per_task(p),
+                  last = std::min(p.tile + p.tiles, first + tiles_per_task(p));
         const size_t k_slice = sliced ? format.slice_inputs : w.padded();
         const size_t slice_bytes = w.offset(k_slice);
         const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
@@ -117,10 +129,10 @@ class Projection {
         alignas(64) char expanded[kMaxExpandedBytes];
         auto sums = [&](int tile, int row) {
             return sums_[thread].template as<char>() +
-                   ((tile - first) * (row_panel(w) / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+                   ((tile - first) * (row_panel(p) / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
         };
         auto epilogue_all = [&](int row, int count, int tile, const float* results) {
-            for (int r = 0; r < count; r++) epilogue(row + r, tile, results + r * kTileOutputs);
+            for (int r = 0; r < count; r++) epilogue(row + r, tile - p.tile, results + r * kTileOutputs);
         };
         for (size_t from = 0, at = 0; from < w.padded(); from += k_slice, at += slice_bytes)
             for (int tile = first; tile < last; tile++) {

@@ -28,18 +28,22 @@ struct Quantized {
 #endif
     Activations<int16_t> pairs;  // inputs 0 and 2, then 1 and 3 of each four
     Memory scales;               // float [rows]
-    size_t steps = 0;
+    size_t steps = 0, num_pairs = 0;
 
+    // `in_parts`: the rows are those of several products, which may have few rows each.
     Quantized() = default;
-    Quantized(size_t rows, size_t width)
-        : pairs(std::min(rows, kMostNumberRows), round_up(width, kStep)),
+    Quantized(size_t rows, size_t width, bool in_parts)
+        : pairs(in_parts ? rows : std::min(rows, kMostNumberRows), round_up(width, kStep)),
           scales(round_up(rows, kMaxRows) * sizeof(float)),
-          steps(round_up(width, kStep) / kStep) {
+          steps(round_up(width, kStep) / kStep),
+          num_pairs(in_parts ? rows : std::min(rows, kMostNumberRows)) {
 #if defined(LLAMA_AMX)
         tiles = Memory(round_up(rows, kMaxRows) * steps * kStep * 2);
 #endif
     }
     float* scale() const { return scales.as<float>(); }
+    // Whether these rows of a product have pairs, and few enough that vectors take no longer than tiles.
+    bool is_few(size_t row, size_t rows) const { return rows <= kMostNumberRows && row + rows <= num_pairs; }
 #if defined(LLAMA_AMX)
     size_t bytes() const { return tiles.bytes() + pairs.bytes() + scales.bytes(); }
     // The high bytes of a row's inputs 64 step .. 64 step + 63. Their low bytes are kTileBytes further.
@@ -64,10 +68,11 @@ struct Quantized {
         scale()[row] = limit / 32767.0f + sum(check);
         const Vec magic = splat(12582912.0f);
         const int end = int(round_up(width, kStep));
+        const bool has_pairs = rows <= kMostNumberRows || num_pairs > kMostNumberRows;
         for (int at = 0; at < end; at += kLanes) {
             const IVec code = at < width ? (IVec)fma(load(x + at), splat(inverse), magic) - (IVec)magic : IVec{};
             put_bytes(row, at, code);
-            if (rows <= kMostNumberRows) store_low(pairs[row] + at, swap_middles(code));
+            if (has_pairs) store_low(pairs[row] + at, swap_middles(code));
         }
     }
 

@@ -23,9 +23,14 @@ class RankWeights {
     RankWeights(const std::vector<Tensor>& tensors, const std::vector<const WeightFormat<T>*>& formats,
                 const std::vector<Operation>& operations) {
         std::vector<bool> gated(tensors.size() + 1);
-        for (const Operation& each : operations)
-            if (each.kind == kGatedLinear) gated[each.tensor] = gated[each.other] = true;
-        for (size_t i = 0; i < tensors.size(); i++) tensors_.emplace_back(tensors[i], formats[i], gated[i + 1]);
+        std::vector<int> experts(tensors.size() + 1, 1);
+        for (const Operation& each : operations) {
+            if (each.kind == kGatedLinear || each.kind == kExpertGates) gated[each.tensor] = gated[each.other] = true;
+            if (each.kind == kExpertGates || each.kind == kExpertSum)
+                experts[each.tensor] = experts[each.other] = each.experts;
+        }
+        for (size_t i = 0; i < tensors.size(); i++)
+            tensors_.emplace_back(tensors[i], formats[i], gated[i + 1], experts[i + 1]);
     }
 
     const Linear<T>& matrix(int tensor) const { return tensors_[tensor - 1].matrix; }
@@ -61,14 +66,19 @@ class RankWeights {
     }
 
   private:
+    // The experts of a matrix lie one below the other, each in whole output tiles.
     struct Held {
         Tensor is;
         bool is_gated;
+        int rows, padded;  // of an expert; of the matrix if it is no experts'
         Linear<T> matrix;
         Memory values;
 
-        Held(const Tensor& tensor, const WeightFormat<T>* format, bool gated) : is(tensor), is_gated(gated) {
-            const int outputs = gated ? round16(is.rows / 2) * 2 : is.rows;
+        Held(const Tensor& tensor, const WeightFormat<T>* format, bool gated, int experts)
+            : is(tensor), is_gated(gated), rows(is.rows / experts) {
+            padded = gated ? round16(rows / 2) * 2 : rows;
+            if (experts > 1) padded = int(round_up(padded, kTileOutputs));
+            const int outputs = padded * experts;
             if (format)
                 matrix = Linear<T>(*format, outputs, is.columns);
             else
@@ -76,9 +86,10 @@ class RankWeights {
         }
         // Of the gates' rows and then those of up: 16 outputs are gates, and the same 16 of up follow, and so on.
         int output_of(int row) const {
-            if (!is_gated) return row;
-            const int half = is.rows / 2, is_up = row >= half, at = row - is_up * half;
-            return at / 16 * 32 + is_up * 16 + at % 16;
+            const int begin = row / rows * padded, within = row % rows;
+            if (!is_gated) return begin + within;
+            const int half = rows / 2, is_up = within >= half, at = within - is_up * half;
+            return begin + at / 16 * 32 + is_up * 16 + at % 16;
         }
     };
 

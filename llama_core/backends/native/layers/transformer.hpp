@@ -21,6 +21,7 @@
 #include "../step_plan.hpp"
 #include "attention_layer.hpp"
 #include "epilogues.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 #include "projection.hpp"
 #include "rank_weights.hpp"
@@ -43,6 +44,7 @@ class Transformer : public Engine, private Tasks {
           projection_(s.threads),
           attention_(s, rotary),
           adapters_(s, tensors.size(), modules, operations),
+          experts_(s, operations),
           embedding_(weights_.values(operations.front().tensor)),
           head_(weights_.matrix(operations.back().tensor)) {
         for (int rank = 0; rank < s.ranks; rank++)
@@ -50,7 +52,10 @@ class Transformer : public Engine, private Tasks {
         const size_t t = s.max_tokens;
         residual_ = Activations<T>(t, s.dim);
         normed_ = Inputs<T>(t, s.dim);
-        qkv_ = Activations<T>(t, width_ + 2 * kv_width(s));
+        bool has_gates = false;
+        for (const Operation& each : operations_) has_gates |= each.kind == kAttention && each.variant == kSigmoidGate;
+        qkv_ = Activations<T>(t, width_ * (1 + has_gates) + 2 * kv_width(s));
+        squares_.resize(2 * t);
         attended_ = Inputs<T>(t, width_);
         gated_ = Inputs<T>(t, s.hidden);
         last_ = Inputs<T>(s.max_samples, s.dim);
@@ -61,7 +66,7 @@ class Transformer : public Engine, private Tasks {
         weight_bytes = weights_.bytes();
         working_bytes = residual_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + gated_.bytes() +
                         projected_.bytes() + last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes() +
-                        adapters_.bytes();
+                        adapters_.bytes() + experts_.bytes();
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
         waited_before_.resize(s.threads);
         plan_.reserve(s);
@@ -117,6 +122,8 @@ class Transformer : public Engine, private Tasks {
     }
 
   private:
+    using Change = typename AttentionLayer<T>::Change;
+
     // Reserves what each product needs, and finds in which form the one after each operation takes its inputs.
     void reserve_inputs() {
         const Shape& s = shape;
@@ -127,6 +134,8 @@ class Transformer : public Engine, private Tasks {
         forms_.assign(operations_.size(), InputForm::kDense);
         for (size_t i = 1; i < operations_.size(); i++) {
             const Operation& each = operations_[i];
+            if (each.kind == kExpertSum)
+                experts_.reserve(weights_.matrix(operations_[i - 1].tensor), weights_.matrix(each.tensor));
             if (!is_product(each)) continue;
             const Linear<T>& w = weights_.matrix(each.tensor);
             reserve(inputs_of(each), w, s.max_tokens);
@@ -139,7 +148,7 @@ class Transformer : public Engine, private Tasks {
     bool samples() const { return shape.rank == shape.sampler; }
     static bool is_product(const Operation& of) { return of.kind == kLinear || of.kind == kGatedLinear; }
     // Over the ranks, because they divide the inputs.
-    static bool is_summed(const Operation& of) { return of.kind == kLinear && of.to != kQkv; }
+    static bool is_summed(const Operation& of) { return of.kind == kExpertSum || (of.kind == kLinear && of.to != kQkv); }
     static InputForm form_of(const Linear<T>& w) { return w.format().input_form; }
     Inputs<T>& inputs_of(const Operation& product) {
         return product.from == kNormed ? normed_ : product.from == kAttended ? attended_ : gated_;
@@ -167,12 +176,33 @@ class Transformer : public Engine, private Tasks {
                 case kGatedLinear:
                     add(kQuantize, i, each.from != kNormed && forms_[i] != InputForm::kDense ? blocks : 0);
                     add(kShrink, i, adapters_.shrink_tasks(each.tensor));
-                    add(kProject, i, projection_.tasks_of(weights_.matrix(each.tensor), tokens));
+                    add(kProject, i, projection_.tasks_of({weights_.matrix(each.tensor), inputs_of(each), tokens}));
                     add(kShareSum, i, shared && is_summed(each));
                     add(kJoinSum, i, shared && is_summed(each) ? blocks : 0);
                     break;
-                case kRotation: add(kRotate, i, blocks); break;
-                case kAttention: add(kAttend, i, plan_.attention_tasks(shape)); break;
+                case kRotation:
+                    add(kSquareHeads, i, each.variant == kAllHeads ? blocks : 0);
+                    add(kShareSquares, i, shared && each.variant == kAllHeads);
+                    add(kRotate, i, blocks);
+                    break;
+                case kAttention:
+                    add(kAttend, i, plan_.attention_tasks(shape));
+                    add(kGateHeads, i, each.variant == kSigmoidGate ? blocks : 0);
+                    break;
+                case kRoute:
+                    add(kScoreExperts, i, experts_.score_tasks(tokens));
+                    add(kChooseExperts, i, blocks);
+                    add(kGroupExperts, i, 1);
+                    add(kGatherExperts, i, blocks);
+                    break;
+                case kExpertGates: add(kGateExperts, i, team_.size()); break;
+                case kExpertSum:
+                    add(kQuantizeExperts, i, form_of(weights_.matrix(each.tensor)) != InputForm::kDense ? blocks : 0);
+                    add(kProjectExperts, i, team_.size());
+                    add(kSumExperts, i, blocks);
+                    add(kShareSum, i, shared);
+                    add(kJoinSum, i, shared * blocks);
+                    break;
                 case kAddition: add(kAdd, i, blocks); break;
                 case kHead: add_head(); break;
             }
@@ -185,7 +215,7 @@ class Transformer : public Engine, private Tasks {
         const int samples = plan_.num_samples();
         const bool shared = shape.ranks > 1 && samples;
         add(kNormFinal, 0, (samples + 15) / 16);
-        add(kLogits, 0, projection_.tasks_of(head_, samples));
+        add(kLogits, 0, projection_.tasks_of({head_, last_, samples}));
         add(kShareLogits, 0, shared);
         add(kJoinLogits, 0, shared && join_logits_ ? samples : 0);
     }
@@ -210,13 +240,36 @@ class Transformer : public Engine, private Tasks {
             case kShrink: return adapters_.shrink(of.tensor, task, inputs_of(of).rows);
             case kProject: return project(of, task, thread);
             case kJoinSum: return over_tokens(task, [&](int t) { join_sum(of, t); });
+            case kSquareHeads:
+                return over_tokens(task, [&](int t) { attention_.squares(qkv_[t], own_squares() + 2 * t); });
+            case kShareSquares: return all_gather->gather(tokens * 2 * sizeof(float));
             case kRotate:
-                return attention_.rotate(of.layer, task, plan_, slots, qkv_, weights_.values(of.tensor),
-                                         weights_.values(of.other), of.rotates);
+                return attention_.rotate(of.layer, task, plan_, slots, qkv_, [&](int t) { return changes(of, t); });
             case kAttend: return attention_.attend(of.layer, of.window, of.factor, task, plan_, slots, attended_.rows);
+            case kGateHeads: return over_tokens(task, [&](int t) { gate_heads(t); });
+            case kScoreExperts:
+                return experts_.score(task, plan_.num_tokens(), normed_.rows, weights_.values(of.tensor), weights_.values(of.other),
+                                      shape.dim);
+            case kChooseExperts: return over_tokens(task, [&](int t) { experts_.choose(of, t); });
+            case kGroupExperts: {
+                const Operation *gates = &of + 1, *down = gates + 1;
+                return experts_.group(of, plan_.num_tokens(), weights_.matrix(gates->tensor), weights_.matrix(down->tensor),
+                                      projection_);
+            }
+            case kGatherExperts: {
+                const InputForm form = form_of(weights_.matrix((&of + 1)->tensor));
+                return over_tokens(task, [&](int t) { experts_.gather(of, normed_[t], shape.dim, form, t); });
+            }
+            case kGateExperts: return gate_experts(of, thread);
+            case kQuantizeExperts:
+                return over_tokens(task, [&](int t) { experts_.quantize(of, weights_.matrix(of.tensor), t); });
+            case kProjectExperts:
+                return experts_.run(true, weights_.matrix(of.tensor), shape.rank ? nullptr : weights_.values(of.other),
+                                    projection_, thread, StoreTo<float>{experts_.results()});
+            case kSumExperts: return over_tokens(task, [&](int t) { sum_experts(of, t); });
             case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
             case kNormFinal: return norm_final(task);
-            case kLogits: return projection_.run(head_, last_, samples, task, thread, Logits{this});
+            case kLogits: return projection_.run({head_, last_, int(samples)}, task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
             case kSample: return sample(task, thread);
             case kShareEmbedding: return all_gather->gather(tokens * largest_part(shape.dim, shape.ranks) * sizeof(T));
@@ -255,8 +308,9 @@ class Transformer : public Engine, private Tasks {
         std::fill(residual_[t] + shape.dim, residual_[t] + partial_stride(), T{});
         T* to = shape.ranks == 1 ? residual_[t] : reinterpret_cast<T*>(all_gather->own_part()) + t * part;
         std::memcpy(static_cast<void*>(to), embedding_ + id * part, part * sizeof(T));
-        if (shape.embedding_multiplier != 1.0f)
-            for (size_t i = 0; i < part; i++) to[i] = narrow_to<T>(widen(to[i]) * shape.embedding_multiplier);
+        const float multiplier = widen(narrow_to<T>(shape.embedding_multiplier));
+        if (multiplier != 1.0f)
+            for (size_t i = 0; i < part; i++) to[i] = narrow_to<T>(widen(to[i]) * multiplier);
     }
 
     void join_embedding(int t) {
@@ -267,12 +321,12 @@ class Transformer : public Engine, private Tasks {
         }
     }
 
-    // Without a norm's weights, the values themselves. `form`: in which the next product takes the result.
+    // `form`: in which the next product takes the result.
     void norm(const Operation& of, InputForm form, int t) {
-        const T *x = rows_of(of.from)[t], *weights = weights_.values(of.tensor);
-        T* to = of.to == kNormed ? normed_[t] : projected_[t];
-        if (weights)
-            rms_norm(x, weights, shape.dim, shape.norm_eps, to);
+        const T* x = rows_of(of.from)[t];
+        T* to = of.to == kNormed ? normed_[t] : of.to == kProjected ? projected_[t] : residual_[t];
+        if (of.eps > 0)
+            RmsNorm<T>{weights_.values(of.tensor), of.eps, of.offset}(x, shape.dim, to);
         else
             std::memcpy(static_cast<void*>(to), x, round16(shape.dim) * sizeof(T));
         if (of.to == kNormed) normed_.quantize(form, t, round16(shape.dim), plan_.num_tokens());
@@ -280,9 +334,42 @@ class Transformer : public Engine, private Tasks {
 
     void norm_final(int task) {
         for (int i = task * 16; i < std::min(plan_.num_samples(), task * 16 + 16); i++) {
-            const T* states = residual_[plan_.samples[i].token];
-            rms_norm(states, weights_.values(operations_.back().other), shape.dim, shape.norm_eps, last_[i]);
+            const Operation& head = operations_.back();
+            RmsNorm<T>{weights_.values(head.other), head.eps, head.offset}(residual_[plan_.samples[i].token], shape.dim, last_[i]);
             last_.quantize(form_of(head_), i, round16(shape.dim), plan_.num_samples());
+        }
+    }
+
+    // Attention.
+
+    // Where this rank writes the sums of squares of its queries and keys, [tokens][2].
+    float* own_squares() {
+        return shape.ranks == 1 ? squares_.data() : reinterpret_cast<float*>(all_gather->own_part());
+    }
+
+    std::pair<Change, Change> changes(const Operation& of, int t) {
+        Change query{{weights_.values(of.tensor), of.eps, of.offset}, attention_.table(of.query_table)};
+        Change key{{weights_.values(of.other), of.eps, of.offset}, attention_.table(of.key_table)};
+        if (of.variant != kAllHeads) return {query, key};
+        float sums[2] = {};
+        for (int rank = 0; rank < shape.ranks; rank++) {
+            const float* theirs =
+                shape.ranks == 1 ? squares_.data() : reinterpret_cast<const float*>(all_gather->part_of(rank));
+            for (int i = 0; i < 2; i++) sums[i] += theirs[2 * t + i];
+        }
+        query.inverse = query.norm.inverse(sums[0], shape.full_heads * shape.head_dim);
+        key.inverse = key.norm.inverse(sums[1], shape.full_kv_heads * shape.head_dim);
+        return {query, key};
+    }
+
+    // The gates lie behind a token's values.
+    void gate_heads(int t) {
+        T* to = attended_.rows[t];
+        const T* gates = qkv_[t] + width_ + 2 * kv_width(shape);
+        for (int i = 0; i < width_; i += kLanes) {
+            alignas(64) T spare[kLanes] = {};  // zeros behind the last gate
+            std::memcpy(static_cast<void*>(spare), gates + i, std::min(kLanes, width_ - i) * sizeof(T));
+            store(to + i, load(to + i) * round_to<T>(sigmoid(load(spare))));
         }
     }
 
@@ -294,7 +381,8 @@ class Transformer : public Engine, private Tasks {
             // Rank 0's part of the sum has the bias for all ranks.
             return project(of, shape.rank ? nullptr : weights_.values(of.other), x, task, thread, Partial{this});
         const T* bias = weights_.values(of.other);
-        if (of.kind == kGatedLinear) return project(of, bias, x, task, thread, Gate<T>{gated_.rows});
+        if (of.variant == kGeluTanh) return project(of, bias, x, task, thread, Gate<T, true>{gated_.rows});
+        if (of.kind == kGatedLinear) return project(of, bias, x, task, thread, Gate<T, false>{gated_.rows});
         if (of.to == kResidual) return project(of, bias, x, task, thread, AddTo<T>{residual_, of.factor});
         project(of, bias, x, task, thread, StoreTo<T>{of.to == kQkv ? qkv_ : projected_});
     }
@@ -302,11 +390,11 @@ class Transformer : public Engine, private Tasks {
     template <class Epilogue>
     void project(const Operation& of, const T* bias, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
         const Adapters<T>* adapters = adapters_.used() ? &adapters_ : nullptr;
-        const Linear<T>& w = weights_.matrix(of.tensor);
+        const Product<T> product{weights_.matrix(of.tensor), x, plan_.num_tokens()};
         if (bias || adapters)
-            projection_.run(w, x, plan_.num_tokens(), task, thread, Adjusted<T, Epilogue>{bias, adapters, of.tensor, epilogue});
+            projection_.run(product, task, thread, Adjusted<T, Epilogue>{bias, adapters, of.tensor, epilogue});
         else
-            projection_.run(w, x, plan_.num_tokens(), task, thread, epilogue);
+            projection_.run(product, task, thread, epilogue);
     }
 
     struct Partial {
@@ -324,9 +412,12 @@ class Transformer : public Engine, private Tasks {
             float* to =
                 s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->own_part());
             const int vocab = int(self->vocab_[s.rank].size), width = std::min(kTileOutputs, vocab - tile * kTileOutputs);
-            for (int i = 0; i < width; i++)
-                to[size_t(row) * vocab + tile * kTileOutputs + i] =
-                    widen(narrow_to<T>(widen(narrow_to<T>(out[i])) / s.logits_divisor));
+            auto round = [](float value) { return widen(narrow_to<T>(value)); };
+            for (int i = 0; i < width; i++) {
+                float logit = round(round(out[i]) / s.logits_divisor);
+                if (s.logits_cap) logit = round(round(std::tanh(round(logit / s.logits_cap))) * s.logits_cap);
+                to[size_t(row) * vocab + tile * kTileOutputs + i] = logit;
+            }
         }
     };
 
@@ -337,6 +428,28 @@ class Transformer : public Engine, private Tasks {
             for (int rank = 0; rank < shape.ranks; rank++)
                 total += load(reinterpret_cast<const float*>(all_gather->part_of(rank)) + t * partial_stride() + i);
             const Vec sum = round_to<T>(total);
+            store(to + i, of.to == kResidual ? load(to + i) + round_to<T>(sum * splat(of.factor)) : sum);
+        }
+    }
+
+    // Experts.
+
+    void gate_experts(const Operation& of, int thread) {
+        auto run = [&](auto gate) {
+            experts_.run(false, weights_.matrix(of.tensor), weights_.values(of.other), projection_, thread, gate);
+        };
+        of.variant == kGeluTanh ? run(Gate<T, true>{experts_.gated()}) : run(Gate<T, false>{experts_.gated()});
+    }
+
+    void sum_experts(const Operation& of, int t) {
+        if (shape.ranks > 1) {
+            float* part = reinterpret_cast<float*>(all_gather->own_part()) + t * partial_stride();
+            for (int i = 0; i < shape.dim; i += kLanes) store(part + i, experts_.total(of, t, i));
+            return;
+        }
+        T* to = of.to == kResidual ? residual_[t] : projected_[t];
+        for (int i = 0; i < shape.dim; i += kLanes) {
+            const Vec sum = round_to<T>(experts_.total(of, t, i));
             store(to + i, of.to == kResidual ? load(to + i) + round_to<T>(sum * splat(of.factor)) : sum);
         }
     }
@@ -399,10 +512,12 @@ class Transformer : public Engine, private Tasks {
     Projection<T> projection_;
     AttentionLayer<T> attention_;
     Adapters<T> adapters_;
+    Experts<T> experts_;
     T* const embedding_;  // [full_vocab][columns of this rank]
     const Linear<T>& head_;
     Activations<T> residual_, qkv_, projected_;
     Inputs<T> normed_, attended_, gated_, last_;
+    std::vector<float> squares_;         // of each token's queries and keys, on one rank
     std::vector<Sampler> samplers_;      // one for each thread
     std::vector<double> waited_before_;  // of each, before this step
 

@@ -149,7 +149,7 @@ struct BlockWeights : BlockPacking<C> {
 
     static void multiply(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out) {
 #if defined(LLAMA_AMX)
-        if (row + rows > Quantized::kMostNumberRows) return multiply_tiles(w, x.quantized, row, rows, tile, first, out);
+        if (!x.quantized.is_few(row, rows)) return multiply_tiles(w, x.quantized, row, rows, tile, first, out);
 #endif
         if (rows > kFewRows) return multiply_in_cache(w, x.quantized, row, rows, tile, first, out);
         kernels::by_rows<kFewRows>(rows, false, [&](auto n, auto, int r) {

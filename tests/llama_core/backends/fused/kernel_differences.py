@@ -1,6 +1,6 @@
 """Differences of the Triton kernels from torch, on a GPU or in Triton's interpreter. Needs torch and Triton alone."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, S
 from llama_core.backends.kv_cache import FLOAT8_BYTES, KVCache, cached_as
 from llama_core.backends.rotary import rotary_table
 from llama_core.backends.weight_formats.matrices import QuantizedMatrix, find_weight_format
+from llama_core.model.operations import Activation, Angles, Temperature
 from llama_core.model.rope import RopeConfig
 
 # (query heads, key heads, head_dim, tokens of a block)
@@ -47,7 +48,7 @@ def check_copies(device: torch.device, dtype: torch.dtype) -> None:
             kernels.store_samples(sampled, samples, stored[0], results[0])
             meaning.store_samples(sampled, samples, stored[1], results[1])
             assert torch.equal(*stored) and torch.equal(*results)
-        table = rotary_table(RopeConfig(), head_dim, 400, device)
+        table = rotary_table(Angles(RopeConfig()), head_dim, 400, device)
         qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
         positions, write = torch.tensor([[0, 3, 77, 150, 299], [5, 17, 40, 99, 3]], device=device)
         cache = [torch.zeros(40, block_size, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)]
@@ -58,7 +59,7 @@ def check_copies(device: torch.device, dtype: torch.dtype) -> None:
         )
         wide = spread.view(qkv.shape).to(device, dtype)
         floats = KVCache(*(torch.zeros(cache[0].shape, dtype=FLOAT8_BYTES, device=device) for _ in range(2)))
-        plain, changes = KVCache(*map(torch.zeros_like, cache)), HeadChanges(table=table)
+        plain, changes = KVCache(*map(torch.zeros_like, cache)), HeadChanges(q_table=table, k_table=table)
         kernels.rotate_and_store(wide.clone(), changes, positions, write, floats)
         kernels.rotate_and_store(wide.clone(), changes, positions, write, plain)
         assert all(torch.equal(floats[i], cached_as(FLOAT8_BYTES, plain[i])) for i in range(2))
@@ -117,8 +118,12 @@ def check_beside_float64(device: torch.device, dtype: torch.dtype, seed: int) ->
     agree(biased, states.double() + delta.double() + weight.double())
     agree(got, meaning.add_norm(total.clone(), None, wide_norm))
     gate_up, bias = random(count, 2 * width), random(2 * width)
-    agree(kernels.gated_silu(gate_up, bias), meaning.gated_silu(gate_up.double(), bias.double()))
-    table = rotary_table(RopeConfig(), head_dim, 400, device)
+    for activation in get_args(Activation):
+        got = kernels.gate(gate_up, bias, activation)
+        agree(got, meaning.gate(gate_up.double(), bias.double(), activation))
+    table = k_table = rotary_table(Angles(RopeConfig()), head_dim, 400, device)
+    if seed % 2:
+        k_table = rotary_table(Angles(RopeConfig(theta=100.0), Temperature(0.1, 50)), head_dim, 400, device)
     qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
     positions, places = (torch.randperm(most, generator=generator)[:count].to(device) for most in (400, 64))
     caches = KVCache(*(torch.zeros(4, 16, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)))
@@ -126,9 +131,9 @@ def check_beside_float64(device: torch.device, dtype: torch.dtype, seed: int) ->
     norms = HeadNorms(random(head_dim), random(head_dim), 1e-5) if seed % 2 else None
     wide_norms = norms and HeadNorms(norms.q.double(), norms.k.double(), 1e-5)
     added = random(qkv[0].numel()) if seed % 3 else None
-    q = kernels.rotate_and_store(qkv.clone(), HeadChanges(added, norms, table), positions, places, caches)
+    q = kernels.rotate_and_store(qkv.clone(), HeadChanges(added, norms, table, k_table), positions, places, caches)
     wide_added = None if added is None else added.double()
-    changes = HeadChanges(wide_added, wide_norms, table.double())
+    changes = HeadChanges(wide_added, wide_norms, table.double(), k_table.double())
     agree(q, meaning.rotate_and_store(qkv.double(), changes, positions, places, wide))
     for cache, expected in zip(caches, wide, strict=True):
         agree(cache, expected)

@@ -43,7 +43,7 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str,
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    layer = ("_add_norm", "_add_time", "_attend", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store")
+    layer = ("_add_norm", "_add_time", "_attend", "_combine_splits", "_gate", "_multiply", "_rotate_and_store")
     products = ("_gated_product", "_product_of_rows")
     adapters = ("_shrink", "_expand")
     ends = ("_embed", "_store_samples")

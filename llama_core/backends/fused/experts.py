@@ -1,0 +1,59 @@
+"""Mixtures of experts in torch. Which experts a token needs is known on the host alone: no CUDA graph can capture it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from llama_core.backends.fused.ops import TorchOps
+from llama_core.backends.weight_formats.format import Bias, TorchMatrix
+from llama_core.model.operations import Activation, Route
+
+
+class ExpertMatrices:
+    """The matrices of `count` experts, which lie one below the other in `matrix`, and their biases."""
+
+    def __init__(self, matrix: TorchMatrix, bias: Bias, count: int) -> None:
+        rows = len(matrix.held.codes) // count
+        parts = [slice(expert * rows, (expert + 1) * rows) for expert in range(count)]
+        self._matrices = [matrix.part(each) for each in parts]
+        self._biases = [None if bias is None else bias[each] for each in parts]
+
+    def __getitem__(self, expert: int) -> tuple[TorchMatrix, Bias]:
+        return self._matrices[expert], self._biases[expert]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a layer. router: [experts, dim]; router_bias: [experts] or None."""
+
+    route: Route
+    router: torch.Tensor
+    router_bias: Bias
+    gates: ExpertMatrices
+    down: ExpertMatrices
+    activation: Activation
+
+    def apply(self, ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
+        """x [T, dim] -> this rank's part of the sum of each token's experts, [T, dim]. They are added in the order of their
+        numbers."""
+        chosen, weights = self.choose(x)
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in torch.unique(chosen).tolist():
+            tokens, places = torch.where(chosen == expert)
+            (matrix, bias), (last, last_bias) = self.gates[expert], self.down[expert]
+            result = last.multiply(ops.gated_product(x[tokens], matrix, bias, self.activation)).float()
+            result = result if last_bias is None else result + last_bias
+            total[tokens] += result * weights[tokens, places, None]
+        return total.type_as(x)
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts of each token, int64 [T, chosen], in the order of their numbers, and their weights, float32."""
+        logits = F.linear(
+            x.float(), self.router.float(), None if self.router_bias is None else self.router_bias.float()
+        )
+        # A stable sort: of equal logits those with lower numbers.
+        chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : self.route.chosen].sort(-1).values
+        of_all = logits.softmax(-1) if self.route.scoring == "all" else logits
+        weights = of_all.gather(-1, chosen)
+        return chosen, weights if self.route.scoring == "all" else weights.softmax(-1)
