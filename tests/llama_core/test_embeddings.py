@@ -19,8 +19,8 @@ from tests.support import adapters, embeddings, families
 from tests.support.embeddings import MODES, as_tensor, chat, embedding, of_transformers, run
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
-# Tied embeddings and norms of heads; norms after the operations, and windows; a multiplier of the embedding.
-NAMES = ("qwen3", "exaone4", "granite")
+# Norms of heads; norms behind operations, and windows; a multiplier of the embedding; factors that are 1 + weights; experts.
+NAMES = ("qwen3", "exaone4", "granite", "gemma3", "qwen3-moe")
 REQUESTS = [(prompt, mode) for prompt in families.PROMPTS for mode in MODES]
 
 
