@@ -30,7 +30,7 @@ from deployments.local import process_tag
 from deployments.local.haproxy import free_ports
 
 INTERRUPTED: Final = 130  # the exit status of a command that a shell's Ctrl-C ended
-PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 BACKGROUND: Final = 100  # the priority of requests that run only while the server has no others
 RETRY_S: Final = 1.0  # after a broken connection
 MAX_BROKEN: Final = 8  # connections that break while a server answers one line: then the line is an error

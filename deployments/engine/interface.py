@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from deployments.engine.sequence_stream import SequenceStream
 from llama_core.errors import NotReady
+from llama_core.files.sentence_transformers import EmbeddingForm
 from llama_core.rank_report import RankReport
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -118,6 +119,7 @@ class EngineState:
     checkpoint: str = ""  # of a remote model, its name with the revision
     detail: str = ""  # of a phase that is not ready, a sentence
     background_waiting: int = 0  # of those that wait, sequences of the priority that runs while there are no others
+    embedding: EmbeddingForm = field(default_factory=EmbeddingForm)  # of a request that does not say otherwise
 
 
 @dataclass(frozen=True, slots=True)

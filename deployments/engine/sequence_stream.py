@@ -91,6 +91,12 @@ class SequenceStream:
         return self.sequence.prompt_logprobs
 
     @property
+    def embedding(self) -> bytes:
+        """float32 [dim], once the stream has ended."""
+        assert self.sequence.embedding is not None, "the sequence has `params.pooling`, and has ended without an error"
+        return self.sequence.embedding
+
+    @property
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that were found in the prefix cache, when the sequence ran first."""
         return (self.sequence.num_cached if self._num_cached is None else self._num_cached) or 0

@@ -32,6 +32,7 @@ from llama_core.config import EngineConfig
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.files.adapter import Adapter
 from llama_core.files.generation_config import read_recommended_sampling
+from llama_core.files.sentence_transformers import read_embedding_form
 from llama_core.rank_report import RankReport
 from llama_core.remote.names import remote_name
 from llama_core.scheduling.block_pool import BlockPool
@@ -72,6 +73,7 @@ class LlamaService:
         self.text = open_model_text(tokenizer, self._model.vocab_size, args.checkpoint, options)
         self.tokenizer = self.text.tokenizer
         self.sampling_defaults = _sampling_defaults(args)
+        self._embedding = read_embedding_form(args.checkpoint, self._model.dim)
         self.num_ranks = args.num_ranks()
         self._model.check_world_size(self.num_ranks)
         source.num_shards()
@@ -301,6 +303,7 @@ class LlamaService:
             sampling_defaults=self.sampling_defaults,
             checkpoint=self.args.ckpt_dir if remote_name(self.args.ckpt_dir) else "",
             detail=readiness.detail,
+            embedding=self._embedding,
             engines=(EngineSummary(self.engine_id, self.model_id, node, phase, num_requests, running, waiting),),
         )
         if loop is None:

@@ -110,6 +110,7 @@ class ServedModel(Placement):
             if seq.num_cached is None:
                 seq.num_cached = detail.num_cached
             seq.finish_reason, seq.stop_token = detail.finish_reason, detail.stop_token
+            seq.embedding = detail.embedding
             if detail.fault is not None:
                 seq.error, seq.finish_reason = messages.error_of(detail.fault), FinishReason.ERROR
         if stream.push(tokens):

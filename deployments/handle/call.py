@@ -157,6 +157,8 @@ class Call:
         self.planned(plan)
         if not plan.request.prompts:
             return
+        if any(params.pooling for params in plan.request.params):
+            raise InvalidParameter.of("pooling", "an answer has no embedding; POST /v1/embeddings gives it")
         self.streams += await self.engine.submit(plan.request, is_timed=self.record.is_traced)
         self.ends_within(limit_s)
 

@@ -93,11 +93,11 @@ def build_http_app(
             kind.path,
             replace(plain, kind=kind, stored=stored if kind is RESPONSES else None),
             method="POST",
-            tag="generation" if kind.generates else "scoring",
+            tag=kind.tag,
             text=kind.text,
             body=kind.body,
             answer=kind.answer,
-            statuses=(*BODY_STATUSES, *((409, 422) if kind.generates else ()), 500, 504),
+            statuses=(*BODY_STATUSES, *((409, 422) if kind in GENERATING else ()), 500, 504),
         )
 
     count_tokens, *of_tokenizer = text_routes(engine, bodies, encoder)

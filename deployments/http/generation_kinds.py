@@ -1,4 +1,4 @@
-"""The differences between the generating and scoring routes: body, planning and answer."""
+"""The differences between the generating, embedding and scoring routes: body, planning and answer."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from deployments.http.messages_api.answer import MessagesSerializer
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.responses_api.answer import ResponsesSerializer, plan_response
 from deployments.http.responses_api.schemas import ResponsesBody
-from deployments.openai import score
+from deployments.openai import embeddings, score
 from deployments.openai.answers import schemas as answers
 from deployments.openai.answers.answer import WholeSerializer
 from deployments.openai.answers.chats import chat_serializer
@@ -33,7 +33,7 @@ class GenerationKind(Generic[BodyT]):
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
     serializer: Callable[[Engine, Plan, Sequence[SequenceStream]], WholeSerializer]
     answer: type
-    generates: bool = True
+    tag: str = "generation"
 
 
 COMPLETIONS = GenerationKind(
@@ -78,7 +78,7 @@ SCORE = GenerationKind(
     score.plan_score,
     score.ScoreSerializer,
     answers.Scores,
-    generates=False,
+    tag="scoring",
 )
 CLASSIFY = GenerationKind(
     "/v1/classify",
@@ -87,7 +87,16 @@ CLASSIFY = GenerationKind(
     score.plan_classify,
     score.ClassifySerializer,
     answers.Classes,
-    generates=False,
+    tag="scoring",
+)
+EMBEDDINGS = GenerationKind(
+    "/v1/embeddings",
+    "Embeddings.\n\nA vector of each text: pooled hidden states after the final norm.",
+    embeddings.EmbeddingsBody,
+    embeddings.plan_embeddings,
+    embeddings.EmbeddingsSerializer,
+    answers.Embeddings,
+    tag="embeddings",
 )
 GENERATING: tuple[GenerationKind[Any], ...] = (COMPLETIONS, CHAT, MESSAGES, RESPONSES)
-SCORING: tuple[GenerationKind[Any], ...] = (SCORE, CLASSIFY)
+SCORING: tuple[GenerationKind[Any], ...] = (EMBEDDINGS, SCORE, CLASSIFY)

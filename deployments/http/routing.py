@@ -18,7 +18,6 @@ PREFIXES = ("v1", "api", "openai")  # of base URLs
 # APIs of OpenAI and others that clients ask for, by the first word of their paths.
 ABSENT = {
     "audio": "reads and makes no audio",
-    "embeddings": "makes no embeddings",
     "images": "makes no images",
     "moderations": "makes no moderations",
     "rerank": "reranks no documents",

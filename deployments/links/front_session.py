@@ -60,7 +60,8 @@ class FrontStream:
         new, self._num_logprobs = seq.logprobs[self._num_logprobs :], len(seq.logprobs)
         num_cached, fault = seq.num_cached if begins else None, None if seq.error is None else fault_of(seq.error)
         known = seq.prompt_logprobs[start:]
-        detail = Detail(self.number, new, start, known, num_cached, seq.finish_reason, seq.stop_token, fault)
+        ending = seq.finish_reason, seq.stop_token, fault, seq.embedding
+        detail = Detail(self.number, new, start, known, num_cached, *ending)
         self._session.add(self, tokens, detail)
 
 

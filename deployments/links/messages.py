@@ -122,6 +122,7 @@ class Detail(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     fault: Fault | None = None
+    embedding: bytes | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -28,7 +28,8 @@ RATE_WINDOW_S = 10.0
 REFRESH_S = 1.0
 RECORD_AGAIN_S = 5.0  # unchanged values too: Ray drops a series that is not recorded for a while
 PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/score", "/v1/classify", "handle"
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/classify",
+    "handle",
 )  # fmt: skip
 PREFILL_MS: Final = (
     5.0, 10.0, 20.0, 40.0, 80.0, 150.0, 300.0, 600.0, 1200.0, 2500.0, 5000.0, 10_000.0, 20_000.0, 40_000.0, 80_000.0

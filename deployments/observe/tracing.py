@@ -28,6 +28,7 @@ OPERATIONS: Final = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
     "chat_completion": "chat",
 }
 REFRESH_S: Final = 5.0  # the ranks' times are measured as often

@@ -4,6 +4,7 @@ Each validator answers a bad value with one error that says what is valid. Knows
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import (
@@ -27,6 +28,7 @@ from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASE
 MAX_PRIORITY = BACKGROUND
 MAX_OWNER_CHARS = 64
 MAX_CHOICES = 128  # prompts * n of one request
+MAX_INPUTS = 2048  # of one request for embeddings, as OpenAI has it
 MAX_STOPS = 16  # each costs a comparison for every character of the answer
 MAX_STOP_CHARS = 256
 MAX_MESSAGES = 4096
@@ -74,7 +76,7 @@ def _integers(value: object, validate: ValidatorFunctionWrapHandler) -> list[int
     return valid
 
 
-def _prompts(value: object) -> TextPrompts | IdPrompts:
+def _prompts(value: object, most: int = MAX_CHOICES) -> TextPrompts | IdPrompts:
     """A string, a list of strings, a list of ids or a list of id lists, as a list of prompts of one kind.
 
     A validator of our own: pydantic reports an error for each item of each type of a union, 400,000 for one bad body.
@@ -88,8 +90,8 @@ def _prompts(value: object) -> TextPrompts | IdPrompts:
         raise InvalidParameter("must not be an empty list")
     if (ids := _ids(value)) is not None:
         return [ids]
-    if len(value) > MAX_CHOICES:
-        raise InvalidParameter(f"must have at most {MAX_CHOICES} items")
+    if len(value) > most:
+        raise InvalidParameter(f"must have at most {most} items")
     if all(isinstance(item, str) for item in value):
         return value
     prompts = [ids for item in value if isinstance(item, list) and (ids := _ids(item)) is not None]
@@ -221,6 +223,10 @@ _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PAR
 
 Prompt = Annotated[
     TextPrompts | IdPrompts, PlainValidator(_prompts, json_schema_input_type=str | list[str | int | list[int]])
+]
+Inputs = Annotated[
+    TextPrompts | IdPrompts,
+    PlainValidator(partial(_prompts, most=MAX_INPUTS), json_schema_input_type=str | list[str | int | list[int]]),
 ]
 Stop = Annotated[list[str], PlainValidator(_stops, json_schema_input_type=str | list[str])]
 Content = Annotated[str, PlainValidator(lambda value: joined_texts(value, TEXT_PARTS)), WithJsonSchema(_CONTENT_SCHEMA)]

@@ -69,15 +69,17 @@ class PromptEncoder:
         parse_special: bool = False,
         param: str = "prompt",
         num_new: int = 1,
+        appends: bool = False,
     ) -> list[list[int]]:
         """Ids of each prompt; those given as ids are checked. `n` sequences will be made of each.
 
         parse_special: names of control tokens in a text become those tokens. param: the field that errors name. num_new: the
-        tokens for which the context must have room after each prompt.
+        tokens for which the context must have room after each prompt. appends: a text ends with `Tokenizer.appended`.
 
         Raises ContextLengthExceeded, InvalidParameter or, where too many long texts wait already, QueueFull.
         """
         tokenizer, max_seq_len, budget = self._engine.tokenizer, self._engine.max_seq_len, self._budget(n)
+        ending = [*tokenizer.appended] if appends else []
         are_texts = isinstance(prompts[0], str)
         least = [tokenizer.min_tokens(len(prompt)) if are_texts else len(prompt) for prompt in prompts]
         for length in least:
@@ -88,7 +90,7 @@ class PromptEncoder:
             found: list[list[int]] = []
             for prompt in prompts:
                 if isinstance(prompt, str):
-                    prompt = self._ids(prompt, bos, parse_special)
+                    prompt = self._ids(prompt, bos, parse_special) + ending
                     if not prompt:
                         raise InvalidParameter.of(param, "must not be empty when no BOS is added")
                     check_length(len(prompt), num_new, max_seq_len, param=param)

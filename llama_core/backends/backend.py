@@ -99,3 +99,6 @@ class Backend(Protocol):
 
         Overwrites the logits of the samples.
         """
+
+    def hidden_states_of_tokens(self, tokens: range) -> torch.Tensor:
+        """float32 [len(tokens), dim] of these tokens of the latest step, counted from its first, after the final norm."""

@@ -13,6 +13,7 @@ import torch
 from llama_core.backends.backend import LOGITS_AT_A_TIME, Sampled
 from llama_core.backends.memory_budget import LEAST_CONTEXT, free_cache_bytes, longest_context
 from llama_core.backends.parallel import Parallel, smallest
+from llama_core.backends.pooling import Pooling
 from llama_core.backends.rank_loading import LoadedRank, load_rank
 from llama_core.backends.sampling import token_logprobs
 from llama_core.config import EngineConfig
@@ -62,6 +63,7 @@ class ModelRunner:
         self._grammars = (
             SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules)) if self.parallel.samples else None
         )
+        self._pooling = Pooling()
         self._adapters: dict[int, str] = {}  # digests, by place
         self._ended = 0.0  # when the latest result was read
         self._num_results = self._device_bytes = 0
@@ -185,6 +187,7 @@ class ModelRunner:
             self._load_adapter(load)
         for init in batch.admit:
             slots.admit(init)
+            self._pooling.admit(init)
             if grammars is not None:
                 grammars.admit(init)
         for grow in batch.grow:
@@ -198,6 +201,7 @@ class ModelRunner:
         # The next step may give slots to other sequences before this step's result is read.
         num_top = self._num_top(rows) if wanted else []
         wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
+        pooled = self._pooling.rows(rows)
         masks = None
         if grammars is not None and grammars.has_grammars:
             # The grammars' thread reads what the step before samples.
@@ -230,12 +234,13 @@ class ModelRunner:
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 mask_wait_ms=None if sampled.mask_wait_s is None else sampled.mask_wait_s * 1e3,
                 device_memory_bytes=self._allocated_bytes(),
+                embeddings=self._pooling.pool(pooled, self.backend.hidden_states_of_tokens) if pooled else [],
             )
             self._ended = time.perf_counter()
             return output
 
         # The backend keeps the hidden states of the latest step only.
-        if pending.is_done or wanted_of_prompts:
+        if pending.is_done or wanted_of_prompts or pooled:
             return Pending.done(result())
         return Pending(result, pending.is_ready)
 

@@ -12,6 +12,7 @@ from llama_core.files.adapter import CONFIG as ADAPTER_CONFIG
 from llama_core.files.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from llama_core.files.gguf.model import SUFFIX, GgufModel, is_later_part
 from llama_core.files.hf.files import INDEX, SINGLE, is_weights_file
+from llama_core.files.sentence_transformers import FILES as EMBEDDING_FILES
 from llama_core.remote.names import HUB, RemoteName
 from llama_core.text.template.files import TEMPLATE_FILES
 from llama_core.text.tokenizers.files import SIDE_FILES
@@ -20,7 +21,7 @@ Kind = Literal["model", "tokenizer", "adapter"]
 Read = Callable[[str], bytes]
 
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model")
-_TEXT_FILES: Final = frozenset((*_TOKENIZERS, *SIDE_FILES, *TEMPLATE_FILES))
+_TEXT_FILES: Final = frozenset((*_TOKENIZERS, *SIDE_FILES, *TEMPLATE_FILES, *EMBEDDING_FILES))
 _DEFAULT_PART: Final = "Q4_K_M"  # llama.cpp's default too
 _SAFETENSORS: Final = ".safetensors"
 _MAX_TEXT_BYTES: Final = 100_000_000

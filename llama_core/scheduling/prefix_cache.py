@@ -112,8 +112,8 @@ class PrefixCache:
     def lookup(self, seq: Sequence) -> list[BlockId]:
         """Blocks that hold the sequence's prefix, UNREAD in place of those outside the sliding window. At least one token is
         left over: sampling needs a computed position."""
-        # Logprobs of a prompt come from computing it.
-        if not self._is_enabled or seq.wants_prompt_logprobs:
+        # Logprobs and embeddings of a prompt come from computing it.
+        if not self._is_enabled or seq.reads_whole_prompt:
             return []
         hashes = self._hashes(seq, 0, (seq.length - 1) // self._block_size)
         if self._window.size == FULL_ATTENTION:
@@ -123,7 +123,7 @@ class PrefixCache:
     def is_coming(self, seq: Sequence, num_found: int, running: Iterable[Sequence]) -> bool:
         """Whether a running sequence is about to compute the block of `seq` after the `num_found` ones that `lookup` finds."""
         end = (num_found + 1) * self._block_size
-        if not self._is_enabled or seq.wants_prompt_logprobs or end >= seq.length:
+        if not self._is_enabled or seq.reads_whole_prompt or end >= seq.length:
             return False
         root = seq.terms.cache_scope, seq.terms.adapter
         return any(

@@ -171,6 +171,7 @@ class Sequence:
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
+    embedding: bytes | None = None  # float32 [dim], of a sequence with `params.pooling`
     is_trusted: bool = False  # kept by quarantine.py: these ranks have sampled for it, and no failure is on its record
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # of its parameters' stop_token_ids, the one that ended it
@@ -235,6 +236,15 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
+
+    @property
+    def wants_embedding(self) -> bool:
+        return bool(self.params.pooling) and self.embedding is None
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether every position of the prompt has to be computed, also one whose keys and values are cached."""
+        return self.wants_prompt_logprobs or self.params.pooling in ("mean", "first")
 
 
 def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: float, top_p: float) -> str:

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, Literal, get_type_hints
+from typing import Annotated, Final, Literal, get_args, get_type_hints
 
 from llama_core.errors import InvalidParameter
 
@@ -27,6 +27,7 @@ MAX_GRAMMAR_BYTES = 3 * 2**16
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 ScalarType = Literal["float32", "int64"]
+Pooling = Literal["", "mean", "last", "first"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class SamplingParams:
     sampled, except to end; () for all tokens. grammar: what the text must follow, in a form that `llguidance.LLMatcher`
     reads; "" for none. Logits change in vLLM's order: allowed tokens and the grammar, bad_words, min_tokens, logit_bias,
     repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
+
+    pooling: "" generates; else the sequence ends with its prompt, and its embedding is the mean of the prompt's hidden states
+    after the final norm, or that of its last or first token.
     """
 
     temperature: Annotated[float, PerSlot("float32", 0.0, MAX_TEMPERATURE)] = 0.6
@@ -88,6 +92,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     grammar: str = ""
+    pooling: Pooling = ""
 
     def __post_init__(self) -> None:
         """Check types and ranges, and convert to plain numbers: a wrong one would fail every request of a step on the ranks."""
@@ -105,6 +110,14 @@ class SamplingParams:
                 raise InvalidParameter.of("logprobs", f"must be from 0 to {MAX_TOP_LOGPROBS}")
         if self.min_tokens or self.names_tokens or self.grammar:
             self._check_rules()
+        if self.pooling != "":
+            self._check_pooling()
+
+    def _check_pooling(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise InvalidParameter.of("pooling", "must be mean, last or first")
+        if self.max_tokens or self.prompt_logprobs:
+            raise InvalidParameter.of("pooling", "an embedding has neither new tokens nor log-probabilities")
 
     def _check_rules(self) -> None:
         object.__setattr__(self, "min_tokens", whole_number("min_tokens", self.min_tokens))

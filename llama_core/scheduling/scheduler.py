@@ -143,7 +143,7 @@ class Scheduler:
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
         assert not seq.terms.adapter or seq.terms.adapter in self.adapter_places.folders, "the adapter is unknown"
-        if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
+        if seq.length >= seq.max_length and not (seq.wants_prompt_logprobs or seq.wants_embedding):
             seq.finish_reason = FinishReason.LENGTH
             return
         if first:
@@ -270,6 +270,12 @@ class Scheduler:
                 gained[seq] = []
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
                 self.finish(seq, FinishReason.LENGTH)
+                gained[seq] = []
+        for index, embedding in output.embeddings:
+            seq = step.sequences[index]
+            if not seq.finished:
+                seq.embedding, seq.error = embedding, None if embedding else _non_finite()
+                self.finish(seq, FinishReason.LENGTH if embedding else FinishReason.ERROR)
                 gained[seq] = []
         for index, start, tokens in output.forced:
             step.sequences[index].forced = start, tokens

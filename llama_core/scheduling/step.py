@@ -132,6 +132,13 @@ class PromptLogprobs(NamedTuple):
     values: list[TokenLogprob]
 
 
+class Embedding(NamedTuple):
+    """Of the prompt that rows[row] has completed: float32 [dim], little-endian; b"" where it is not finite."""
+
+    row: int
+    values: bytes
+
+
 class ForcedTokens(NamedTuple):
     """Tokens that the grammar of rows[row] expects at positions start, start + 1, ..., unless it can be written otherwise."""
 
@@ -164,6 +171,7 @@ class StepOutput:
     elapsed_ms: float = 0.0
     mask_wait_ms: float | None = None
     device_memory_bytes: int = 0
+    embeddings: list[Embedding] = field(default_factory=list)
 
 
 Result = TypeVar("Result")

@@ -156,8 +156,8 @@ def statuses(target: Path) -> dict[str, Any]:
 
 
 def test_each_line_is_asked_once_with_the_lowest_priority_and_a_seed_of_its_own(source: Path, target: Path) -> None:
-    paths = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
-    lines = [line(f"q{i}", url=paths[i % 3]) for i in range(9)]
+    paths = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+    lines = [line(f"q{i}", url=paths[i % 4]) for i in range(9)]
     source.write_text("\n".join([*lines, "", line("own", body={"prompt": "own", "priority": 3, "seed": 5})]))
     with answering() as server:
         assert run(server, source, target) == 0
@@ -170,7 +170,7 @@ def test_each_line_is_asked_once_with_the_lowest_priority_and_a_seed_of_its_own(
         "response": {"status_code": 200, "request_id": "r7", "body": {"of": "q1", "usage": {"completion_tokens": 2}}},
         "error": None,
     }
-    assert [server.bodies[f"q{i}"][0] for i in range(3)] == paths
+    assert [server.bodies[f"q{i}"][0] for i in range(4)] == paths
     sent = [server.bodies[f"q{i}"][1] for i in range(9)]
     assert {each["priority"] for each in sent} == {MAX_PRIORITY} and len({each["seed"] for each in sent}) == 9
     assert server.bodies["own"][1] == {"prompt": "own", "priority": 3, "seed": 5}
@@ -200,7 +200,7 @@ def test_lines_that_cannot_be_asked_are_errors_and_stop_nothing(source: Path, ta
         "deep": "[" * 100_000,
         "bytes": b"\xff\xfe".decode("latin-1"),
         "unnamed": line("q", custom_id=7),
-        "unknown url": line("u", url="/v1/embeddings"),
+        "unknown url": line("u", url="/v1/rerank"),
         "method": line("m", method="GET"),
         "body": line("b", body="text"),
         "stream": line("s", body={"prompt": "s", "stream": True}),

@@ -131,6 +131,8 @@ async def test_invalid_parameters_are_named(ingress: Any) -> None:
     calls += [
         (call, "grammar") for each in broken for call in (ingress.sample([[1, 5]], each), ingress.chat(hello, each))
     ]
+    pools = SamplingParams(max_tokens=0, pooling="mean")
+    calls += [(ingress.sample([[1, 5]], pools), "pooling"), (ingress.chat(hello, pools), "pooling")]
     calls += [(ingress.score([1], [[]]), "continuations"), (ingress.score("hi", [""]), "continuations")]
     for call, param in calls:
         with pytest.raises(InvalidParameter) as refused:

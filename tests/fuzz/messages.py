@@ -9,6 +9,7 @@ from typing import Any
 from deployments.http.messages_api.schemas import MessagesBody
 from deployments.http.responses_api.schemas import ResponsesBody
 from deployments.http.routes import DetokenizeBody, TokenizeBody
+from deployments.openai.embeddings import EmbeddingsBody
 from deployments.openai.schemas import ChatBody, CompletionBody
 from deployments.openai.score import ClassifyBody, ScoreBody
 from deployments.openai.unsupported import CHAT_NEUTRAL
@@ -68,6 +69,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
     CHAT: [{"messages": [{"role": "user", "content": "Who are you?"}]}],
     RESPONSES: [{"input": "hi"}, {"input": [{"role": "user", "content": "hi"}], "instructions": "Be brief."}],
     MESSAGES: [{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}],
+    "/v1/embeddings": [{"input": "a"}, {"input": [[5, 6], [7]], "encoding_format": "base64", "dimensions": 2}],
     "/v1/score": [{"prompt": "a", "continuations": ["b", "c"]}],
     "/v1/classify": [{"prompt": "a", "labels": ["b", "c"]}],
     "/tokenize": [{"prompt": "some text"}, {"messages": [{"role": "user", "content": "hi"}]}],
@@ -78,6 +80,7 @@ FIELDS: dict[str, list[str]] = {
     CHAT: sorted({*ChatBody.model_fields, *CHAT_NEUTRAL}),
     RESPONSES: sorted({*ResponsesBody.model_fields, *ResponsesBody.neutral}),
     MESSAGES: sorted({*MessagesBody.model_fields, *MessagesBody.neutral}),
+    "/v1/embeddings": sorted(EmbeddingsBody.model_fields),
     "/v1/score": sorted(ScoreBody.model_fields),
     "/v1/classify": sorted(ClassifyBody.model_fields),
     "/tokenize": sorted(TokenizeBody.model_fields),
@@ -85,7 +88,7 @@ FIELDS: dict[str, list[str]] = {
 }
 OTHER_ROUTES = (
     "/", "/docs", "/openapi.json", "/health", "/ready", "/props", "/metrics", "/tokenizer_info", "/v1/models",
-    "/v1/models/x", "/v1/embeddings", "/v1", "//", "/v1/models/%00", "/v1/models/%FF%FE", "/v1/models/../../etc/passwd",
+    "/v1/models/x", "/v1/rerank", "/v1", "//", "/v1/models/%00", "/v1/models/%FF%FE", "/v1/models/../../etc/passwd",
     "/v1/completions/", "/tokenize/", "/%2e%2e/", "/v1/chat/completions%0d%0aX: y", "/?" + "a=b&" * 500,
     "/" + "x" * 3000,
 )  # fmt: skip

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from llama_core.scheduling.request import FinishReason
+from llama_core.scheduling.sampling_params import Pooling
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.scheduler_rules import ADAPTERS, MAX_LENGTH, OWNERS, PREFIXES, Bench, World
 
@@ -67,6 +68,7 @@ def _add(bench: Bench, draw: Random) -> None:
         oracle=draw.random() < 0.5,
         has_grammar=draw.random() < 0.4,
         adapter=draw.choice(("", "", "", *ADAPTERS)),
+        pooling=draw.choice(get_args(Pooling)) if draw.random() < 0.2 else "",
     )
 
 

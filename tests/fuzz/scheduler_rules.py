@@ -12,12 +12,22 @@ from llama_core.errors import InvalidParameter, PoisonRequest, QueueFull, RankFa
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import BACKGROUND, FinishReason, RequestProgress, Sequence, Terms
-from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
+from llama_core.scheduling.sampling_params import Pooling, SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.step import StepInput, StepOutput
-from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, adapted, arbitrary, expected_output, repetitive
+from tests.support.fake_ranks import (
+    EOS,
+    FakeRanks,
+    Model,
+    Oracle,
+    adapted,
+    arbitrary,
+    embedding_of,
+    expected_output,
+    repetitive,
+)
 
 BLOCK_SIZE = 4
 MAX_LENGTH = 28  # of a sequence
@@ -128,6 +138,7 @@ class Bench:
         oracle: bool = False,
         has_grammar: bool = False,
         adapter: str = "",
+        pooling: Pooling = "",
     ) -> list[Sequence]:
         """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
@@ -146,9 +157,13 @@ class Bench:
             assert not self._begun & self.requests[seq], "a request that has begun gives way"
             assert {one for one in self.requests[seq] if one in self.heard} <= gone, "a part of a request gives way"
             self._ended(self.heard[seq])
+        if pooling:
+            max_new, prompt_logprobs, has_grammar, oracle = 0, False, False, False
         added, progress = [], RequestProgress()
         for index in range(n):
             params = SamplingParams(
+                max_tokens=max_new,
+                pooling=pooling,
                 ignore_eos=ignore_eos,
                 prompt_logprobs=prompt_logprobs,
                 logprobs=0,
@@ -181,7 +196,9 @@ class Bench:
         """Send one more step unless the pipeline is full. Returns whether there was one."""
         if len(self.in_flight) >= self.world.depth:
             return False
-        prompts = {seq: seq.num_pending for seq in self.scheduler._running if seq.num_pending > 1 and not seq.inflight}
+        # The last token of a sequence that generates nothing is one of its prompt.
+        least = {seq: 1 + (seq.length < seq.max_length) for seq in self.scheduler._running if not seq.inflight}
+        prompts = {seq: seq.num_pending for seq in least if seq.num_pending >= least[seq]}
         num_preemptions = self.scheduler.num_preemptions + self._is_due_a_place()
         if (batch := self.scheduler.schedule()) is None:
             return False
@@ -284,6 +301,8 @@ class Bench:
             heard.is_cut = True
         if not heard.is_cut:
             assert seq.output == heard.expected, "the text is not complete"
+            if pooling := seq.params.pooling:
+                assert seq.embedding == embedding_of(seq.prompt, pooling), "the embedding is of its own tokens"
             if seq.params.prompt_logprobs:
                 assert [p.logprob for p in seq.prompt_logprobs] == list(range(1, seq.prompt_len))
         assert seq.output == heard.expected[: len(seq.output)]

@@ -13,10 +13,11 @@ import openai
 import pytest
 
 from llama_core import Llama
+from llama_core.batch_loop import run_batch
 from tests.conftest import GOLDEN
 from tests.programs import structured_output
 from tests.servers.conftest import ADMIN_KEY
-from tests.support import http
+from tests.support import embeddings, http
 from tests.support.programs import output_of
 from tests.support.server import WITH_TOKEN, Server, address_of, openai_client
 
@@ -164,6 +165,19 @@ async def test_an_adapter_is_a_model_whose_streams_survive_the_death_of_a_rank(
         os.kill(plain.get("/props")[1]["ranks"][0]["pid"], signal.SIGKILL)
         assert await asyncio.gather(*asked) == [*wanted.items()] * 20
         assert (await client.get("/props")).json()["epoch"] > epoch
+
+
+def test_embeddings_are_the_states_of_the_model_in_process(plain: Server, in_process: Llama) -> None:
+    """The ranks are other processes, and so several; their vectors come by the wire."""
+    texts = ["The quick brown fox", "a dog", "once upon a time " * 8]
+    runner, tokenizer = in_process.runner, in_process.tokenizer
+    for pooling in embeddings.MODES:
+        body = {"input": texts, "pooling": pooling, "normalize": False}
+        answer = http.post(f"{plain.url}/v1/embeddings", json=body, timeout=60).raise_for_status().json()
+        sequences = [embeddings.embedding(tokenizer.encode(text, bos=True, eos=False), pooling) for text in texts]
+        run_batch(runner, runner.max_num_blocks(), frozenset(), sequences)
+        for item, seq in zip(answer["data"], sequences, strict=True):
+            assert item["embedding"] == pytest.approx(embeddings.as_tensor(seq.embedding).tolist(), abs=1e-5)
 
 
 def test_scores_are_the_log_likelihoods_of_the_model_in_process(plain: Server, in_process: Llama) -> None:

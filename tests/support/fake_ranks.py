@@ -8,6 +8,8 @@ write before any reads, as in each layer of a model. A wrong message therefore g
 or a failed assertion.
 """
 
+import random
+import struct
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -15,7 +17,7 @@ from collections.abc import Sequence as Seq
 from llama_core.scheduling.drafting import Drafting, DraftPrice
 from llama_core.scheduling.request import Sequence, TokenLogprob
 from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.step import PromptLogprobs, StepInput, StepOutput
+from llama_core.scheduling.step import Embedding, PromptLogprobs, StepInput, StepOutput
 
 EOS = 2
 Model = Callable[[list[int], int], int]  # (tokens so far, seed) -> next token
@@ -60,6 +62,12 @@ def expected_output(seq: Sequence, model: Model = arbitrary) -> list[int]:
     return continuation(seq.prompt, limit, lambda tokens: model(tokens, seed), ignore_eos=ignore_eos)
 
 
+def embedding_of(prompt: list[int], pooling: str) -> bytes:
+    """Four numbers that depend on the pooling and on every token."""
+    chance = random.Random(f"{pooling}{prompt}")
+    return struct.pack("<4f", *(chance.uniform(-1, 1) for _ in range(4)))
+
+
 class Oracle(Drafting):
     """Proposes drafts in every step: some of the tokens that will be sampled, then wrong ones."""
 
@@ -102,6 +110,8 @@ class FakeRanks:
         self._wants_logprobs: dict[int, bool] = {}
         self._places: dict[int, int] = {}  # of each slot's adapter
         self._adapters = {0: ""}  # by place
+        self._pooled: dict[int, list[int]] = {}  # slot -> positions pooled so far
+        self._pools: dict[int, tuple[str, range]] = {}  # slot -> pooling, and the positions that it needs
         self._prompt_logprobs: dict[int, int] = {}  # slot -> prompt length, where prompt logprobs are requested
 
     def step(self, batch: StepInput) -> StepOutput:
@@ -116,6 +126,9 @@ class FakeRanks:
             self._deferred_at.pop(init.slot, None)
             if init.params.grammar:
                 self._deferred_at[init.slot] = None
+            num, pooling = len(init.tokens), init.params.pooling
+            needs = {"mean": range(num), "first": range(1), "last": range(num - 1, num)}.get(pooling, range(0))
+            self._pools[init.slot] = pooling, needs
             self._prompt_logprobs[init.slot] = len(init.tokens) if init.prompt_logprobs else 0
         for slot, block in batch.grow:
             self._blocks[slot].append(block)
@@ -126,6 +139,7 @@ class FakeRanks:
         sampled, logprobs, non_finite = list[int](), list[TokenLogprob | None](), list[int]()
         prompt_logprobs: list[PromptLogprobs] = []
         deferred: list[int] = []
+        embeddings: list[Embedding] = []
         for row in batch.rows:
             assert row.start + row.length <= len(self._tokens[row.slot]), "a row has tokens that no message carried"
             self._write(row.slot, row.start, row.start + row.length)
@@ -135,6 +149,14 @@ class FakeRanks:
             values = [TokenLogprob(float(p), ()) for p in range(start + 1, min(end + 1, self._prompt_logprobs[slot]))]
             if values:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
+            kind, needs = self._pools[slot]
+            if start <= needs.start < end:
+                self._pooled[slot] = []
+            if pooled := [at for at in range(start, end) if at in needs]:
+                self._pooled[slot] += pooled
+                if pooled[-1] == needs[-1]:
+                    assert self._pooled[slot] == list(needs), "a position was left out"
+                    embeddings.append(Embedding(index, embedding_of(tokens, kind)))
             if samples:
                 seed = adapted(self._seeds[slot], self._adapter(slot))
                 of_row = [self.model(tokens[:at], seed) for at in range(end - num_drafts, end + 1)]
@@ -148,7 +170,16 @@ class FakeRanks:
                 wants = self._wants_logprobs[slot]
                 logprobs += [TokenLogprob(float(at), ()) if wants else None for at in range(end - num_drafts, end + 1)]
                 tokens[end - num_drafts :] = of_row
-        return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite, deferred=deferred)
+        return StepOutput(
+            batch.epoch,
+            batch.step,
+            sampled,
+            logprobs,
+            prompt_logprobs,
+            non_finite,
+            deferred=deferred,
+            embeddings=embeddings,
+        )
 
     def _is_deferred(self, slot: int, position: int) -> bool:
         if slot not in self._deferred_at:

@@ -32,6 +32,7 @@ from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.registry import find_chat_format, load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support import http
+from tests.support.fake_ranks import embedding_of
 from tests.support.waiting import wait_until
 
 MODEL_ID = "fake-llama"
@@ -99,6 +100,10 @@ class FakeStream:
         self._deltas_taken.append(delta)
         self.listen(self._wake)
         return delta
+
+    @property
+    def embedding(self) -> bytes:
+        return embedding_of(self.prompt, self.params.pooling)
 
     @property
     def num_bytes(self) -> int:

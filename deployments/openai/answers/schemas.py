@@ -117,6 +117,24 @@ class Classes(Generated):
     data: list[Classified]
 
 
+class Embedded(TypedDict):
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embeddings(TypedDict):
+    object: Literal["list"]
+    data: list[Embedded]
+    model: str
+    usage: EmbeddingsUsage
+
+
 class Model(TypedDict):
     id: str
     object: Literal["model"]

@@ -222,6 +222,9 @@ class FusedBackend:
         self.queue_samples()
         return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]).float())
 
+    def hidden_states_of_tokens(self, tokens: range) -> torch.Tensor:
+        return self._device.compute(lambda: self._hidden_states[tokens.start : tokens.stop].float())
+
     def _compute(self, shape: LaunchShape, adapted: bool) -> None:
         """Compute the layers of the step that was sent, into `_hidden_states`. For a graph, nothing waits for the host, and no
         shape or branch depends on a value. adapted: some token may have an adapter."""

@@ -277,6 +277,11 @@ class NativeBackend:
             parts.append(self._logits[: len(part)].clone())
         return torch.cat(parts)
 
+    def hidden_states_of_tokens(self, tokens: range) -> torch.Tensor:
+        states = torch.empty(len(tokens), self._shape.dim)
+        self._native.llama_hidden_states_of(self._engine, tokens.start, len(tokens), states.data_ptr())
+        return states
+
     def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
         part = self._model.part(name, (weight.codes if isinstance(weight, GroupedWeight) else weight).shape)
         if isinstance(weight, GroupedWeight):

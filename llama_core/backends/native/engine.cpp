@@ -113,6 +113,10 @@ int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, 
 }
 
 void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }
+// `states`: float [count][dim].
+void llama_hidden_states_of(Engine* engine, int first, int count, float* states) {
+    engine->hidden_states_of(first, count, states);
+}
 
 // Empties a place, and gives it the pair of one weight; see Adapters.
 void llama_clear_adapter(Engine* engine, int place) { engine->clear_adapter(place); }

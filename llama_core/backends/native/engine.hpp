@@ -20,6 +20,8 @@ class Engine {
     virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) = 0;
     // Writes the logits of `tokens` of the latest step, counted from its first, to `logits`, on every rank.
     virtual void logits_of(const int32_t* tokens, int count) = 0;
+    // Writes the normed states [count][dim] of tokens first .. first + count of the latest step, which every rank has whole.
+    virtual void hidden_states_of(int first, int count, float* states) = 0;
     // See Adapters.
     virtual void clear_adapter(int place) = 0;
     virtual void pack_adapter(int place, const WeightPart& part, int rank, float scale, const float* a, const float* b) = 0;

@@ -137,6 +137,7 @@ def load_library() -> ctypes.CDLL:
         ("use_fallback", None, (pointer, pointer)),
         ("step", integer, (pointer, pointer, integer, pointer, integer, pointer)),
         ("logits_of", None, (pointer, pointer, integer)),
+        ("hidden_states_of", None, (pointer, integer, integer, pointer)),
         ("logits", pointer, (pointer,)),
         ("seconds_sampled", ctypes.c_double, (pointer,)),
         ("waited", ctypes.c_double, (pointer,)),

@@ -145,6 +145,7 @@ def _byte_level(path: Path, metadata: Mapping[str, Any], given: GgufVocabulary) 
             eos_id=given.eos_id,
             adds_bos=given.adds_bos(pre_tokenizer.adds_bos),
             stop_ids=given.stop_ids,
+            appended=(given.eos_id,) if given.flag("add_eos_token", False) else (),
         ),
         byte_decoding="byte_level",
         may_shorten_text=_lacks_bytes(given),

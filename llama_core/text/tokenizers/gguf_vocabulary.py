@@ -153,6 +153,7 @@ class GgufSentencePiece(SentencePieceTokenizer):
             eos_id=given.eos_id,
             adds_bos=given.adds_bos(True),
             stop_ids=given.stop_ids,
+            appended=(given.eos_id,) if given.flag("add_eos_token", False) else (),
         )
 
     def _encode_plain(self, text: str, is_first: bool) -> list[int]:

@@ -213,7 +213,17 @@ def _vocabulary(
         adds_bos=prefix[:1] == [bos_id] if adds_bos is None else adds_bos,
         stop_ids=frozenset(stops),
         unknown_id=unknown[0].id if unknown else None,
+        appended=_appended(pipeline),
     )
+
+
+def _appended(pipeline: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """What the post-processor writes behind a text. transformers 5 reads no add_eos_token where there is one."""
+    whole = pipeline.encode("a", add_special_tokens=True)
+    end = max(
+        (at for at, is_special in enumerate(whole.special_tokens_mask, 1) if not is_special), default=len(whole.ids)
+    )
+    return tuple(whole.ids[end:])
 
 
 def _named_id(path: Path, name: str, side: SideFiles, vocab: Mapping[str, int]) -> int | None:

@@ -35,6 +35,7 @@ class Tokenizer(Protocol):
     bos_id: int | None  # begins a text; None for a family without one
     adds_bos: bool  # whether `encode(..., bos=True)` begins with `bos_id`, as its own library does; False without one
     eos_id: int  # what `encode(..., eos=True)` appends
+    appended: tuple[int, ...]  # ends a text that is embedded, as its own library has it; () for most
     stop_ids: frozenset[int]  # end a generation; `eos_id` is one of them
     control_texts: Mapping[str, int]  # the name of every control token, such as "<|eot_id|>", and its id
     leading_space: LeadingSpace  # what `decode` does with the spaces that begin a text, see `leads_with_space`

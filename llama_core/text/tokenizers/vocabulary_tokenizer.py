@@ -61,6 +61,7 @@ class Vocabulary:
     adds_bos: bool
     stop_ids: frozenset[int] = frozenset()
     unknown_id: int | None = None
+    appended: tuple[int, ...] = ()
 
 
 class ControlToken(NamedTuple):
@@ -90,6 +91,7 @@ class VocabularyTokenizer(Tokenizer):
         self.n_words = self.vocab_size = len(vocabulary.raws)
         self.bos_id, self.eos_id, self.control_texts = vocabulary.bos_id, vocabulary.eos_id, vocabulary.control_texts
         self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
+        self.appended = vocabulary.appended
         self._control_names = {token_id: text for text, token_id in vocabulary.control_texts.items()}
         ends = {token_id for text, token_id in vocabulary.control_texts.items() if text in END_NAMES}
         self.stop_ids = vocabulary.stop_ids | ends | {vocabulary.eos_id}

@@ -129,13 +129,13 @@ async def test_the_gauges_and_totals_show_the_state_of_a_watched_engine(
     assert (seen["llama_num_requests_waiting"], seen["llama_num_ranks"]) == (4, 2)
 
 
-async def test_the_counts_of_every_generating_and_scoring_route_start_at_zero() -> None:
+async def test_the_counts_of_every_route_of_the_engine_start_at_zero() -> None:
     async with in_process(FakeEngine()) as client:
         document = (await client.get("/openapi.json")).json()
     tagged = {
         path
         for path, item in document["paths"].items()
-        if item.get("post", {}).get("tags") in (["generation"], ["scoring"])
+        if item.get("post", {}).get("tags") in (["generation"], ["scoring"], ["embeddings"])
     }
     assert tagged - {"/v1/messages/count_tokens"} == set(PATHS) - {"handle"}
 

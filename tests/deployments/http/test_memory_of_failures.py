@@ -29,6 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     "/v1/responses": {"input": "hi"},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/embeddings": {"input": "hi"},
     "/v1/score": {"prompt": "hi", "continuations": ["you"]},
     "/v1/classify": {"prompt": "hi", "labels": ["a", "b"]},
     "/v1/load_lora_adapter": {"lora_name": "poet", "lora_path": "poet"},

@@ -29,6 +29,8 @@ REQUESTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "logprobs": True, "n": 2}}),
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "prompt_logprobs": 1, "return_token_ids": True}}),
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "tools": TOOLS}}),
+    ("POST", "/v1/embeddings", "", {"json": {"input": ["x", "y"]}}),
+    ("POST", "/v1/embeddings", "", {"json": {"input": "x", "encoding_format": "base64"}}),
     ("POST", "/v1/score", "", {"json": {"prompt": "x", "continuations": ["a", "b b"]}}),
     ("POST", "/v1/classify", "", {"json": {"prompt": "x", "labels": ["a", "b b"]}}),
     ("POST", "/v1/messages", "", {"json": {**CHAT, "model": MODEL_ID, "max_tokens": 5}}),

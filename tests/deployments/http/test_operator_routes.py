@@ -125,11 +125,12 @@ SLASHES = [
     for method in ("GET", "POST")
 ]
 MEANT = [
-    ("/chat/completions", "/v1/chat/completions", ONCE), ("/v1/v1/models", "/v1/models", ONCE),
+    ("/chat/completions", "/v1/chat/completions", ONCE), ("/embeddings", "/v1/embeddings", ONCE),
+    ("/v1/v1/models", "/v1/models", ONCE),
     ("//v1/models", "/v1/models", ONCE), ("/api/v1/completions", "/v1/completions", ONCE), ("/v1/tokenize", "/tokenize", ""),
 ]  # fmt: skip
 NOT_SERVED = {
-    "/v1/embeddings": "makes no embeddings", "/embeddings": "makes no embeddings", "/v1/rerank": "reranks no documents",
+    "/v1/rerank": "reranks no documents",
     "/v1/audio/transcriptions": "reads and makes no audio", "/v1/audio/speech": "reads and makes no audio",
     "/v1/images/generations": "makes no images", "/v1/moderations": "makes no moderations",
 }  # fmt: skip

@@ -91,6 +91,12 @@ def chosen(text: str, names: list[str], kind: Kind = "model", index: object = No
             "",
         ),
         ("o/n", [*TEXTS, INDEX, *SHARDS, "consolidated.safetensors"], [*TEXTS, INDEX, *SHARDS], ""),
+        (
+            "o/n",
+            [*TEXTS, "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors", "model.safetensors"],
+            ["1_Pooling/config.json", TEXTS[0], "modules.json", *TEXTS[1:], "model.safetensors"],
+            "",
+        ),
         ("o/n", GGUFS, ["m-Q4_K_M.gguf"], "m-Q4_K_M.gguf"),
         ("o/n:q4_0", [*TEXTS, "model.safetensors", *GGUFS], ["m-Q4_0.gguf"], "m-Q4_0.gguf"),
         ("o/n:UD-Q4_K_M", GGUFS, ["UD/m-UD-Q4_K_M.gguf"], "UD/m-UD-Q4_K_M.gguf"),

@@ -102,6 +102,11 @@ def test_what_was_served_serves_again_though_only_headers_of_a_later_revision_ar
     assert fetched(REPO) == newest != served
 
 
+def test_the_pooling_of_embeddings_lies_in_its_folder(hub: FakeHub) -> None:
+    hub.add(REPO, big(**{"modules.json": b"[]", "1_Pooling/config.json": b"{}"}))
+    assert (fetched(REPO) / "1_Pooling" / "config.json").read_bytes() == b"{}"
+
+
 def test_files_of_other_sizes_are_fetched_again(hub: FakeHub) -> None:
     hub.add(REPO, big())
     path = fetched(REPO) / WEIGHTS

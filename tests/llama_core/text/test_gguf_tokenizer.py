@@ -108,9 +108,15 @@ def test_marks_of_the_type_user_defined_never_come_from_text(tmp_path: Path, kin
 def test_flags_of_the_file_count(tmp_path: Path) -> None:
     fields = sentencepiece_fields() | {"add_bos_token": False, "add_space_prefix": False, "eot_token_id": 300}
     ours = load_tokenizer(write_vocabulary(tmp_path / "a.gguf", **fields))
-    assert (ours.adds_bos, ours.leading_space) == (False, "keep")
+    assert (ours.adds_bos, ours.leading_space, ours.appended) == (False, "keep", ())
     assert ours.stop_ids == {2, 300}
     assert ours.decode(ours.encode("a b", bos=True, eos=False)) == "a b"
+
+
+@pytest.mark.parametrize("fields", [sentencepiece_fields(), byte_level_fields("llama3")], ids=["pieces", "bytes"])
+def test_eos_ends_an_embedded_text_where_the_file_says_so(tmp_path: Path, fields: dict[str, Any]) -> None:
+    ours = load_tokenizer(write_vocabulary(tmp_path / "a.gguf", **fields | {"add_eos_token": True}))
+    assert ours.appended == (ours.eos_id,)
 
 
 @pytest.mark.parametrize(
