@@ -67,7 +67,12 @@ each_switch = pytest.mark.parametrize("switch", [*SWITCHES, *FAMILIES])
 def model_with(switch: str) -> ModelConfig:
     if switch in SWITCHES:
         return decoder(**SIZES | SWITCHES[switch]).check(switch)
-    sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 200, "num_attention_heads": 6, "num_key_value_heads": 3}
+    sizes: dict[str, Any] = {
+        "hidden_size": 72,
+        "intermediate_size": 200,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+    }
     sizes |= {"qk_scale_factor": 1.0}  # sharper attention loses more in bfloat16
     return read(CONFIGS[switch].get("text_config", CONFIGS[switch]) | sizes | {"head_dim": 16, "vocab_size": 131}, 131)
 
