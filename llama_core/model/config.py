@@ -7,8 +7,13 @@ from llama_core.errors import ConfigError
 from llama_core.model.operations import FULL_ATTENTION, Angles, Attend, Layer, Rotate, Route, check_layer
 from llama_core.model.rope import RopeConfig
 
+# Hidden units that do not divide evenly are given out in this unit: quantized weights have one scale for 32 inputs.
+HIDDEN_UNIT = 32
 MAX_LAYERS = 10_000  # Llama's largest model has 126; the server lists the names of every layer's weights
 MAX_SIZE = 2**31 - 1
+MAX_EXPERTS = 4096  # of a layer; Kimi K2 has 384
+MAX_CHOSEN = 64
+MAX_ALL_EXPERTS = 2**18  # of all layers: their weights have names
 MAX_CONTEXT = 2**24  # no model has more; a file that says more would let ranks make tables of terabytes
 
 
@@ -110,11 +115,7 @@ class ModelConfig:
             raise ConfigError(f"{source}: n_layers is {len(self.layers)}, which is out of range")
         for layer in dict.fromkeys(self.layers):
             check_layer(layer, f"{source}: layer {self.layers.index(layer)}")
-            for each in layer:
-                if isinstance(each, Route) and not (0 < each.chosen <= self.n_experts and self.expert_dim > 0):
-                    raise ConfigError(
-                        f"{source}: chooses {each.chosen} of {self.n_experts} experts, which are {self.expert_dim} wide"
-                    )
+        self._check_experts(source)
         if min(self.windows) < 0:
             raise ConfigError(f"{source}: a sliding window is {min(self.windows)}, which is out of range")
         ropes = [each.rope for each in self.angles if each.rope is not None] or [RopeConfig()]
@@ -126,8 +127,30 @@ class ModelConfig:
             return replace(self, context_length=MAX_CONTEXT)
         return self
 
+    def _check_experts(self, source: str) -> None:
+        routes = [each for layer in self.layers for each in layer if isinstance(each, Route)]
+        if not routes:
+            return
+        chosen = max(each.chosen for each in routes)
+        rows = self.n_experts * max(
+            2 * (self.expert_dim + HIDDEN_UNIT), self.dim + HIDDEN_UNIT
+        )  # of one tensor, padded
+        is_bounded = self.n_experts <= MAX_EXPERTS and chosen <= MAX_CHOSEN and rows <= MAX_SIZE
+        is_bounded = is_bounded and self.n_experts * len(routes) <= MAX_ALL_EXPERTS
+        if not (
+            is_bounded and 0 < min(each.chosen for each in routes) <= chosen <= self.n_experts and self.expert_dim > 0
+        ):
+            raise ConfigError(
+                f"{source}: chooses {chosen} of {self.n_experts} experts that are {self.expert_dim} wide, which is out of range"
+            )
+
     def check_world_size(self, world_size: int) -> None:
-        """Raises ConfigError unless every rank gets at least one query head."""
+        """Raises ConfigError unless every rank gets at least one query head, and a part of every expert."""
+        if self.n_experts and world_size > self.expert_dim:
+            raise ConfigError(
+                f"model_parallel_size {world_size} is more than the width {self.expert_dim} of an expert",
+                param="model_parallel_size",
+            )
         if not 1 <= world_size <= self.n_heads:
             raise ConfigError(
                 f"model_parallel_size {world_size} is more than the {self.n_heads} query heads of this checkpoint",

@@ -6,10 +6,8 @@ Parts are as even as they come. Where the number of ranks divides every dimensio
 from dataclasses import dataclass
 from typing import Final
 
-from llama_core.model.config import ModelConfig
+from llama_core.model.config import HIDDEN_UNIT, ModelConfig
 
-# Hidden units that do not divide evenly are given out in this unit: quantized weights have one scale for 32 inputs.
-HIDDEN_UNIT = 32
 SAMPLING_RANK: Final = 0  # samples for all ranks: they may differ in the last bit of a logit
 
 

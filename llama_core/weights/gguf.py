@@ -60,7 +60,7 @@ class GgufWeights(WeightReader):
         self._rotated = config.rope.rotated(config.head_dim)
         self._halves = GgufKeys(model).family(model.path).gguf_is_neox
         self._specs = weight_specs(config)
-        self._tensors = _checked_tensors(model, self._specs, config.tied_embeddings)
+        self._tensors = _checked_tensors(model, self._specs, config)
         self._mapped: Mapping[Path, torch.Tensor] = {
             path: _map(path) for path in {tensor.file for tensor in self._tensors.values()}
         }
@@ -133,20 +133,20 @@ class GgufWeights(WeightReader):
             begin = stop
 
 
-def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], is_tied: bool) -> dict[str, GgufTensor]:
+def _checked_tensors(model: GgufModel, specs: Mapping[str, WeightSpec], config: ModelConfig) -> dict[str, GgufTensor]:
     """The tensor of every weight of the architecture, by our name."""
     found, faults = {}, []
     left = dict(model.tensors)
     for name in ROPE_TENSORS:
         left.pop(name, None)
     for name, spec in specs.items():
-        own = specs[EMBEDDING if name == OUTPUT and is_tied else name].gguf
+        own = specs[EMBEDDING if name == OUTPUT and config.tied_embeddings else name].gguf
         tensor = model.tensors.get(own)
         left.pop(own, None)
         if tensor is None:
             faults.append(f"{own} is missing")
             continue
-        if spec.expert is not None and len(tensor.shape) == 1 + len(spec.shape) and spec.expert < tensor.shape[0]:
+        if spec.expert is not None and tensor.shape == (config.n_experts, *spec.stored_shape):
             tensor = _part_of(tensor, spec.expert)
         if tensor.shape != spec.stored_shape:
             faults.append(f"{own} has shape {list(tensor.shape)}, expected {list(spec.stored_shape)}")

@@ -6,6 +6,7 @@ Hugging Face's. So this reader gives the rows of q and k, with their biases and 
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +31,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers 
 # Of quantized activations and caches, which are computed as floats here.
 _ACTIVATIONS = re.compile(r"\.((?:input|output|activation|[qkv])_(?:scale|zero_point))$")
 _WEIGHT = ".weight"
+_IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "vision_adapter.", "vision_projection.")
 _LAYERS, _HEAD = "model.", "lm_head."
 # How files name the layers and the output layer: as a language model, without its head, and as the text part of a model with
 # images by transformers 5 and 4. The other tensors of the last two are of the images.
@@ -199,7 +201,9 @@ def _by_own_name(
     embedding = names[EMBEDDING].removeprefix(_LAYERS)
     layers, head = next((each for each in _PREFIXES if f"{each[0]}{embedding}" in located), (_LAYERS, _HEAD))
     names = {name: _replaced(stored, layers, head) for name, stored in names.items()}
-    of_images = {name for name in located if "language_model" in layers and not name.startswith((layers, head))}
+    of_images = {
+        name for name in located if "language_model" in layers and name.removeprefix(_LAYERS).startswith(_IMAGES)
+    }
     if config.tied_embeddings:  # one of the two is enough
         if names[OUTPUT] not in located:
             names[OUTPUT] = names[EMBEDDING]
@@ -262,6 +266,8 @@ def _coded_layers(
             stored.removesuffix(_WEIGHT),
             quantization.coding(specs[name].hugging_face.removesuffix(_WEIGHT)),
         )
+        if coding is not None and f"{layer}.{coding.scales.other_name}" in located:
+            coding = replace(coding, scales=replace(coding.scales, name=coding.scales.other_name))
         codes = located.get(f"{layer}.{coding.codes.name}") if coding is not None else None
         if coding is not None and codes is not None and (codes.name != stored or codes.dtype not in _DTYPES):
             yield name, (layer, coding)

@@ -119,6 +119,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
             }
         },
     },
+    "olmoe": _SHAPE | {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2},
     "olmo2": _SHAPE | {"model_type": "olmo2", "rope_theta": 5e5},
     "olmo3": _SHAPE
     | {"model_type": "olmo3", "num_hidden_layers": 5, "sliding_window": 24, "rope_theta": 5e5}

@@ -116,8 +116,13 @@ def _eager_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, d
     gathered = 3 * keys * len(share.kv_heads) * model.head_dim * itemsize
     scores = 2 * keys * len(share.heads) * 4
     mask = min(config.max_step_tokens, config.max_seq_len) * config.max_seq_len * itemsize
+    operations = [each for layer in dict.fromkeys(model.layers) for each in layer]
+    if any(isinstance(each, Attend) and each.sinks is not None for each in operations):
+        mask *= len(share.heads) + 1
+    rows = config.max_step_tokens * max((each.chosen for each in operations if isinstance(each, Route)), default=0)
+    experts = rows * 4 * 4 * (model.dim + len(share.expert_hidden)) + 12 * config.max_step_tokens * model.n_experts
     logits = config.max_step_samples * config.vocab_size * (itemsize + _SORTED)
-    return activations + gathered + scores + mask + logits
+    return activations + gathered + scores + mask + experts + logits
 
 
 def _body_bytes(
@@ -160,7 +165,7 @@ def _body_bytes(
             case Add(multiplier):
                 made, after = 0 if multiplier == 1.0 else wide * dim, 0
         most, value = max(most, value + made), after
-    shrunk = tokens * 3 * config.max_lora_rank * _FLOAT32 if config.max_loras else 0  # of q, k and v
+    shrunk = tokens * 4 * config.max_lora_rank * _FLOAT32 if config.max_loras else 0  # of q, k, v and gates
     return wide * dim + tokens * _INT + most + shrunk
 
 

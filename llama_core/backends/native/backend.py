@@ -105,7 +105,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     share = RankShare.of(model, parallel.rank, parallel.world_size)
     heads = 3 * len(share.heads) + 2 * len(share.kv_heads)  # with gates
     head_dim = -(-model.head_dim // _LANES) * _LANES
-    shrunk = 3 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k and v by an adapter
+    shrunk = 4 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k, v and gates by an adapter
     widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
     chosen = max((each.chosen for layer in model.layers for each in layer if isinstance(each, Route)), default=0)
     rows = chosen * config.max_step_tokens + _LANES * min(model.n_experts, chosen * config.max_step_tokens)

@@ -29,6 +29,7 @@ _NEUTRAL: Final[dict[str, tuple[Value, ...]]] = {
     "final_logit_softcapping": (0.0,),
     "logit_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
+    "rope.dimension_sections": (0,),
     "use_parallel_residual": (False,),
 }
 
@@ -88,8 +89,10 @@ def gguf_config(model: GgufModel, vocab_size: int) -> ModelConfig:
         rope = replace(rope, truncate=False)  # as the model was trained; llama.cpp truncates all
     local_rope = None
     if family.local_theta:
-        theta = keys.number("rope.freq_base_swa") or family.defaults.get(family.local_theta) or rope.theta
-        local_rope = RopeConfig(theta=theta, dim=rope.dim)
+        default = rope.theta if family.local_theta == "rope_theta" else family.defaults[family.local_theta]
+        local_rope = RopeConfig(theta=keys.number("rope.freq_base_swa") or default, dim=rope.dim)
+    elif keys.given.get("rope.freq_base_swa", rope.theta) != rope.theta:
+        raise keys.fault("rope.freq_base_swa", f"must be rope.freq_base {rope.theta}")
     read = {
         stored: (keys.given.get(name) or None) if name else family.defaults.get(stored)
         for stored, name in family.reads.items()
@@ -143,7 +146,14 @@ def _windows(keys: GgufKeys, layers: int, family: Family) -> tuple[int, ...]:
     if pattern is None and not has_pattern:
         return (window,) * layers
     if has_pattern and (pattern is None or (isinstance(pattern, int) and pattern > 0)):
-        of_layers = Fields({**family.defaults, **({"sliding_window_pattern": pattern} if pattern else {})}, keys.source)
+        of_layers = Fields(
+            {
+                "num_hidden_layers": layers,
+                **family.defaults,
+                **({"sliding_window_pattern": pattern} if pattern else {}),
+            },
+            keys.source,
+        )
         return tuple(window if family.is_sliding(of_layers, i) else 0 for i in range(layers))
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
         raise keys.fault(_PATTERN, f"must be {layers} truth values, one a layer")

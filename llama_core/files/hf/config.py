@@ -38,6 +38,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "n_routed_experts": (0, 1),
     "per_layer_config": ({},),
     "use_bidirectional_attention": (False,),
+    "clip_qkv": (),
 }
 
 
@@ -82,6 +83,7 @@ def text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     family = wrapped_families().get(given.text("model_type", ""))
     if family is None:
         return config
+    _check_architectures(given, "ForCausalLM", "ForConditionalGeneration")
     inner = given.inner("text_config") or Fields({}, source)
     model_type = inner.text("model_type", family.model_type)
     if given.given["model_type"] not in getattr(families().get(model_type), "wrappers", ()):
@@ -98,12 +100,15 @@ def _family(given: Fields) -> Family:
     if family is None:
         known = ", ".join(sorted({*families(), *wrapped_families()}))
         raise ConfigError(f"{given.source}: model_type {shown(model_type)} is not supported, only {known}")
-    for architecture in given.texts("architectures") or ():
-        if not architecture.endswith("ForCausalLM"):
-            raise ConfigError(
-                f"{given.source}: architecture {shown(architecture)} is not supported, only ...ForCausalLM"
-            )
+    _check_architectures(given, "ForCausalLM")
     return family
+
+
+def _check_architectures(given: Fields, *endings: str) -> None:
+    for architecture in given.texts("architectures") or ():
+        if not architecture.endswith(endings):
+            known = " and ".join(f"...{ending}" for ending in endings)
+            raise ConfigError(f"{given.source}: architecture {shown(architecture)} is not supported, only {known}")
 
 
 def _refuse_unsupported(given: Fields, family: Family) -> None:

@@ -13,9 +13,13 @@ _ROPE = {
 
 
 def _layer(given: Given, i: int) -> Layer:
-    beta = (given.fields.inner("rope_parameters") or Fields({}, "")).number(_BETA) or given.fields.number(_BETA)
-    if beta is None or given.rope.original_context is None:
+    fields = given.fields
+    rope = fields.inner("rope_scaling") or fields.inner("rope_parameters") or Fields({}, "")
+    beta = rope.number(_BETA) or fields.number(_BETA)
+    if beta is None:
         return llama_layer(given, i)
+    if given.rope.original_context is None:
+        raise fields.fault(_BETA, "needs a rotary embedding with an original context")
     return llama_layer(given, i, temperature=Temperature(beta, given.rope.original_context))
 
 

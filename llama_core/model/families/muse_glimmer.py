@@ -16,7 +16,7 @@ _AFTER_FFN = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_nor
 
 
 def _is_sliding(fields: Fields, i: int) -> bool:
-    return (fields.integer("num_hidden_layers") - 1 - i) % 4 != 0
+    return (fields.integer("num_hidden_layers") - 1 - i) % fields.integer("sliding_window_pattern", 4) != 0
 
 
 def _layer(given: Given, i: int) -> Layer:
@@ -40,7 +40,13 @@ FAMILIES = (
         _layer,
         {
             **{"max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
-            **{"sliding_window": 2048, "layer_types": None, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87},
+            **{
+                "sliding_window": 2048,
+                "sliding_window_pattern": 4,
+                "layer_types": None,
+                "final_logit_softcapping": 20.0,
+                "qk_scale_factor": 3.87,
+            },
             **{"output_multiplier": 0.19611613513818404, "post_norm_eps": 1e-8},
         },
         is_sliding=_is_sliding,

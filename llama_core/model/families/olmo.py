@@ -7,13 +7,13 @@ from llama_core.model.family import Family, Given
 from llama_core.model.llama import K_NORM, Q_NORM, attention, feed_forward
 from llama_core.model.operations import Add, Layer, Norm, Weight
 
-_NORMS = replace(Q_NORM, outputs="heads"), replace(K_NORM, outputs="kv_heads")
+ALL_HEAD_NORMS = replace(Q_NORM, outputs="heads"), replace(K_NORM, outputs="kv_heads")
 _ATTENTION_NORM = Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim")
 _FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "dim")
 
 
 def _layer(given: Given, i: int) -> Layer:
-    attended = *attention(given, i, norms=_NORMS), Norm(_ATTENTION_NORM), Add()
+    attended = *attention(given, i, norms=ALL_HEAD_NORMS), Norm(_ATTENTION_NORM), Add()
     return *attended, *feed_forward(given), Norm(_FFN_NORM), Add()
 
 

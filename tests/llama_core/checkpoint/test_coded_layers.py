@@ -274,6 +274,19 @@ def test_damaged_parts_are_refused_by_name(
         dict(rank_weights(opened(folder), MODEL, RankShare.of(MODEL, 0, 1), torch.float32))
 
 
+def test_one_scale_of_fp8_has_either_of_two_names(tmp_path: Path) -> None:
+    """Ministral 3's files call it as if there were blocks."""
+    folder, values = pair_of(tmp_path, Coded("fp8", 8, (0, 0)))
+    stored = load_file(folder / "model.safetensors")
+    renamed = {name.replace("weight_scale", "weight_scale_inv"): each for name, each in stored.items()}
+    assert renamed.keys() != stored.keys()
+    save_file(renamed, folder / "model.safetensors")
+    got, expected = (
+        dict(rank_weights(opened(each), MODEL, RankShare.of(MODEL, 0, 1), torch.float32)) for each in (folder, values)
+    )
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
 def test_biases_of_zeros_are_passed_over_and_others_refused(tmp_path: Path) -> None:
     """AutoGPTQ has written biases of all layers, of models without."""
     config = CONFIG | {"attention_bias": False, "mlp_bias": False}
@@ -329,7 +342,7 @@ def changed_group(**changes: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "by 'bitsandbytes' are not supported, only by awq, compressed-tensors, fp8, gptq"),
-        ({"quant_method": "mxfp4"}, "weights quantized by 'mxfp4' are not supported"),
+        ({"quant_method": "nvfp4"}, "weights quantized by 'nvfp4' are not supported"),
         ({"bits": 4}, "weights quantized by 'unknown' are not supported"),
         (GPTQ | {"bits": 3}, "bits 3 is not supported, only 4, 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported, only 'gptq', 'gptq_v2'"),

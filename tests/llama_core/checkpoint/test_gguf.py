@@ -160,7 +160,7 @@ def test_the_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"expert_count": 8}, "expert_count is 8"),
+        ({"expert_count": 8}, "field 'num_experts_per_tok' is missing"),
         ({"rope.dimension_count": 16}, "rope.dimension_count must be the width 32"),
         ({"attention.value_length": 16}, "attention.value_length must be the key length 32"),
         ({"feed_forward_length": [128, 256]}, "feed_forward_length must be a positive integer"),

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "glm4": (gguf.MODEL_ARCH.GLM4, False),
     "ministral3": (gguf.MODEL_ARCH.MISTRAL3, True),
     "mistral-small": (gguf.MODEL_ARCH.MISTRAL3, True),
+    "olmoe": (gguf.MODEL_ARCH.OLMOE, False),
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False),
     "olmo3": (gguf.MODEL_ARCH.OLMO2, False),
     "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
@@ -200,6 +201,13 @@ def test_a_pattern_of_windows_is_a_list_a_number_or_the_familys(
     [
         ("exaone4", _WINDOW | {_PATTERN: [True] * 3}, "sliding_window_pattern must be 2 truth values"),
         ("exaone4", {"attention.layer_norm_rms_epsilon": []}, "layer_norm_rms_epsilon is missing"),
+        ("exaone4", {"rope.freq_base_swa": 1e3}, "rope.freq_base_swa must be rope.freq_base"),
+        (
+            "glm4",
+            {"rope.dimension_sections": [16, 24, 24, 0]},
+            "dimension_sections is .16, 24, 24, 0., which is not supported",
+        ),
+        ("qwen2", {"expert_count": 4}, "experts of the architecture 'qwen2' are not supported"),
         ("of\ntomorrow", {}, r"the architecture 'of\\ntomorrow' is not supported, only exaone4"),
     ],
 )

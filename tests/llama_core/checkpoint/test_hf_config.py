@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from llama_core.checkpoint.hugging_face import HuggingFaceCheckpoint
 from llama_core.errors import ConfigError
 from llama_core.model.families import families
-from llama_core.model.operations import FULL_ATTENTION
+from llama_core.model.operations import FULL_ATTENTION, Temperature
 from tests.support.hugging_face import CONFIGS, read
 
 BASE = CONFIGS["llama2"]
@@ -61,6 +61,19 @@ def test_the_context_length_includes_the_stretch(scaling: dict[str, Any] | None,
     assert read(BASE | {"rope_scaling": scaling}).context_length == context
 
 
+def test_the_temperature_of_queries_is_that_of_the_rotary_embedding_that_counts() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3}
+    config = read(BASE | {"model_type": "ministral3", "head_dim": 8, "rope_scaling": yarn})
+    assert {each.temperature for each in config.angles} == {Temperature(0.3, 32), None}
+
+
+def test_an_expert_has_a_part_for_each_rank() -> None:
+    config = read(CONFIGS["mixtral"] | {"intermediate_size": 2})
+    config.check_world_size(2)
+    with pytest.raises(ConfigError, match="model_parallel_size 4 is more than the width 2 of an expert"):
+        config.check_world_size(4)
+
+
 def test_a_padded_embedding_is_larger_than_the_tokenizer_and_never_smaller() -> None:
     assert read(BASE, vocab_size=600).vocab_size == 640
     with pytest.raises(ConfigError, match="vocab_size is 640, but the tokenizer has 641 tokens"):
@@ -95,6 +108,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
         "is 'llama', which gemma3 is not supported with",
+    ),
+    ({"model_type": "gemma3", "architectures": ["Gemma3ForSequenceClassification"]}, "only ...ForCausalLM and"),
+    ({"model_type": "mixtral", "num_local_experts": 2**31 - 1}, "chooses 2 of 2147483647 experts"),
+    ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5}, "chooses 5 of 4 experts"),
+    ({"model_type": "mixtral", "num_local_experts": 4096, "intermediate_size": 2**20}, "which is out of range"),
+    ({"model_type": "gpt_oss", "swiglu_limit": 8.0}, "swiglu_limit 8.0 is not supported, only 7.0"),
+    (
+        {"model_type": "ministral3", "rope_scaling": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
+        "needs a rotary embedding with an original context",
     ),
     ({"model_type": "mistral3", "text_config": []}, "'text_config' must be an object"),
     ({"model_type": "muse_glimmer_text", "head_dim": 16, "layer_rope_theta": [0]}, "a list of a number for each layer"),

@@ -26,11 +26,12 @@ class AttentionLayer {
         return total;
     }
 
-    // What happens to a token's queries, or to its keys, before attention. `inverse`: of a norm of all heads together, whose
-    // weights are those of each head; 0: of each head by itself. `rotary`: null for no rotation.
+    // What happens to a token's queries, or to its keys, before attention. `together`: the norm is of all heads, whose inverse
+    // this is, with weights for each head. `rotary`: null for no rotation.
     struct Change {
         RmsNorm<T> norm;
         const Rotary* rotary = nullptr;
+        bool together = false;
         float inverse = 0;
     };
     const Rotary* table(int number) const { return number ? &rotary_[number - 1] : nullptr; }
@@ -99,7 +100,7 @@ class AttentionLayer {
             T* result = by.rotary ? normed : to;
             copy_head(x, result);
             RmsNorm<T> norm = by.norm;
-            if (by.inverse) {
+            if (by.together) {
                 copy_head(norm.weights + head * shape_.head_dim, weights);
                 norm.weights = weights;
                 norm.scale(result, head_dim_, by.inverse, result);

@@ -42,14 +42,14 @@ class Experts {
 
     int score_tasks(int tokens) const { return (tokens + kTokens - 1) / kTokens * score_parts(); }
 
-    // Logits of 16 tokens for 16 experts. router: [experts][dim]; bias: [experts] or null. x: whole vectors, zeros beyond `dim`.
+    // Logits of 16 tokens for 16 experts. router: [experts][dim, to whole vectors]; bias: [experts] or null. x: as the router.
     void score(int task, int tokens, const Rows<T>& x, const T* router, const T* bias, int dim) {
         const int begin = task / score_parts() * kTokens, first = task % score_parts() * kLanes;
         for (int t = begin; t < std::min(tokens, begin + kTokens); t++)
             for (int e = first; e < std::min(count_, first + kLanes); e += kTogether) {
                 Vec sums[kTogether] = {};
                 const T* rows[kTogether];
-                UNROLL for (int i = 0; i < kTogether; i++) rows[i] = router + size_t(std::min(e + i, count_ - 1)) * dim;
+                UNROLL for (int i = 0; i < kTogether; i++) rows[i] = router + size_t(std::min(e + i, count_ - 1)) * round16(dim);
                 for (int k = 0; k < dim; k += kLanes) {
                     const Vec inputs = load(x[t] + k);
                     UNROLL for (int i = 0; i < kTogether; i++) sums[i] = fma(inputs, load(rows[i] + k), sums[i]);

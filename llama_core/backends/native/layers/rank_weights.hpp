@@ -23,14 +23,16 @@ class RankWeights {
     RankWeights(const std::vector<Tensor>& tensors, const std::vector<const WeightFormat<T>*>& formats,
                 const std::vector<Operation>& operations) {
         std::vector<bool> gated(tensors.size() + 1);
-        std::vector<int> experts(tensors.size() + 1, 1);
+        std::vector<int> experts(tensors.size() + 1, 1), strides(tensors.size() + 1);
+        for (size_t i = 0; i < tensors.size(); i++) strides[i + 1] = tensors[i].columns;
         for (const Operation& each : operations) {
             if (each.kind == kGatedLinear || each.kind == kExpertGates) gated[each.tensor] = gated[each.other] = true;
             if (each.kind == kExpertGates || each.kind == kExpertSum)
                 experts[each.tensor] = experts[each.other] = each.experts;
+            if (each.kind == kRoute) strides[each.tensor] = round16(strides[each.tensor]);  // it is read in whole vectors
         }
         for (size_t i = 0; i < tensors.size(); i++)
-            tensors_.emplace_back(tensors[i], formats[i], gated[i + 1], experts[i + 1]);
+            tensors_.emplace_back(tensors[i], formats[i], gated[i + 1], experts[i + 1], strides[i + 1]);
     }
 
     const Linear<T>& matrix(int tensor) const { return tensors_[tensor - 1].matrix; }
@@ -71,18 +73,19 @@ class RankWeights {
         Tensor is;
         bool is_gated;
         int rows, padded;  // of an expert; of the matrix if it is no experts'
+        int stride;        // of values
         Linear<T> matrix;
         Memory values;
 
-        Held(const Tensor& tensor, const WeightFormat<T>* format, bool gated, int experts)
-            : is(tensor), is_gated(gated), rows(is.rows / experts) {
+        Held(const Tensor& tensor, const WeightFormat<T>* format, bool gated, int experts, int stride)
+            : is(tensor), is_gated(gated), rows(is.rows / experts), stride(stride) {
             padded = gated ? round16(rows / 2) * 2 : rows;
             if (experts > 1) padded = int(round_up(padded, kTileOutputs));
             const int outputs = padded * experts;
             if (format)
                 matrix = Linear<T>(*format, outputs, is.columns);
             else
-                values = Memory(round_up(outputs, kTileOutputs) * size_t(is.columns) * sizeof(T));
+                values = Memory(round_up(outputs, kTileOutputs) * size_t(stride) * sizeof(T));
         }
         // Of the gates' rows and then those of up: 16 outputs are gates, and the same 16 of up follow, and so on.
         int output_of(int row) const {
@@ -99,7 +102,7 @@ class RankWeights {
         const int output = to.output_of(part_.first + row);
         if (to.matrix.bytes()) return to.matrix.pack(source, output);
         if constexpr (std::is_pointer_v<S>) {
-            T* values = to.values.template as<T>() + size_t(output) * part_.columns;
+            T* values = to.values.template as<T>() + size_t(output) * to.stride;
             for (int i = 0; i < part_.columns; i++) values[i] = narrow_to<T>(widen(source[i]));
         }
     }

@@ -2,7 +2,7 @@
 //
 // A step is a program of phases (threads.hpp) over buffers that the constructor allocates: those of each operation that Python
 // lists (native/program.py), before them the embedding's and after them the head's. llama_core/backends/fused/model.py computes
-// the same with torch. Every intermediate result is rounded to the model's type where the reference rounds it.
+// the same with torch. Every intermediate result is rounded to the model's type where Meta's reference rounds it.
 //
 // The parts into which a phase is cut:
 //   register tile   what one AMX tile register holds: 16 rows of 64 bytes
@@ -362,6 +362,7 @@ class Transformer : public Engine, private Tasks {
                 shape.ranks == 1 ? squares_.data() : reinterpret_cast<const float*>(all_gather->part_of(rank));
             for (int i = 0; i < 2; i++) sums[i] += theirs[2 * t + i];
         }
+        query.together = key.together = true;
         query.inverse = query.norm.inverse(sums[0], shape.full_heads * shape.head_dim);
         key.inverse = key.norm.inverse(sums[1], shape.full_kv_heads * shape.head_dim);
         return {query, key};
