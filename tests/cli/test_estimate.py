@@ -97,11 +97,11 @@ def test_config_json_tells_how_codes_are_held(tmp_path: Path, coded: Coded) -> N
 
 
 def test_an_unsupported_family_is_named_before_anything_else_fails(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "num_hidden_layers": 0}')
+    (tmp_path / "config.json").write_text('{"model_type": "cohere2", "num_hidden_layers": 0}')
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "model.safetensors").write_text("")
     done = llama_ray("estimate", str(tmp_path), "--ranks", "999")
-    assert done.returncode == 1 and "model_type 'mixtral' is not supported, only exaone4" in done.stderr
+    assert done.returncode == 1 and "model_type 'cohere2' is not supported, only exaone4" in done.stderr
 
 
 @pytest.mark.parametrize(

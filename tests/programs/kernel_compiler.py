@@ -108,7 +108,7 @@ def waits_first(ptx: str, may_read: Set[int] = frozenset()) -> bool:
 PRODUCT: Final = Path(__file__).parents[2] / "llama_core"
 WAIT: Final = "wait_for_previous(is_early)"
 # Parameters whose memory no kernel of the layers writes.
-CONSTANT: Final = frozenset(("weight", "q_norm", "k_norm", "table", "positions", "slot_mapping", "tiles"))
+CONSTANT: Final = frozenset(("weight", "q_norm", "k_norm", "table", "k_table", "positions", "slot_mapping", "tiles"))
 
 
 @cache

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "layers/epilogues.hpp"
+#include "layers/experts.hpp"
 #include "layers/projection.hpp"
 #include "weight_formats.hpp"
 
@@ -134,6 +135,42 @@ void products(const char* name, int inputs, int rows) {
                 error);
 }
 
+// The experts that tokens choose. Rows 3 and 5 of the router are equal, and row 7 is row 4 but for the last bit of a weight.
+void experts() {
+    constexpr int kTokens = 10000, kDim = 88, kExperts = 37, kChosen = 4, kStride = 96;
+    Shape shape{};
+    shape.max_tokens = kTokens;
+    Operation route{};
+    route.kind = kRoute, route.experts = kExperts, route.chosen = kChosen;
+    Experts<bf16> experts(shape, {route});
+    Activations<bf16> x(kTokens, kDim);
+    std::vector<bf16> router(kExperts * kStride, bf16{0}), factors(kStride, narrow_to<bf16>(1.0f));
+    for (int e = 0; e < kExperts; e++)
+        for (int k = 0; k < kDim; k++) router[e * kStride + k] = narrow_to<bf16>(next());
+    std::copy_n(&router[3 * kStride], kDim, &router[5 * kStride]);
+    std::copy_n(&router[4 * kStride], kDim, &router[7 * kStride]);
+    router[7 * kStride + 20].bits ^= 1;
+    for (int t = 0; t < kTokens; t++) {
+        for (int k = 0; k < kDim; k++) x[t][k] = narrow_to<bf16>(next());
+        RmsNorm<bf16>{factors.data(), 1e-6f}(x[t], kDim, x[t]);
+    }
+    for (int task = 0; task < experts.score_tasks(kTokens); task++) experts.score(task, kTokens, x, router.data(), nullptr, kDim);
+    uint64_t hash = 1469598103934665603u;
+    bool ordered = true;
+    for (int t = 0; t < kTokens; t++) {
+        experts.choose(route, t);
+        bool has_third = false;
+        for (const auto *each = experts.choices_of(t), *end = each + kChosen; each < end; each++) {
+            uint32_t bits;
+            std::memcpy(&bits, &each->weight, 4);
+            hash = ((hash ^ each->expert) * 1099511628211u ^ bits) * 1099511628211u;
+            has_third = has_third || each->expert == 3;
+            ordered = ordered && (each->expert != 5 || has_third);
+        }
+    }
+    std::printf("experts bfloat16 %d %d %016" PRIx64 " %d 0\n", kDim, kTokens, hash, ordered);
+}
+
 }  // namespace
 
 int main() {
@@ -141,6 +178,7 @@ int main() {
     if (!allow_tiles()) return 1;
 #endif
     use_tiles();
+    experts();
     for (int inputs : {448, 424})
         for (int rows : {1, 2, 3, 8, 20, 33, 70}) {
             for (auto name : {"bfloat16", "int8"}) products<bf16>(name, inputs, rows);

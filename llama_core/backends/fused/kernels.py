@@ -92,11 +92,11 @@ class TritonOps(TorchOps):
         q_norm, k_norm, eps = norms or (None, None, 0.0)
         heads = min(_HEADS_A_PROGRAM, triton.next_power_of_2(total_heads))
         # One read of the angles where q and k have the same.
-        tables = q_table, None if k_table is q_table else k_table
-        read = qkv, *tables, positions, slot_mapping
+        keys_table = None if k_table is q_table else k_table
+        read = qkv, q_table, positions, slot_mapping
         sizes = {"head_dim": head_dim, "dim_block": triton.next_power_of_2(head_dim), "heads": heads}
         layer_kernels._rotate_and_store[(count, triton.cdiv(total_heads, heads))](
-            *read, *cache, q_norm, k_norm, bias, eps, n_heads, n_kv_heads, **sizes, **early_launch()
+            *read, *cache, q_norm, k_norm, bias, keys_table, eps, n_heads, n_kv_heads, **sizes, **early_launch()
         )
         return qkv[:, :n_heads]
 

@@ -144,7 +144,6 @@ def _store(cached, x, inside):
 def _rotate_and_store(
     qkv,
     table,
-    k_table,
     positions,
     slot_mapping,
     keys,
@@ -152,6 +151,7 @@ def _rotate_and_store(
     q_norm,
     k_norm,
     bias,
+    k_table,
     eps,
     n_heads,
     n_kv_heads,

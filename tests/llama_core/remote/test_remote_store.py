@@ -157,9 +157,9 @@ def test_an_outline_of_a_gguf_file_ends_with_its_header(hub: FakeHub, tmp_path: 
 
 def test_a_family_that_is_not_served_is_refused_before_its_weights_are_fetched(hub: FakeHub, folder: Path) -> None:
     config = folder / "config.json"
-    config.write_text(config.read_text().replace("qwen3", "mixtral").replace("Qwen3", "Mixtral"))
+    config.write_text(config.read_text().replace("qwen3", "cohere2").replace("Qwen3", "Cohere2"))
     hub.add(REPO, folder)
-    with pytest.raises(LlamaError, match="mixtral"):
+    with pytest.raises(LlamaError, match="cohere2"):
         describe_checkpoint(outline(pin(named(REPO))))
     assert hub.bytes_served[WEIGHTS] < (folder / WEIGHTS).stat().st_size / 10
 

@@ -59,6 +59,14 @@ class Experts {
             }
     }
 
+    // row: of the token under this expert.
+    struct Choice {
+        int expert;
+        float weight;
+        int row;
+    };
+    const Choice* choices_of(int token) const { return &choices_[size_t(token) * chosen_]; }
+
     // The experts of a token, in the order of their numbers, and their weights. Of equal logits the lower number wins.
     void choose(const Operation& of, int token) {
         const float* logits = &logits_[token * stride_];
@@ -153,15 +161,8 @@ class Experts {
     static constexpr size_t kUnit = 16;  // rows of a register tile, with which an expert's begin
     static constexpr int kTokens = 16, kTogether = 4;
 
-    struct Choice {
-        int expert;
-        float weight;
-        int row;
-    };
-
     int score_parts() const { return int(stride_) / kLanes; }
     Choice* choices_of(int token) { return &choices_[size_t(token) * chosen_]; }
-    const Choice* choices_of(int token) const { return &choices_[size_t(token) * chosen_]; }
     int outputs_of(const Linear<T>& w) const { return w.num_outputs() / count_; }
     Product<T> product(const Linear<T>& w, const Inputs<T>& x, int expert) const {
         const int tiles = w.output_tiles() / count_;
