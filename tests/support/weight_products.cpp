@@ -12,6 +12,7 @@
 #include "layers/epilogues.hpp"
 #include "layers/experts.hpp"
 #include "layers/projection.hpp"
+#include "layers/rms_norm.hpp"
 #include "weight_formats.hpp"
 
 using namespace llama;
@@ -143,6 +144,7 @@ void experts() {
     Operation route{};
     route.kind = kRoute, route.experts = kExperts, route.chosen = kChosen;
     Experts<bf16> experts(shape, {route});
+    const Experts<bf16>& chosen = experts;
     Activations<bf16> x(kTokens, kDim);
     std::vector<bf16> router(kExperts * kStride, bf16{0}), factors(kStride, narrow_to<bf16>(1.0f));
     for (int e = 0; e < kExperts; e++)
@@ -160,7 +162,7 @@ void experts() {
     for (int t = 0; t < kTokens; t++) {
         experts.choose(route, t);
         bool has_third = false;
-        for (const auto *each = experts.choices_of(t), *end = each + kChosen; each < end; each++) {
+        for (const auto *each = chosen.choices_of(t), *end = each + kChosen; each < end; each++) {
             uint32_t bits;
             std::memcpy(&bits, &each->weight, 4);
             hash = ((hash ^ each->expert) * 1099511628211u ^ bits) * 1099511628211u;

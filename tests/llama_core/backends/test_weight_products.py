@@ -106,6 +106,13 @@ def test_products_have_the_same_bits_whatever_the_instructions(by_build: dict[st
                 assert mine[:5] == theirs[:5], build
 
 
+def test_every_build_chooses_the_same_experts(by_build: dict[str, list[Product]]) -> None:
+    """Of 10,000 tokens; of equal logits the lower number, and of those one bit apart the larger."""
+    chosen = {product.bits for found in by_build.values() for product in found if product.name == "experts"}
+    assert len(chosen) == 1
+    assert all(product.same_alone for found in by_build.values() for product in found if product.name == "experts")
+
+
 def test_a_rows_products_do_not_depend_on_other_rows(by_build: dict[str, list[Product]]) -> None:
     names = {product.name for product in by_build["AMX"]}
     assert names >= {"int8", "int8_groups", "int4", "int4_zero_128", "q4_k", "q5_k", "q6_k", "iq4_xs", "bfloat16"}
@@ -116,6 +123,8 @@ def test_a_rows_products_do_not_depend_on_other_rows(by_build: dict[str, list[Pr
 
 def test_products_are_near_the_exact_products_of_the_weights(by_build: dict[str, list[Product]]) -> None:
     for product in by_build["AVX2"]:
+        if product.name == "experts":
+            continue
         bound = max(STORED[product.activations], FAR.get(product.name, 0) if product.activations == "bfloat16" else 0)
         if product.inputs % 32:
             bound = max(bound, ROUNDED.get(product.name, 0))
