@@ -32,7 +32,7 @@ from llama_core.text.template.environment import (
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
 from llama_core.text.template.tool_style import ToolStyle, find_tool_style, writes_offer
 from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer, is_encodable
-from llama_core.text.tokenizers.vocabulary_tokenizer import END_NAMES
+from llama_core.text.tokenizers.vocabulary_tokenizer import end_names
 from llama_core.text.tools.plain_dialog import has_tools
 from llama_core.text.tools.tool import described
 
@@ -79,7 +79,7 @@ class TemplateChatFormat(ChatFormat):
             if token_id is not None
         } | {name: MarkedText.written(text) for name, text in special_tokens.items()}
         texts = tokenizer.control_texts
-        self.stop_ids = frozenset(texts[name] for name in END_NAMES & texts.keys() if name in self._literals)
+        self.stop_ids = frozenset(texts[name] for name in end_names(texts) if name in self._literals)
         self._try()
 
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:

@@ -14,6 +14,7 @@ from llama_core.grammar.build import json_object_grammar, json_schema_grammar, l
 from llama_core.grammar.check import limits
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.reasoning import KINDS, Marks
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
@@ -22,6 +23,8 @@ from tests.conftest import GOLDEN
 from tests.support import vocabularies
 from tests.support.full_runs import examples
 from tests.support.tool_calls import FORMATS, TOOLS, random_calls
+
+THINK, _, HARMONY = KINDS
 
 
 @cache
@@ -40,12 +43,14 @@ def follows(grammar: str, ids: list[int], vocab: LLTokenizer | None = None) -> b
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def form_of(tool_format: str, *, reasons: bool = False) -> AnswerFormat:
-    return AnswerFormat(tokenizer(), find_tool_format(tool_format), reasons)
+def form_of(tool_format: str, *, marks: Marks | None = None) -> AnswerFormat:
+    return AnswerFormat(tokenizer(), find_tool_format(tool_format), marks)
 
 
 def calls(tool_format: str, use: ToolUse, wanted: str = "", *, begun: bool | None = None) -> str:
-    return answer_grammar(form_of(tool_format, reasons=begun is not None), wanted, "field", use, begun=begun)
+    return answer_grammar(
+        form_of(tool_format, marks=None if begun is None else THINK), wanted, "field", use, begun=begun
+    )
 
 
 def ids(text: str) -> list[int]:
@@ -93,7 +98,7 @@ def test_marks_that_are_control_tokens_begin_calls(
     vocabularies.write_folder(folder, made, config)
     own = load_tokenizer(folder / "tokenizer.json")
     form = find_tool_format(tool_format)
-    answers = AnswerFormat(own, form, reasons=False)
+    answers = AnswerFormat(own, form, marks=None)
     vocab = grammar_vocabulary(own, own.stop_ids)
     assert answers.shown_tokens(ToolUse(TOOLS)) >= {own.control_texts[marks[0]]}
     written = form.written_calls([Call("get_weather", '{"city": "Rome"}')])
@@ -153,7 +158,7 @@ def test_tools_that_are_too_large_together_are_refused_together() -> None:
 def test_a_grammar_for_the_answer_begins_after_the_reasoning() -> None:
     yes = lark_grammar('start: "yes"')
     for begun, before in ((True, "so\n"), (False, "<think>so")):
-        grammar = answer_grammar(form_of("hermes", reasons=True), yes, "field", begun=begun)
+        grammar = answer_grammar(form_of("hermes", marks=THINK), yes, "field", begun=begun)
         assert follows(grammar, ids(before + "</think>\n\nyes"))
         assert not follows(grammar, ids(before + "</think>\n\nno"))
 
