@@ -72,13 +72,10 @@ def answer_grammar(
 
 def _joined(form: AnswerFormat, marks: MarkIds, use: ToolUse | None, wanted: str, begun: bool | None) -> str:
     around = None if begun is None else form.marks
-    opening = f"{marks.lark(around.answer)} " if around is not None and around.answer else ""
     lines = ['start: " "? whole' if form.is_spaced else "start: whole", *_reasoning(around, marks, bool(begun))]
-    lines += (
-        [f"answer: {opening}@wanted"] if use is None else _calls(form.tool_format, marks, use, bool(wanted), opening)
-    )
-    if opening and around is not None and use is not None and use.mode == "auto":
-        lines.append(f"answer_message: {opening}TEXT? | {marks.lark(around.aside)} thought next")
+    opening = f"{marks.lark(around.answer)} " if around is not None and around.answer else ""
+    aside = f"{marks.lark(around.aside)} thought next" if around is not None and around.aside else ""
+    lines += [f"answer: {opening}@wanted"] if use is None else _calls(form, marks, use, bool(wanted), opening, aside)
     source = "\n".join([*lines, "TEXT: /(?s:.+)/"])
     return joined(source, {"wanted": wanted} if wanted else {})
 
@@ -100,18 +97,21 @@ def _reasoning(around: Marks | None, marks: MarkIds, begun: bool) -> list[str]:
     return [*lines, f"thought[lazy]: /(?s:.*){pattern(around.close)}/"]
 
 
-def _calls(tool_format: ToolFormat, marks: MarkIds, use: ToolUse, has_wanted: bool, opening: str) -> list[str]:
-    """opening: items before an answer that is no call."""
-    rules = tool_format.rules(use, marks)
+def _calls(form: AnswerFormat, marks: MarkIds, use: ToolUse, has_wanted: bool, opening: str, aside: str) -> list[str]:
+    """opening, aside: what opens an answer in messages, and a text before it; "" for an answer of another form."""
+    rules = form.tool_format.rules(use, marks)
     more = f" following{{0,{use.max_calls - 1}}}" if use.max_calls > 1 else ""
     lines = [f"following: {rules.following}"] if more else []
-    if use.mode == "required":
-        lines.append(f"answer: required{more} {rules.end}".rstrip() + (f" | {opening}@wanted" if has_wanted else ""))
+    called = f"{more} {rules.end}".rstrip()
+    if use.mode == "required" or opening:
         lines.append(f"required: {rules.first}")
-    else:
-        text = "TEXT | answer_message" if opening else "TEXT"
-        lines.append(f"answer: | {text} | triggered{more} {rules.end}".rstrip())
-        lines.append(f"triggered: {' | '.join(rules.triggered)}")
+    if use.mode == "required":
+        lines.append(f"answer: required{called}" + (f" | {opening}@wanted" if has_wanted else ""))
+        return [*lines, *rules.definitions]
+    lines.append(f"triggered: {' | '.join(rules.triggered)}")
+    lines.append(f"answer: | {opening}TEXT | {opening}triggered{called}")
+    if opening:
+        lines[-1] += f" | required{called} | {aside}"
     return [*lines, *rules.definitions]
 
 

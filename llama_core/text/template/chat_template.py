@@ -70,6 +70,7 @@ class TemplateChatFormat(ChatFormat):
         written = [node.data for node in tree.find_all(nodes.TemplateData)]
         written += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         self._literals = "\n".join(written)
+        self._has_thinking = any(node.attr == "thinking" for node in tree.find_all(nodes.Getattr))
         self._system_has_tools = "tools" in written and "tools" not in self._reads  # as in Phi-4-mini's
         self._tokenizer = self.guard(tokenizer)
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
@@ -131,7 +132,9 @@ class TemplateChatFormat(ChatFormat):
         mark = f"[{secrets.token_hex(12)}] " if options.continue_final_message else ""
         if mark:
             messages[-1]["content"] = MarkedText(dialog[-1]["content"] + mark)
-        tools = described(options.tools) if options.tools else None
+        tools = None
+        if options.tools:
+            tools = described(options.tools) if style is None else style.offered(options.tools)
         variables = mark_contents(options.template_variables) | self._given(messages, tools)
         variables["add_generation_prompt"] = options.add_generation_prompt
         if options.reasoning_effort is not None:
@@ -158,6 +161,8 @@ class TemplateChatFormat(ChatFormat):
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         marked: dict[str, Any] = mark_contents(message)
+        if self._has_thinking and "reasoning_content" in marked:  # gpt-oss's name
+            marked["thinking"] = marked["reasoning_content"]
         role = message["role"]
         if role == "developer" and "developer" not in self.template:
             role = "system"  # OpenAI's newer name

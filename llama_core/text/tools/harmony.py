@@ -42,9 +42,9 @@ class HarmonyFormat(ToolFormat):
             lines.append(f"arguments_{index}: {arguments(use, index)}")
         first, triggered = f"{opening} body", ["head body"]
         if marks.is_control(CHANNEL):
-            recipient_first = '" to=functions." before'
-            first, lines = f"{first} | {recipient_first}", [*lines, f"before: {' | '.join(before)}"]
-            triggered += [f"TEXT? {opening} body", recipient_first]
+            triggered.append(f"TEXT? {opening} body")
+            first += ' | " to=functions." before'
+            lines.append(f"before: {' | '.join(before)}")
         return CallRules(
             first=first,
             triggered=tuple(triggered),

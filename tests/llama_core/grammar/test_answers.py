@@ -21,6 +21,7 @@ from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
 from llama_core.text.tools.tool_format import find_tool_format
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
+from tests.support.chat_templates import make_chat_model
 from tests.support.full_runs import examples
 from tests.support.tool_calls import FORMATS, TOOLS, random_calls
 
@@ -88,6 +89,7 @@ def test_a_grammar_takes_valid_calls_only(tool_format: str, mode: ToolMode, reas
     ("hermes", ("<tool_call>", "</tool_call>")), ("llama3_json", ("<|python_tag|>",)), ("mistral", ("[TOOL_CALLS]",)),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")), ("granite", ("<|tool_call|>",)),
     ("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
+    ("harmony", ("<|channel|>", "<|start|>", "<|constrain|>", "<|message|>", "<|call|>")),
 ])  # fmt: skip
 def test_marks_that_are_control_tokens_begin_calls(
     tool_format: str, marks: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
@@ -161,6 +163,57 @@ def test_a_grammar_for_the_answer_begins_after_the_reasoning() -> None:
         grammar = answer_grammar(form_of("hermes", marks=THINK), yes, "field", begun=begun)
         assert follows(grammar, ids(before + "</think>\n\nyes"))
         assert not follows(grammar, ids(before + "</think>\n\nno"))
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = make_chat_model("harmony", tmp_path_factory.mktemp("harmony"))
+    return load_tokenizer(folder / "tokenizer.json")
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm, {.<|end|><|start|>assistant"
+ASIDE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+CALLS = tuple(
+    f"{head}<|message|>"
+    for head in (
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json",
+        "<|channel|>commentary to=functions.get_weather json",
+        " to=functions.get_weather<|channel|>commentary json",
+        " to=functions.get_weather<|channel|>commentary <|constrain|>json",
+    )
+)
+
+
+def follows_harmony(own: Tokenizer, wanted: str, use: ToolUse | None, text: str) -> bool:
+    form = AnswerFormat(own, find_tool_format("harmony"), HARMONY)
+    grammar = answer_grammar(form, wanted, "field", use, begun=False)
+    return follows(grammar, own.encode_special(text), grammar_vocabulary(own, own.stop_ids))
+
+
+@pytest.mark.parametrize("before", ["", THOUGHT, THOUGHT + THOUGHT])
+def test_a_grammar_constrains_the_final_channel_alone(before: str, harmony: Tokenizer) -> None:
+    wanted = json_schema_grammar(ANSWER)
+    good, bad = '{"name": "Ann", "age": 31}', '{"name": "Ann"}'
+    for use in (None, ToolUse(TOOLS)):
+        assert follows_harmony(harmony, wanted, use, before + FINAL + good)
+        for text in (FINAL + bad, "<|channel|>analysis<|message|>" + good, good, ASIDE + FINAL + good, ""):
+            assert not follows_harmony(harmony, wanted, use, before + text), text
+        assert follows_harmony(harmony, wanted, use, before + CALLS[0] + '{"city": "Rome"}') is (use is not None)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("before", ["", THOUGHT, THOUGHT + THOUGHT])
+def test_calls_in_messages_follow_their_schemas(mode: ToolMode, before: str, harmony: Tokenizer) -> None:
+    use = ToolUse(TOOLS, mode)
+    for head in CALLS:
+        assert follows_harmony(harmony, "", use, before + head + '{"city": "Rome"}'), head
+        assert not follows_harmony(harmony, "", use, before + head + '{"city": 3}'), head
+        assert not follows_harmony(harmony, "", use, before + head.replace("get_weather", "other") + "{}"), head
+    assert follows_harmony(harmony, "", use, before + FINAL + "Hello. {") is (mode == "auto")
+    for text in (ASIDE + FINAL + "So.", ASIDE + THOUGHT + CALLS[0] + '{"city": "Rome"}'):
+        assert follows_harmony(harmony, "", use, before + text) is (mode == "auto")
+    assert not follows_harmony(harmony, "", use, before + ASIDE + CALLS[0] + '{"city": 3}')
 
 
 ANSWER = {
