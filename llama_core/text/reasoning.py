@@ -179,8 +179,9 @@ class MessageSplitter:
         if any(each.startswith(begin) for each in openings):
             return None
         header, found, behind = begin.partition(_MESSAGE)
+        least_chars = len(header) if found else len(begin) - len(_MESSAGE) + 1
         self._is_fresh = True
-        if not begin.startswith(openings) or len(header) > _HEADER_CHARS:
+        if not begin.startswith(openings) or least_chars > _HEADER_CHARS:
             self.state = "answer"  # text without a header
         elif not found:
             return None

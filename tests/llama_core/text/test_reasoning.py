@@ -44,6 +44,8 @@ MESSAGES = [
     (f"{A}Hm.{NEXT}<|channel|>fin", False, "Hm.", "", f"{A}Hm.<|end|>"),
     (" and so, <|end of it.", False, "", " and so, <|end of it.", ""),
     ("to=" + 300 * "x", False, "", "to=" + 300 * "x", ""),
+    ("<|channel|>" + 245 * "x" + "<|message|>Yes.", False, "", "Yes.", ""),
+    ("<|channel|>" + 246 * "x" + "<|message|>Yes.", False, "", "<|channel|>" + 246 * "x" + "<|message|>Yes.", ""),
     (f"{F}Yes.<|end|> ", False, "", "Yes.", ""),
     ("", False, "", "", ""),
 ]  # fmt: skip
@@ -81,6 +83,11 @@ def test_reasoning_and_answer_are_separated_in_any_division(
         assert split([text[:at], text[at:]], begun, marks) == (reasoning, answer)
     for _ in range(50):
         assert split(parts(rng, text), begun, marks) == (reasoning, answer)
+
+
+def test_text_that_only_begins_as_a_header_is_not_held_back() -> None:
+    splitter = open_splitter(HARMONY, begun=False)
+    assert "".join(each.answer for each in splitter.push("to=" + 300 * "x")) == "to=" + 300 * "x"
 
 
 def counted(marks: Marks, ids: list[int], begun: bool) -> int:
