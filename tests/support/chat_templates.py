@@ -280,10 +280,10 @@ HARMONY = """\
 {%- if messages[0].role == "developer" or messages[0].role == "system" %}
     {%- set told = messages[0].content %}{%- set rest = messages[1:] %}
 {%- else %}
-    {%- set told = "" %}{%- set rest = messages %}
+    {%- set told = none %}{%- set rest = messages %}
 {%- endif %}
-{%- if told or tools %}
-    {{- "<|start|>developer<|message|>" }}{%- if told %}{{- "# Told\n\n" + told + "\n\n" }}{%- endif %}
+{%- if told is not none or tools %}
+    {{- "<|start|>developer<|message|>" }}{%- if told is not none %}{{- "# Told\n\n" + told + "\n\n" }}{%- endif %}
     {%- if tools -%}{{- offer(tools) }}{%- endif -%}
     {{- "<|end|>" }}
 {%- endif %}
