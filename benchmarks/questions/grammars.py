@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
             vocabulary(llama),
             options.rows,
         )
-        form = AnswerFormat(tokenizer, find_tool_format("hermes"), reasons=False)
+        form = AnswerFormat(tokenizer, find_tool_format("hermes"), marks=None)
         grammars = [answer_grammar(form, json_schema_grammar(schema), "schema") for schema in SCHEMAS]
         figures = measure(llama, options, grammars)
         weights = case_name(llama, options)

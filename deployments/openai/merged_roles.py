@@ -82,7 +82,8 @@ def split_calls(dialog: Sequence[Message], origins: Sequence[int]) -> tuple[list
             continue
         results = _results_behind(dialog, at)
         for number, call in enumerate(calls):
-            split.append({**message, "content": "" if number else message["content"], "tool_calls": [call]})
+            later = {"content": "", "reasoning_content": ""} if number else {}
+            split.append({**message, **later, "tool_calls": [call]})
             places.append(origins[at])
             if (index := results.pop(call["id"], None)) is not None:
                 moved.add(index)

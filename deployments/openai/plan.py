@@ -142,12 +142,12 @@ async def parsed_answer(
     """How the answer to `prompt` is divided, None where its text is passed on as it is; and its grammar, checked. wanted: the
     grammar that the field `param` asks for, or "". Raises what `PromptEncoder.grammar` raises."""
     form, use = engine.answer_format, body.tool_use()
-    if use is None and not form.reasons:
+    if use is None and form.marks is None:
         return None, await encoder.grammar(wanted, param)
     begun = form.begins_reasoning(prompt)
     is_either = bool(wanted) and use is not None and use.mode == "auto"
     parsing = AnswerParsing(form, use, begun, body.is_legacy, is_either, body.include_reasoning is False)
-    return parsing, await encoder.grammar(wanted, param, use, begun=begun if form.reasons else None)
+    return parsing, await encoder.grammar(wanted, param, use, begun=None if form.marks is None else begun)
 
 
 def engine_of(engine: Models, model: str | None) -> Engine:

@@ -20,7 +20,7 @@ from llama_core.grammar.check import MAX_BYTES, byte_vocabulary, checked, in_bac
 from llama_core.grammar.closed_objects import closed_objects
 from llama_core.grammar.shared_cache import SharedCache
 from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.reasoning import CLOSE, OPEN
+from llama_core.text.reasoning import Marks
 from llama_core.text.tools.json_scan import MAX_SPACES, SPACES
 from llama_core.text.tools.lark import SPACE, MarkIds, pattern, schema_item
 from llama_core.text.tools.tool import Call, Tool, ToolUse
@@ -71,33 +71,47 @@ def answer_grammar(
 
 
 def _joined(form: AnswerFormat, marks: MarkIds, use: ToolUse | None, wanted: str, begun: bool | None) -> str:
-    lines = ['start: " "? whole' if form.is_spaced else "start: whole", *_reasoning(form, marks, begun)]
-    lines += ["answer: @wanted"] if use is None else _calls(form.tool_format, marks, use, bool(wanted))
+    around = None if begun is None else form.marks
+    lines = ['start: " "? whole' if form.is_spaced else "start: whole", *_reasoning(around, marks, bool(begun))]
+    opening = f"{marks.lark(around.answer)} " if around is not None and around.answer else ""
+    aside = f"{marks.lark(around.aside)} thought next" if around is not None and around.aside else ""
+    lines += [f"answer: {opening}@wanted"] if use is None else _calls(form, marks, use, bool(wanted), opening, aside)
     source = "\n".join([*lines, "TEXT: /(?s:.+)/"])
     return joined(source, {"wanted": wanted} if wanted else {})
 
 
-def _reasoning(form: AnswerFormat, marks: MarkIds, begun: bool | None) -> list[str]:
-    if begun is None or not form.reasons:
+def _reasoning(around: Marks | None, marks: MarkIds, begun: bool) -> list[str]:
+    """The rule `thought` is the reasoning with its end, `next` what follows."""
+    if around is None:
         return ["whole: answer"]
-    # Models write a blank line between their reasoning and the answer.
-    after = f"thought /{SPACE}{{0,4}}/ answer"
-    whole = f"whole: {after}" if begun else f"whole: answer | {marks.lark(OPEN)} {after}"
-    if marks.is_control(CLOSE):
-        return [whole, f"thought: TEXT? {marks.lark(CLOSE)}"]
-    return [whole, f"thought[lazy]: /(?s:.*){pattern(CLOSE)}/"]
+    opening = marks.lark(around.open)
+    if around.further:
+        lines = [f"whole: {'thought next' if begun else 'message'}", f"next: {marks.lark(around.further)} message"]
+        lines.append(f"message: answer | {opening} thought next")
+    else:
+        # Models write a blank line between their reasoning and the answer.
+        after = f"thought /{SPACE}{{0,4}}/ answer"
+        lines = [f"whole: {after}" if begun else f"whole: answer | {opening} {after}"]
+    if marks.is_control(around.close):
+        return [*lines, f"thought: TEXT? {marks.lark(around.close)}"]
+    return [*lines, f"thought[lazy]: /(?s:.*){pattern(around.close)}/"]
 
 
-def _calls(tool_format: ToolFormat, marks: MarkIds, use: ToolUse, has_wanted: bool) -> list[str]:
-    rules = tool_format.rules(use, marks)
+def _calls(form: AnswerFormat, marks: MarkIds, use: ToolUse, has_wanted: bool, opening: str, aside: str) -> list[str]:
+    """opening, aside: what opens an answer in messages, and a text before it; "" for an answer of another form."""
+    rules = form.tool_format.rules(use, marks)
     more = f" following{{0,{use.max_calls - 1}}}" if use.max_calls > 1 else ""
     lines = [f"following: {rules.following}"] if more else []
-    if use.mode == "required":
-        lines.append(f"answer: required{more} {rules.end}".rstrip() + (" | @wanted" if has_wanted else ""))
+    called = f"{more} {rules.end}".rstrip()
+    if use.mode == "required" or opening:
         lines.append(f"required: {rules.first}")
-    else:
-        lines.append(f"answer: | TEXT | triggered{more} {rules.end}".rstrip())
-        lines.append(f"triggered: {' | '.join(rules.triggered)}")
+    if use.mode == "required":
+        lines.append(f"answer: required{called}" + (f" | {opening}@wanted" if has_wanted else ""))
+        return [*lines, *rules.definitions]
+    lines.append(f"triggered: {' | '.join(rules.triggered)}")
+    lines.append(f"answer: | {opening}TEXT | {opening}triggered{called}")
+    if opening:
+        lines[-1] += f" | required{called} | {aside}"
     return [*lines, *rules.definitions]
 
 

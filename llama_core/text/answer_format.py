@@ -1,10 +1,10 @@
 """The form of a model's answers: reasoning, text and tool calls. Found once for each model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from llama_core.text.chat_format import ChatFormat
-from llama_core.text.reasoning import CLOSE, OPEN, ReasoningSplitter, Split, prompt_begins_reasoning, reasons
+from llama_core.text.reasoning import Marks, Split, Splitter, find_marks, open_splitter, prompt_begins_reasoning
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds
 from llama_core.text.tools.parser import AnswerParser, LeadingParser
@@ -14,15 +14,15 @@ from llama_core.text.tools.tool_format import ToolFormat, open_tool_format
 
 
 class AnswerFormat:
-    """reasons: whether the model reasons before it answers. is_spaced: a space may come first, which the tokenizer drops from
-    the text. Immutable."""
+    """marks: of the reasoning; None if the model does not reason before it answers. is_spaced: a space may come first, which
+    the tokenizer drops from the text. Immutable."""
 
-    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, reasons: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, marks: Marks | None) -> None:
         self.tool_format = tool_format
-        self.reasons = reasons
+        self.marks = marks
         self.is_spaced = tokenizer.leading_space != "keep"
         self._tokenizer = tokenizer
-        self._reasoning_ids = _control_ids(tokenizer, (OPEN, CLOSE) if reasons else ())
+        self._reasoning_ids = _control_ids(tokenizer, () if marks is None else marks.tokens)
         self._tool_ids = _control_ids(tokenizer, tool_format.marks)
         self.mark_ids = MarkIds({**self._reasoning_ids, **self._tool_ids})
 
@@ -33,11 +33,11 @@ class AnswerFormat:
 
     def begins_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to `prompt` begins within the reasoning."""
-        return self.reasons and prompt_begins_reasoning(self._tokenizer, prompt)
+        return self.marks is not None and prompt_begins_reasoning(self._tokenizer, prompt, self.marks)
 
     def reader(self, use: ToolUse | None, *, begun: bool, leading: bool = False) -> "AnswerReader":
         """Reads one answer. begun: it begins within the reasoning. leading: its calls, if any, are all of it."""
-        splitter = ReasoningSplitter(begun=begun) if self.reasons else None
+        splitter = None if self.marks is None else open_splitter(self.marks, begun=begun)
         parser = None if use is None else self.tool_format.parser(use)
         if parser is not None and leading:
             parser = LeadingParser(parser, self.tool_format.written_calls([Call("f", "{}")])[0])
@@ -47,12 +47,13 @@ class AnswerFormat:
 class AnswerReader:
     """Divides one answer into pieces, as it arrives."""
 
-    def __init__(self, splitter: ReasoningSplitter | None, parser: AnswerParser | None) -> None:
+    def __init__(self, splitter: Splitter | None, parser: AnswerParser | None) -> None:
         self._splitter, self._parser = splitter, parser
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that no later text can change."""
-        return self._pieces(Split("", text) if self._splitter is None else self._splitter.push(text))
+        splits = [Split("", text)] if self._splitter is None else self._splitter.push(text)
+        return [piece for split in splits for piece in self._pieces(split)]
 
     def finish(self) -> list[Piece]:
         """The rest, at the end of the answer."""
@@ -83,9 +84,9 @@ def open_answer_format(tool_format: str, tokenizer: Tokenizer, chat_format: Chat
     found = open_tool_format(
         tool_format, template=chat_format.template, chat_format=chat_format.name, has_token=has_token
     )
-    return AnswerFormat(tokenizer, found, reasons(chat_format.template, has_token))
+    return AnswerFormat(tokenizer, found, find_marks(chat_format.template, has_token))
 
 
-def _control_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:
+def _control_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     ids = tokenizer.control_texts
     return {text: ids[text] for text in texts if text in ids and tokenizer.is_control(ids[text])}

@@ -253,6 +253,72 @@ PHI4_MINI = """\
 {{ '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt else eos_token }}"""
 
 
+HARMONY = """\
+{%- macro kind_of(spec) -%}
+    {%- if spec.type == "array" -%}{{- kind_of(spec['items']) + "[]" if spec['items'] else "any[]" }}
+    {%- elif spec.enum -%}{{- '"' + spec.enum | join('" | "') + '"' }}
+    {%- elif spec.type == "integer" -%}{{- "number" }}
+    {%- else -%}{{- spec.type or "any" }}{%- endif -%}
+{%- endmacro -%}
+{%- macro offer(tools) -%}
+    {{- "namespace functions {\n" }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- "// " + tool.description + "\n" + "type " + tool.name + " = (_: {\n" }}
+        {%- for name, spec in tool.parameters.properties.items() %}
+            {{- name + ("?" if name not in (tool.parameters.required or []) else "") + ": " + kind_of(spec) + ",\n" }}
+        {%- endfor %}
+        {{- "}) => any;\n" }}
+    {%- endfor %}
+    {{- "}" }}
+{%- endmacro -%}
+{%- macro head() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- "You are small.\nToday: " + strftime_now("%Y-%m-%d") + "\nEffort: " + reasoning_effort }}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" }}{{- head() }}{{- "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set told = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}
+    {%- set told = none %}{%- set rest = messages %}
+{%- endif %}
+{%- if told is not none or tools %}
+    {{- "<|start|>developer<|message|>" }}{%- if told is not none %}{{- "# Told\n\n" + told + "\n\n" }}{%- endif %}
+    {%- if tools -%}{{- offer(tools) }}{%- endif -%}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest -%}
+    {%- if message.role == 'assistant' and "tool_calls" in message -%}
+        {%- set later = namespace(found=false) %}
+        {%- for other in rest[loop.index:] %}
+            {%- if other.role == 'assistant' and "tool_calls" not in other %}{%- set later.found = true %}{%- endif %}
+        {%- endfor %}
+        {%- set call = message.tool_calls[0].function %}
+        {%- if message.content and message.thinking %}
+            {{- raise_exception("A message with calls has content or thinking, not both.") }}
+        {%- elif (message.content or message.thinking) and not later.found %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + (message.content or message.thinking) + "<|end|>" }}
+        {%- endif %}
+        {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+        {{- call.arguments | tojson }}{{- "<|call|>" }}
+        {%- set last.name = call.name %}
+    {%- elif message.role == 'assistant' -%}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+        {%- set last.name = none %}
+    {%- elif message.role == 'tool' -%}
+        {%- if last.name is none %}{{- raise_exception("A result comes after a call.") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content | tojson + "<|end|>" }}
+    {%- elif message.role == 'user' -%}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{%- endif -%}"""
+
+
 class Family(NamedTuple):
     """A template, the kind of its tokenizer (`vocabularies.FAMILIES`), and further tokens. unmarked: control tokens that the
     published file does not mark as special. words: tokens with text that the template writes or reads."""
@@ -306,6 +372,11 @@ FAMILIES: Final = {
             "<|/tool_call|>",
             "<|tool_response|>",
         ),
+    ),
+    "harmony": Family(
+        HARMONY,
+        "llama3",
+        (*("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),),
     ),
     "phi": Family(PHI, "metaspace", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), has_rstrip=True),
 }

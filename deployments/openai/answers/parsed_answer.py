@@ -35,8 +35,8 @@ class ParsedAnswer:
         self._parsing = parsing
         self._reader = None if parsing is None else parsing.reader()
         self.counter: ReasoningCounter | None = None
-        if parsing is not None and parsing.answer_format.reasons:
-            self.counter = ReasoningCounter(tokenizer, begun=parsing.begun)
+        if parsing is not None and (marks := parsing.answer_format.marks) is not None:
+            self.counter = ReasoningCounter(tokenizer, marks, begun=parsing.begun)
         self.num_calls = 0  # in the pieces so far
         self.last_call = -1  # its number, of those that have an id
 

@@ -32,7 +32,7 @@ from llama_core.text.template.environment import (
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
 from llama_core.text.template.tool_style import ToolStyle, find_tool_style, writes_offer
 from llama_core.text.tokenizers.tokenizer import TextPart, Tokenizer, is_encodable
-from llama_core.text.tokenizers.vocabulary_tokenizer import END_NAMES
+from llama_core.text.tokenizers.vocabulary_tokenizer import end_names
 from llama_core.text.tools.plain_dialog import has_tools
 from llama_core.text.tools.tool import described
 
@@ -70,6 +70,7 @@ class TemplateChatFormat(ChatFormat):
         written = [node.data for node in tree.find_all(nodes.TemplateData)]
         written += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         self._literals = "\n".join(written)
+        self._has_thinking = any(node.attr == "thinking" for node in tree.find_all(nodes.Getattr))
         self._system_has_tools = "tools" in written and "tools" not in self._reads  # as in Phi-4-mini's
         self._tokenizer = self.guard(tokenizer)
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
@@ -79,7 +80,7 @@ class TemplateChatFormat(ChatFormat):
             if token_id is not None
         } | {name: MarkedText.written(text) for name, text in special_tokens.items()}
         texts = tokenizer.control_texts
-        self.stop_ids = frozenset(texts[name] for name in END_NAMES & texts.keys() if name in self._literals)
+        self.stop_ids = frozenset(texts[name] for name in end_names(texts) if name in self._literals)
         self._try()
 
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
@@ -131,7 +132,9 @@ class TemplateChatFormat(ChatFormat):
         mark = f"[{secrets.token_hex(12)}] " if options.continue_final_message else ""
         if mark:
             messages[-1]["content"] = MarkedText(dialog[-1]["content"] + mark)
-        tools = described(options.tools) if options.tools else None
+        tools = None
+        if options.tools:
+            tools = described(options.tools) if style is None else style.offered(options.tools)
         variables = mark_contents(options.template_variables) | self._given(messages, tools)
         variables["add_generation_prompt"] = options.add_generation_prompt
         if options.reasoning_effort is not None:
@@ -158,6 +161,8 @@ class TemplateChatFormat(ChatFormat):
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         marked: dict[str, Any] = mark_contents(message)
+        if self._has_thinking and "reasoning_content" in marked:  # gpt-oss's name
+            marked["thinking"] = marked["reasoning_content"]
         role = message["role"]
         if role == "developer" and "developer" not in self.template:
             role = "system"  # OpenAI's newer name

@@ -6,7 +6,7 @@ A subclass encodes plain text (`_encode_plain`). This module decides which part 
 import logging
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -29,9 +29,16 @@ END_NAMES: Final = frozenset(
     {"</s>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|eot|>", "<|eom|>",
      "<|end_of_turn|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|EOT|>", "<|end|>"}
 )  # fmt: skip
+_HARMONY_ENDS: Final = frozenset({"<|return|>", "<|call|>"})
 
 
 _TURN_MARK: Final = re.compile(r"<\|[^<>]+\|>|<｜[^<>]+｜>")
+
+
+def end_names(names: Collection[str]) -> frozenset[str]:
+    """Those of a vocabulary's control tokens that end an answer. In gpt-oss's, <|end|> ends one message of several."""
+    ends = END_NAMES - {"<|end|>"} | _HARMONY_ENDS if _HARMONY_ENDS.issubset(names) else END_NAMES
+    return ends & frozenset(names)
 
 
 def is_control_name(name: str) -> bool:
@@ -50,7 +57,7 @@ def warn_left_out(path: Path, names: Sequence[str], num_rows: int) -> None:
 class Vocabulary:
     """raws: for each id, the UTF-8 bytes that it adds to a text; b"" for control tokens and ids that stand for nothing.
 
-    control_texts: name and id of each control token. stop_ids: beside `eos_id` and the control tokens in END_NAMES.
+    control_texts: name and id of each control token. stop_ids: beside `eos_id` and the control tokens in `end_names`.
     unknown_id: the control token that stands for characters which the vocabulary lacks, if it lacks any.
     """
 
@@ -93,7 +100,7 @@ class VocabularyTokenizer(Tokenizer):
         self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
         self.appended = vocabulary.appended
         self._control_names = {token_id: text for text, token_id in vocabulary.control_texts.items()}
-        ends = {token_id for text, token_id in vocabulary.control_texts.items() if text in END_NAMES}
+        ends = {vocabulary.control_texts[name] for name in end_names(vocabulary.control_texts)}
         self.stop_ids = vocabulary.stop_ids | ends | {vocabulary.eos_id}
         if control_tokens is None:
             control_tokens = {text: ControlToken(token_id) for text, token_id in vocabulary.control_texts.items()}

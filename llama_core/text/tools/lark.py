@@ -4,6 +4,7 @@ A lazy rule ends at the first place where it can, so text ends where a call's tr
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,12 +41,15 @@ class MarkIds:
     control_ids: Mapping[str, int] = field(default_factory=dict)
 
     def lark(self, text: str) -> str:
-        """A rule's item that matches `text`: the control token, or the characters."""
-        token_id = self.control_ids.get(text)
-        return quoted(text) if token_id is None else f"<[{token_id}]>"
+        """A rule's items that match `text`: its control tokens, and the other characters."""
+        names = "|".join(map(re.escape, self.control_ids))
+        parts = re.split(f"({names})", text) if names else [text]
+        ids = self.control_ids
+        return " ".join(f"<[{ids[part]}]>" if part in ids else quoted(part) for part in parts if part)
 
     def is_control(self, text: str) -> bool:
-        return text in self.control_ids
+        """Whether a control token begins `text`."""
+        return text.startswith(tuple(self.control_ids))
 
 
 def quoted(text: str) -> str:

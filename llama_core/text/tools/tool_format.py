@@ -57,6 +57,7 @@ def envelope(call: Call, key: str) -> str:
 TOOL_FORMATS: Final[Mapping[str, str]] = {
     "mistral_args": "llama_core.text.tools.mistral:MistralArgsFormat",
     "mistral": "llama_core.text.tools.mistral:MistralFormat",
+    "harmony": "llama_core.text.tools.harmony:HarmonyFormat",
     "phi4_mini_json": "llama_core.text.tools.granite:Phi4MiniFormat",
     "granite": "llama_core.text.tools.granite:GraniteFormat",
     "hermes": "llama_core.text.tools.hermes:HermesFormat",

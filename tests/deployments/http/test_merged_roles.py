@@ -72,7 +72,7 @@ async def test_tags_made_by_a_merge_are_refused() -> None:
 
 ONE_CALL = (
     "{% for m in messages %}{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one at once') }}{% endif %}"
-    "|{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "|{{ m.role }}: {{ m.reasoning_content }}{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
 )
@@ -91,10 +91,17 @@ async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_resul
     engine = FakeEngine()
     engine.chat_format = TemplateChatFormat(engine.tokenizer, ONE_CALL)
     for results in ([result("g"), result("f")], [result("f"), result("g")]):
-        sent = [user("hi"), calling("Both.", "f", "g"), *results, calling("", "f"), result("f"), user("so?")]
+        sent = [
+            user("hi"),
+            calling("Both.", "f", "g") | {"reasoning_content": "Hm. "},
+            *results,
+            calling("", "f"),
+            result("f"),
+            user("so?"),
+        ]
         assert (await post(engine, sent)).status_code == 200
         assert engine.tokenizer.decode(engine.streams[-1].prompt) == (
-            "|user: hi|assistant: Both.f{}|tool: of f|assistant: g{}|tool: of g|assistant: f{}|tool: of f|user: so?"
+            "|user: hi|assistant: Hm. Both.f{}|tool: of f|assistant: g{}|tool: of g|assistant: f{}|tool: of f|user: so?"
         )
 
 

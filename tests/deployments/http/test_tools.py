@@ -5,6 +5,7 @@ import random
 import runpy
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +16,13 @@ from llguidance import LLMatcher
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.openai.tool_fields import MAX_SCHEMA_DEPTH
 from llama_core.grammar.vocabulary import grammar_vocabulary
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.tool import Call
 from llama_core.text.tools.tool_format import find_tool_format
 from tests.programs import tool_conversations
+from tests.support.chat_templates import make_chat_model
 from tests.support.full_runs import examples
 from tests.support.model_engine import ModelEngine
 from tests.support.programs import REPOSITORY
@@ -97,6 +101,47 @@ async def test_reasoning_is_apart_and_its_tokens_are_counted(stream: bool) -> No
     usage = (await post(engine)).json()["usage"]
     num_tokens = len(engine.tokenizer.encode("So, <tool_call> it is.\n</think>", bos=False, eos=False))
     assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+
+
+class MarkedEngine(FakeEngine):
+    """Its answer's marks are control tokens."""
+
+    def _answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        return self.tokenizer.encode_special(self.answer)
+
+
+@pytest.fixture(scope="module")
+def harmony_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model("harmony", tmp_path_factory.mktemp("harmony"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("<|start|>assistant<|channel|>final<|message|>Yes, <b>.", "Yes, <b>.", []),
+        ("<|start|>assistant<|channel|>commentary to=functions.get-time <|constrain|>json<|message|>{}", None, ["get-time"]),
+        ("<|start|>assistant to=functions.get-time<|channel|>commentary json<|message|>{}", None, ["get-time"]),
+        ("<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get-time"
+         "<|channel|>commentary json<|message|>{}", "I look.", ["get-time"]),
+    ],
+)  # fmt: skip
+async def test_messages_of_harmony_are_reasoning_answer_and_calls(
+    stream: bool, text: str, content: str | None, calls: list[str], harmony_model: Path
+) -> None:
+    thought = "<|channel|>analysis<|message|>So, it is.<|end|>"
+    engine = MarkedEngine(thought + text)
+    engine.max_seq_len, engine.max_request_tokens = 8192, 10**6
+    engine.tokenizer = load_tokenizer(harmony_model / "tokenizer.json")
+    engine.chat_format = open_chat_format("auto", engine.tokenizer, harmony_model)
+    found = (await choice(engine, stream=stream, tools=OFFERED))["message"]
+    assert found["reasoning_content"] == "So, it is." and found["content"] == content
+    assert [call["function"]["name"] for call in found.get("tool_calls", ())] == calls
+    usage = (await post(engine, tools=OFFERED)).json()["usage"]
+    num_tokens = len(engine.tokenizer.encode_special(thought))
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+    plain = (await choice(engine, stream=stream))["message"]  # without tools
+    assert plain["reasoning_content"] == "So, it is." and (calls or plain["content"] == content)
 
 
 @pytest.mark.parametrize("stream", [False, True])

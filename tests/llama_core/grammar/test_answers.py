@@ -14,14 +14,18 @@ from llama_core.grammar.build import json_object_grammar, json_schema_grammar, l
 from llama_core.grammar.check import limits
 from llama_core.grammar.vocabulary import grammar_vocabulary
 from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.reasoning import KINDS, Marks
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizers.tokenizer import Tokenizer
 from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
 from llama_core.text.tools.tool_format import find_tool_format
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
+from tests.support.chat_templates import make_chat_model
 from tests.support.full_runs import examples
 from tests.support.tool_calls import FORMATS, TOOLS, random_calls
+
+THINK, _, HARMONY = KINDS
 
 
 @cache
@@ -40,12 +44,14 @@ def follows(grammar: str, ids: list[int], vocab: LLTokenizer | None = None) -> b
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def form_of(tool_format: str, *, reasons: bool = False) -> AnswerFormat:
-    return AnswerFormat(tokenizer(), find_tool_format(tool_format), reasons)
+def form_of(tool_format: str, *, marks: Marks | None = None) -> AnswerFormat:
+    return AnswerFormat(tokenizer(), find_tool_format(tool_format), marks)
 
 
 def calls(tool_format: str, use: ToolUse, wanted: str = "", *, begun: bool | None = None) -> str:
-    return answer_grammar(form_of(tool_format, reasons=begun is not None), wanted, "field", use, begun=begun)
+    return answer_grammar(
+        form_of(tool_format, marks=None if begun is None else THINK), wanted, "field", use, begun=begun
+    )
 
 
 def ids(text: str) -> list[int]:
@@ -83,6 +89,7 @@ def test_a_grammar_takes_valid_calls_only(tool_format: str, mode: ToolMode, reas
     ("hermes", ("<tool_call>", "</tool_call>")), ("llama3_json", ("<|python_tag|>",)), ("mistral", ("[TOOL_CALLS]",)),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")), ("granite", ("<|tool_call|>",)),
     ("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
+    ("harmony", ("<|channel|>", "<|start|>", "<|constrain|>", "<|message|>", "<|call|>")),
 ])  # fmt: skip
 def test_marks_that_are_control_tokens_begin_calls(
     tool_format: str, marks: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
@@ -93,7 +100,7 @@ def test_marks_that_are_control_tokens_begin_calls(
     vocabularies.write_folder(folder, made, config)
     own = load_tokenizer(folder / "tokenizer.json")
     form = find_tool_format(tool_format)
-    answers = AnswerFormat(own, form, reasons=False)
+    answers = AnswerFormat(own, form, marks=None)
     vocab = grammar_vocabulary(own, own.stop_ids)
     assert answers.shown_tokens(ToolUse(TOOLS)) >= {own.control_texts[marks[0]]}
     written = form.written_calls([Call("get_weather", '{"city": "Rome"}')])
@@ -153,9 +160,60 @@ def test_tools_that_are_too_large_together_are_refused_together() -> None:
 def test_a_grammar_for_the_answer_begins_after_the_reasoning() -> None:
     yes = lark_grammar('start: "yes"')
     for begun, before in ((True, "so\n"), (False, "<think>so")):
-        grammar = answer_grammar(form_of("hermes", reasons=True), yes, "field", begun=begun)
+        grammar = answer_grammar(form_of("hermes", marks=THINK), yes, "field", begun=begun)
         assert follows(grammar, ids(before + "</think>\n\nyes"))
         assert not follows(grammar, ids(before + "</think>\n\nno"))
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = make_chat_model("harmony", tmp_path_factory.mktemp("harmony"))
+    return load_tokenizer(folder / "tokenizer.json")
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm, {.<|end|><|start|>assistant"
+ASIDE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+CALLS = tuple(
+    f"{head}<|message|>"
+    for head in (
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json",
+        "<|channel|>commentary to=functions.get_weather json",
+        " to=functions.get_weather<|channel|>commentary json",
+        " to=functions.get_weather<|channel|>commentary <|constrain|>json",
+    )
+)
+
+
+def follows_harmony(own: Tokenizer, wanted: str, use: ToolUse | None, text: str) -> bool:
+    form = AnswerFormat(own, find_tool_format("harmony"), HARMONY)
+    grammar = answer_grammar(form, wanted, "field", use, begun=False)
+    return follows(grammar, own.encode_special(text), grammar_vocabulary(own, own.stop_ids))
+
+
+@pytest.mark.parametrize("before", ["", THOUGHT, THOUGHT + THOUGHT])
+def test_a_grammar_constrains_the_final_channel_alone(before: str, harmony: Tokenizer) -> None:
+    wanted = json_schema_grammar(ANSWER)
+    good, bad = '{"name": "Ann", "age": 31}', '{"name": "Ann"}'
+    for use in (None, ToolUse(TOOLS)):
+        assert follows_harmony(harmony, wanted, use, before + FINAL + good)
+        for text in (FINAL + bad, "<|channel|>analysis<|message|>" + good, good, ASIDE + FINAL + good, ""):
+            assert not follows_harmony(harmony, wanted, use, before + text), text
+        assert follows_harmony(harmony, wanted, use, before + CALLS[0] + '{"city": "Rome"}') is (use is not None)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("before", ["", THOUGHT, THOUGHT + THOUGHT])
+def test_calls_in_messages_follow_their_schemas(mode: ToolMode, before: str, harmony: Tokenizer) -> None:
+    use = ToolUse(TOOLS, mode)
+    for head in CALLS:
+        assert follows_harmony(harmony, "", use, before + head + '{"city": "Rome"}'), head
+        assert not follows_harmony(harmony, "", use, before + head + '{"city": 3}'), head
+        assert not follows_harmony(harmony, "", use, before + head.replace("get_weather", "other") + "{}"), head
+    assert follows_harmony(harmony, "", use, before + FINAL + "Hello. {") is (mode == "auto")
+    for text in (ASIDE + FINAL + "So.", ASIDE + THOUGHT + CALLS[0] + '{"city": "Rome"}'):
+        assert follows_harmony(harmony, "", use, before + text) is (mode == "auto")
+    assert not follows_harmony(harmony, "", use, before + ASIDE + CALLS[0] + '{"city": 3}')
 
 
 ANSWER = {

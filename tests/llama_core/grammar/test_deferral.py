@@ -43,7 +43,7 @@ Requests = list[tuple[list[int], SamplingParams]]
 
 
 def requests() -> Requests:
-    form = AnswerFormat(TOKENIZER, find_tool_format("hermes"), reasons=False)
+    form = AnswerFormat(TOKENIZER, find_tool_format("hermes"), marks=None)
     found = []
     for seed, grammar in enumerate([*GRAMMARS, "", ""]):
         followed = answer_grammar(form, grammar, "field")

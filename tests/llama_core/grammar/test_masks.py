@@ -39,7 +39,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "kind", "legs"],
     "additionalProperties": False,
 }
-HERMES = AnswerFormat(TOKENIZER, find_tool_format("hermes"), reasons=False)
+HERMES = AnswerFormat(TOKENIZER, find_tool_format("hermes"), marks=None)
 
 
 def wanted(grammar: str) -> str:

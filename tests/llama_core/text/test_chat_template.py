@@ -172,6 +172,10 @@ def test_tokens_that_a_template_ends_turns_with_end_an_answer(models: dict[str, 
     assert texts["<|im_end|>"] in models["hermes"].format.stop_ids
     assert texts["<|eot_id|>"] not in models["hermes"].format.stop_ids
     assert models["phi4_mini"].format.stop_ids == {models["phi4_mini"].tokenizer.control_texts["<|end|>"]}
+    own = models["harmony"].tokenizer
+    assert models["harmony"].format.stop_ids == {own.control_texts["<|call|>"]}
+    assert own.stop_ids >= {own.control_texts["<|call|>"], own.control_texts["<|return|>"]}
+    assert own.control_texts["<|end|>"] not in own.stop_ids, "it ends a message of reasoning"
     assert models["llama3"].format.stop_ids == {models["llama3"].tokenizer.control_texts["<|eot_id|>"]}
 
 

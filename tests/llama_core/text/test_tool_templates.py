@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from llama_core.errors import InvalidDialog
 from llama_core.text.answer_format import open_answer_format
 from llama_core.text.chat_format import ChatFormat, ChatOptions
 from llama_core.text.registry import find_chat_format, load_tokenizer
@@ -148,18 +149,62 @@ def test_a_call_that_the_template_does_not_write_begins_with_its_mark(family: st
         assert result in own.decode(ids, skip_special_tokens=False)
 
 
+THOUGHT = {**DIALOG[1], "reasoning_content": "I look."}
+
+
+def harmony(folder: Path) -> tuple[TemplateChatFormat, Any]:
+    make_chat_model("harmony", folder)
+    source = (folder / "chat_template.jinja").read_text()
+    chat = TemplateChatFormat(load_tokenizer(folder / "tokenizer.json"), source)
+    return chat, PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("effort", [None, "high"])
+@pytest.mark.parametrize("before", [[], [{"role": "developer", "content": "Be brief."}]])
+@pytest.mark.parametrize(
+    "behind",
+    [[], [{"role": "assistant", "content": "Fine.", "reasoning_content": "So."}, {"role": "user", "content": "?"}]],
+)
+def test_calls_and_reasoning_of_earlier_turns_have_the_ids_of_transformers(
+    behind: Any, before: Any, effort: str | None, tmp_path: Path
+) -> None:
+    chat, theirs = harmony(tmp_path)
+    dialog = [*before, DIALOG[0], THOUGHT, {**DIALOG[2], "content": "Sunny"}, *behind]
+    given = [{("thinking" if key == "reasoning_content" else key): value for key, value in m.items()} for m in dialog]
+    function = {"name": "get_weather", "arguments": {"city": "Rome"}}
+    given[len(before) + 1]["tool_calls"] = [{**CALL, "function": function}]
+    variables = {} if effort is None else {"reasoning_effort": effort}
+    expected = theirs.apply_chat_template(
+        given, tools=[TOOL.described()], add_generation_prompt=True, return_dict=False, **variables
+    )
+    ours = ChatOptions(tools=(TOOL,), reasoning_effort=effort)
+    assert chat.writes_tools and chat.encode(dialog, ours) == expected
+    assert ("analysis<|message|>I look.<|end|>" in chat.render(dialog, ours)) is (behind == [])
+
+
+def test_a_template_for_one_text_and_described_tools_gets_them(tmp_path: Path) -> None:
+    chat, _ = harmony(tmp_path)
+    both = [DIALOG[0], {**THOUGHT, "content": "Wait."}, DIALOG[2]]
+    text = chat.render(both, ChatOptions(tools=(Tool("f", None),)))
+    assert "analysis<|message|>I look.\nWait.<|end|>" in text and "// \ntype f" in text
+    two = [DIALOG[0], {**DIALOG[1], "tool_calls": [CALL, CALL]}, DIALOG[2]]
+    with pytest.raises(InvalidDialog, match="one call of each message"):
+        chat.render(two, OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("family", "tool_format", "reasons"),
     [("chatml", "hermes", False), ("mistral", "mistral", False), ("llama3", "llama3_json", False),
      ("llama2", "llama2", False), ("distill", "hermes", True), ("qwen", "hermes", True), ("smollm3", "hermes", True),
-     ("exaone4", "hermes", True), ("granite", "granite", True), ("phi4_mini", "phi4_mini_json", False)],
+     ("exaone4", "hermes", True), ("granite", "granite", True),
+     ("harmony", "harmony", True), ("phi4_mini", "phi4_mini_json", False)],
 )  # fmt: skip
 def test_the_format_of_a_family_is_found(family: str, tool_format: str, reasons: bool, tmp_path: Path) -> None:
     folder = make_chat_model(family, tmp_path)
     own = load_tokenizer(folder / "tokenizer.json")
     chat = TemplateChatFormat(own, (folder / "chat_template.jinja").read_text())
     answers = open_answer_format("auto", chat.guard(own), chat)
-    assert (answers.tool_format.name, answers.reasons) == (tool_format, reasons)
+    assert (answers.tool_format.name, answers.marks is not None) == (tool_format, reasons)
     if family == "distill":
         assert answers.begins_reasoning(chat.encode([{"role": "user", "content": "x"}]))
     assert open_answer_format("pythonic", own, chat).tool_format.name == "pythonic"

@@ -58,6 +58,8 @@ def test_damaged_answers_lose_no_text_and_do_not_depend_on_the_division(tool_for
         ("llama2", "<tool_call"),
         ("granite", "<|tool_call|> nothing"),
         ("phi4_mini_json", "import functools\n[1]"),
+        ("harmony", "<|channel|>commentary to=functions.unknown<|message|>{}"),
+        ("harmony", "<|channel|>commentary to=functions.get_weather<|message|>text"),
     ],
 )
 def test_what_only_looks_like_a_call_stays_text(tool_format: str, text: str) -> None:
@@ -80,6 +82,8 @@ def test_other_forms_of_the_same_call_are_read() -> None:
         ("pythonic", "[get_weather(city='Rome', metric=True)]"),
         ("granite", '<tool_call>[{"name": "get_weather", "arguments": {"city": "Rome", "metric": true}}]'),
         ("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": {"city": "Rome", "metric": true}}]'),
+        ("harmony", '<|channel|>commentary to=functions.get_weather json<|message|>{"city": "Rome", "metric": true}'),
+        ("harmony", '<|channel|>commentary to=functions.get_weather<|message|> {"city": "Rome", "metric": true}<|call|>'),
         ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "metric": true}'),
     ):  # fmt: skip
         assert read_calls(parsed(tool_format, [text])) == ("", [call])
