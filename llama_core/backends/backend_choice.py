@@ -72,8 +72,8 @@ def choose_backend(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, plan: WeightPlan, parallel: Parallel
 ) -> BackendKind:
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
-    has_graphs = parallel.device.type == "cuda"
-    if config.backend == "fused" and model.n_experts and has_graphs:
+    is_gpu = parallel.device.type == "cuda"
+    if config.backend == "fused" and model.n_experts and is_gpu:
         raise ConfigError("the fused backend has no experts yet: give backend: torch", param="backend")
     if config.backend == "fused" or config.backend == "torch":
         return config.backend
@@ -88,7 +88,7 @@ def choose_backend(
     reason = reason or "another rank cannot use it"
     if config.backend == "native":
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
-    if has_graphs:
+    if is_gpu:
         return "torch" if model.n_experts else "fused"
     for name, are_usual in (("kv_cache_dtype", ("auto",)), ("quantization", ("auto", "none"))):
         if (value := getattr(config, name)) not in are_usual:

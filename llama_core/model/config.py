@@ -131,14 +131,14 @@ class ModelConfig:
         routes = [each for layer in self.layers for each in layer if isinstance(each, Route)]
         if not routes:
             return
-        chosen = max(each.chosen for each in routes)
+        chosen = max(each.top_k for each in routes)
         rows = self.n_experts * max(
             2 * (self.expert_dim + HIDDEN_UNIT), self.dim + HIDDEN_UNIT
         )  # of one tensor, padded
         is_bounded = self.n_experts <= MAX_EXPERTS and chosen <= MAX_CHOSEN and rows <= MAX_SIZE
         is_bounded = is_bounded and self.n_experts * len(routes) <= MAX_ALL_EXPERTS
         if not (
-            is_bounded and 0 < min(each.chosen for each in routes) <= chosen <= self.n_experts and self.expert_dim > 0
+            is_bounded and 0 < min(each.top_k for each in routes) <= chosen <= self.n_experts and self.expert_dim > 0
         ):
             raise ConfigError(
                 f"{source}: chooses {chosen} of {self.n_experts} experts that are {self.expert_dim} wide, which is out of range"

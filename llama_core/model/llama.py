@@ -1,7 +1,8 @@
 """The layer of Llama and of its nearest relatives, in parts of which other families make theirs."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from llama_core.model.family import Given
 from llama_core.model.fields import Fields
@@ -19,7 +20,6 @@ from llama_core.model.operations import (
     Operation,
     Rotate,
     Route,
-    Scoring,
     Temperature,
     Weight,
 )
@@ -32,6 +32,10 @@ Q_NORM = Weight("attention.q_norm", "self_attn.q_norm", "attn_q_norm", "head", i
 K_NORM = Weight("attention.k_norm", "self_attn.k_norm", "attn_k_norm", "head", is_rotated=True)
 HEAD_NORMS = Q_NORM, K_NORM
 OUT = Weight("attention.wo", "self_attn.o_proj", "attn_output", "dim", "heads")
+# Norms around each part, of families that have them.
+POST_ATTENTION_NORM = Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim")
+PRE_FFN_NORM = Weight("ffn_norm", "pre_feedforward_layernorm", "ffn_norm", "dim")
+POST_FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "dim")
 FFN_NORM = Weight("ffn_norm", "post_attention_layernorm", "ffn_norm", "dim")
 GATE = Weight("feed_forward.w1", "mlp.gate_proj", "ffn_gate", "hidden", "dim")
 DOWN = Weight("feed_forward.w2", "mlp.down_proj", "ffn_down", "dim", "hidden")
@@ -81,15 +85,40 @@ def feed_forward(
     return GatedLinear("gate_up", (gate, up), activation), Linear("down", (down,))
 
 
-def num_experts(fields: Fields, default: int) -> int:
-    """By either of the names that transformers takes."""
-    return fields.integer("num_local_experts", fields.integer("num_experts", default))
+# What families with experts read, with their keys in GGUF; transformers takes either of two names for their number.
+EXPERT_FIELDS: Final = {
+    "num_experts": "expert_count",
+    "num_local_experts": "",
+    "num_experts_per_tok": "expert_used_count",
+}
 
 
-def experts(chosen: int, scoring: Scoring = "chosen") -> tuple[Operation, ...]:
+def expert_sizes(count: int, width: str) -> Callable[[Fields], Mapping[str, Any]]:
+    """`Family.model` of a family with `count` experts, if the file does not say, and the field `width` of each."""
+    return lambda fields: {
+        "n_experts": fields.integer("num_local_experts", fields.integer("num_experts", count)),
+        "expert_dim": fields.integer(width),
+    }
+
+
+def experts(
+    fields: Fields,
+    *,
+    router: Weight = ROUTER,
+    gate: Weight = EXPERT_GATE,
+    up: Weight = EXPERT_UP,
+    down: Weight = EXPERT_DOWN,
+    activation: Activation = "silu",
+    norm_topk: bool = True,
+) -> tuple[Operation, ...]:
     """From the input of a layer's experts to their output."""
-    gates = GatedExperts("experts_gate_up", (EXPERT_GATE, EXPERT_UP))
-    return Route(ROUTER, chosen, scoring), gates, ExpertSum("experts_down", (EXPERT_DOWN,))
+    route = Route(router, fields.integer("num_experts_per_tok"), norm_topk)
+    return route, GatedExperts("experts_gate_up", (gate, up), activation), ExpertSum("experts_down", (down,))
+
+
+def all_but_each_nth(fields: Fields, i: int) -> bool:
+    """`Family.is_sliding` where every sliding_window_pattern-th layer attends to all positions."""
+    return (i + 1) % fields.integer("sliding_window_pattern") != 0
 
 
 def llama_layer(

@@ -74,11 +74,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Of queries (Nakanishi 2025): a query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every))."""
+    """Of queries (Nakanishi 2025): a query at position p is multiplied by 1 + beta ln(1 + floor(p / every))."""
 
     beta: float
     every: int
-    first: int = 0
 
 
 class Angles(NamedTuple):
@@ -127,7 +126,6 @@ class Attend:
 
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-Scoring = Literal["chosen", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +142,15 @@ class GatedLinear:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The choice of experts for each token (Shazeer et al. 2017): the `chosen` with the largest logits, of equal ones those
+    """The choice of experts for each token (Shazeer et al. 2017): the `top_k` with the largest logits, of equal ones those
     with lower numbers. The logits are the value times `router`. The value stays.
 
-    scoring: the weights of the chosen are their softmax, or that of all experts.
+    norm_topk: the weights of these experts sum to 1; else they are those of the softmax over all experts.
     """
 
     router: Weight
-    chosen: int
-    scoring: Scoring = "chosen"
+    top_k: int
+    norm_topk: bool = True
 
 
 @dataclass(frozen=True, slots=True)

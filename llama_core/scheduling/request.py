@@ -238,10 +238,6 @@ class Sequence:
         return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
 
     @property
-    def wants_embedding(self) -> bool:
-        return bool(self.params.pooling) and self.embedding is None
-
-    @property
     def reads_whole_prompt(self) -> bool:
         """Whether every position of the prompt has to be computed, also one whose keys and values are cached."""
         return self.wants_prompt_logprobs or self.params.pooling in ("mean", "first")

@@ -143,7 +143,7 @@ class Scheduler:
         assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
         assert not seq.terms.adapter or seq.terms.adapter in self.adapter_places.folders, "the adapter is unknown"
-        if seq.length >= seq.max_length and not (seq.wants_prompt_logprobs or seq.wants_embedding):
+        if seq.length >= seq.max_length and not (seq.wants_prompt_logprobs or seq.params.pooling):
             seq.finish_reason = FinishReason.LENGTH
             return
         if first:

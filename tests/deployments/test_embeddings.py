@@ -126,7 +126,7 @@ async def test_openais_client_gets_the_vectors_of_transformers(embedder: Embedde
         assert [vector.tolist() for vector in packed] == [item.embedding for item in whole.data[:2]], "the same bits"
 
         short = await client.embeddings.create(model="demo", input=TEXTS[:2], dimensions=10)
-        for text, vector in zip(TEXTS, vectors(short), strict=False):
+        for text, vector in zip(TEXTS[:2], vectors(short), strict=True):
             assert vector == pytest.approx(embedder.expected(text, dimensions=10), abs=1e-5)
         for pooling in embeddings.MODES:
             more = {"pooling": pooling, "normalize": False, "add_special_tokens": False}
@@ -147,7 +147,7 @@ async def test_an_adapters_name_is_the_model(embedder: Embedder, form: str) -> N
         for sign, found in ((0, base), (1, tuned)):
             for name, a, b, scale in embedder.merged:
                 parameters[name.removeprefix("model.")].data += sign * scale * (b @ a)
-            for text, vector in zip(TEXTS, found, strict=False):
+            for text, vector in zip(TEXTS[:2], found, strict=True):
                 assert vector == pytest.approx(embedder.expected(text), abs=1e-5)
     finally:
         for name, a, b, scale in embedder.merged:
@@ -271,7 +271,7 @@ async def test_an_embedding_whose_ranks_fail_is_computed_again(embedder: Embedde
     ):
         found = vectors(await client.embeddings.create(model=service.service.model_id, input=TEXTS[:3]))
         assert service.failures
-    for text, vector in zip(TEXTS, found, strict=False):
+    for text, vector in zip(TEXTS[:3], found, strict=True):
         assert vector == pytest.approx(embedder.expected(text), abs=1e-5)
 
 

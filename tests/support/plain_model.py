@@ -151,9 +151,8 @@ def _gate(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch
 
 def _sum_experts(part: Weights, route: Route, gates: GatedExperts, down: Weight, x: torch.Tensor) -> torch.Tensor:
     logits = _linear(part, route.router.name, x)
-    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : route.chosen]
-    weights = (logits.gather(-1, chosen) if route.scoring == "chosen" else logits).softmax(-1)
-    weights = weights if route.scoring == "chosen" else weights.gather(-1, chosen)
+    chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : route.top_k]
+    weights = logits.gather(-1, chosen).softmax(-1) if route.norm_topk else logits.softmax(-1).gather(-1, chosen)
     total = torch.zeros_like(x)
     for token, (experts, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
         for expert, share in zip(experts, shares, strict=True):

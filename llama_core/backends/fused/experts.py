@@ -1,5 +1,6 @@
-"""Mixtures of experts in torch. Which experts a token needs is known on the host alone: no CUDA graph can capture it."""
+"""Mixtures of experts in torch. The loop over experts reads their numbers on the host, so a CUDA graph cannot capture it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,18 +10,14 @@ from llama_core.backends.fused.ops import TorchOps
 from llama_core.backends.weight_formats.format import Bias, TorchMatrix
 from llama_core.model.operations import Activation, Route
 
+ExpertMatrices = Sequence[tuple[TorchMatrix, Bias]]  # of each expert
 
-class ExpertMatrices:
-    """The matrices of `count` experts, which lie one below the other in `matrix`, and their biases."""
 
-    def __init__(self, matrix: TorchMatrix, bias: Bias, count: int) -> None:
-        rows = len(matrix.held.codes) // count
-        parts = [slice(expert * rows, (expert + 1) * rows) for expert in range(count)]
-        self._matrices = [matrix.part(each) for each in parts]
-        self._biases = [None if bias is None else bias[each] for each in parts]
-
-    def __getitem__(self, expert: int) -> tuple[TorchMatrix, Bias]:
-        return self._matrices[expert], self._biases[expert]
+def expert_matrices(matrix: TorchMatrix, bias: Bias, count: int) -> ExpertMatrices:
+    """Those of `count` experts, which lie one below the other in `matrix`, and their biases."""
+    rows = len(matrix.held.codes) // count
+    parts = [slice(expert * rows, (expert + 1) * rows) for expert in range(count)]
+    return [(matrix.part(each), None if bias is None else bias[each]) for each in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +45,12 @@ class Experts:
         return total.type_as(x)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts of each token, int64 [T, chosen], in the order of their numbers, and their weights, float32."""
+        """The experts of each token, int64 [T, top_k], in the order of their numbers, and their weights, float32."""
         logits = F.linear(
             x.float(), self.router.float(), None if self.router_bias is None else self.router_bias.float()
         )
         # A stable sort: of equal logits those with lower numbers.
-        chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : self.route.chosen].sort(-1).values
-        of_all = logits.softmax(-1) if self.route.scoring == "all" else logits
-        weights = of_all.gather(-1, chosen)
-        return chosen, weights if self.route.scoring == "all" else weights.softmax(-1)
+        chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : self.route.top_k].sort(-1).values
+        if self.route.norm_topk:
+            return chosen, logits.gather(-1, chosen).softmax(-1)
+        return chosen, logits.softmax(-1).gather(-1, chosen)

@@ -4,13 +4,13 @@ capture a whole step.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from llama_core.backends.fused.adapters import Adapted, AdapterTables
-from llama_core.backends.fused.experts import ExpertMatrices, Experts
+from llama_core.backends.fused.experts import Experts, expert_matrices
 from llama_core.backends.fused.ops import HeadChanges, HeadNorms, RowNorm, SlotTokens, StepClock, TorchOps
 from llama_core.backends.fused.step_plan import StepTensors
 from llama_core.backends.kv_cache import KVCache
@@ -202,9 +202,9 @@ class FusedTransformer:
             left = left[done:]
 
     def _held(self, layer: int, weight: Weight, kind: str = "weight") -> Any:
-        """The tensor that holds a weight or bias; None for a bias that it lacks."""
+        """The tensor that holds a weight or bias, of experts those of all; None for a bias that it lacks."""
         begin = f"layers.{layer}." if layer < self.config.n_layers else ""
-        spec = self._specs.get(f"{begin}{weight.name}.{kind}")
+        spec = self._specs.get(f"{begin}{weight.name.format(0)}.{kind}")
         return None if spec is None else self._tensors[spec.tensor]
 
     def _row_norm(self, layer: int, norm: Norm) -> RowNorm:
@@ -308,20 +308,13 @@ class FusedTransformer:
             return self._sum_over_ranks(part)
 
     def _experts(self, layer: int, route: Route, gates: GatedExperts, down: ExpertSum) -> Experts:
-        router = route.router
-        first = [(self._numbered(each.parts[0])) for each in (gates, down)]
-        matrices = [self._held(layer, each) for each in first]
-        biases = [self._held(layer, each, "bias") for each in first]
-        if self.parallel.rank:
-            biases[1] = None  # rank 0 adds it for all
-        held = [ExpertMatrices(*each, self.config.n_experts) for each in zip(matrices, biases, strict=True)]
-        weights, bias = (self._held(layer, router, kind) for kind in ("weight", "bias"))
-        return Experts(route, weights, bias, held[0], held[1], gates.activation)
-
-    @staticmethod
-    def _numbered(weight: Weight) -> Weight:
-        """That of the first expert."""
-        return replace(weight, name=weight.name.format(0))
+        router, bias = (self._held(layer, route.router, kind) for kind in ("weight", "bias"))
+        held = []
+        for each in (gates, down):
+            matrix, biases = (self._held(layer, each.parts[0], kind) for kind in ("weight", "bias"))
+            is_added_by_another = each is down and self.parallel.rank > 0
+            held.append(expert_matrices(matrix, None if is_added_by_another else biases, self.config.n_experts))
+        return Experts(route, router, bias, held[0], held[1], gates.activation)
 
     def _sum_experts(self, experts: Experts, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         return self._sum_over_ranks(experts.apply(self.ops, x))

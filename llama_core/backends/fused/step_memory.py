@@ -119,7 +119,7 @@ def _eager_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, d
     operations = [each for layer in dict.fromkeys(model.layers) for each in layer]
     if any(isinstance(each, Attend) and each.sinks is not None for each in operations):
         mask *= len(share.heads) + 1
-    rows = config.max_step_tokens * max((each.chosen for each in operations if isinstance(each, Route)), default=0)
+    rows = config.max_step_tokens * max((each.top_k for each in operations if isinstance(each, Route)), default=0)
     experts = rows * 4 * 4 * (model.dim + len(share.expert_hidden)) + 12 * config.max_step_tokens * model.n_experts
     logits = config.max_step_samples * config.vocab_size * (itemsize + _SORTED)
     return activations + gathered + scores + mask + experts + logits
@@ -150,9 +150,9 @@ def _body_bytes(
                 made = after = wide * (projected + queries * (len(parts) > 3))
             case Attend(is_gated=is_gated):
                 made, after = wide * queries * (1 + is_gated) + partial, wide * queries
-            case Route(chosen=chosen):
+            case Route(top_k=top_k):
                 made, after = tokens * model.n_experts * 3 * _FLOAT32, value
-                rows = tokens * chosen
+                rows = tokens * top_k
             case GatedExperts():  # one expert's rows at a time, all of them at most
                 made, after = rows * (dim + 3 * len(share.expert_hidden)) * dtype.itemsize, value
             case ExpertSum():

@@ -107,7 +107,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     head_dim = -(-model.head_dim // _LANES) * _LANES
     shrunk = 4 * (config.max_lora_rank + 4) if config.max_loras else 0  # of q, k, v and gates by an adapter
     widths = shrunk + 5 * (model.dim + _LANES) + 2 * heads * head_dim + 4 * (len(share.hidden) + _LANES)
-    chosen = max((each.chosen for layer in model.layers for each in layer if isinstance(each, Route)), default=0)
+    chosen = max((each.top_k for layer in model.layers for each in layer if isinstance(each, Route)), default=0)
     rows = chosen * config.max_step_tokens + _LANES * min(model.n_experts, chosen * config.max_step_tokens)
     experts = rows * 3 * (model.dim + len(share.expert_hidden) + 2 * _LANES) + config.max_step_tokens * model.n_experts
     logits = 2 * config.max_step_samples * (model.vocab_size + model.dim)

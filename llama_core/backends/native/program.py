@@ -17,8 +17,7 @@
 
 import ctypes
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from llama_core.backends.native.library import Buffer, Kind, Operation, Tensor, Variant, WeightPart
 from llama_core.model.config import ModelConfig
@@ -78,13 +77,12 @@ class NativeModel:
 
     def _number(self, layer: str, weight: Weight | None, kind: str = "weight") -> int:
         """Of a weight's tensor; 0 for none."""
-        spec = weight and self._specs.get(f"{layer}{weight.name}.{kind}")
+        spec = weight and self._specs.get(f"{layer}{weight.name.format(0)}.{kind}")
         return self._numbers[spec.tensor] if spec else 0
 
     def _tensors_of(self, layer: str, weight: Weight) -> tuple[int, int]:
         """Of a matrix, or of all experts' matrices, and of its biases."""
-        first = replace(weight, name=weight.name.format(0)) if weight.of_experts else weight
-        return self._number(layer, first), self._number(layer, first, "bias")
+        return self._number(layer, weight), self._number(layer, weight, "bias")
 
     def _operations(self, model: ModelConfig) -> Iterator[Operation]:
         whole = [self._numbers[self._specs[name].tensor] for name in (EMBEDDING, OUTPUT)]
@@ -98,14 +96,14 @@ class NativeModel:
 
     def _layer(self, i: int, layer: Layer) -> Iterator[Operation]:
         value, begin = Buffer.RESIDUAL, f"layers.{i}."
-        how: dict[str, Any] = {}
+        routed: dict[str, int] = {}
         for operation, following in zip(layer, (*layer[1:], None), strict=True):
             source = value
             match operation:
                 case Norm(weight, eps):
                     value = Buffer.PROJECTED if isinstance(following, Add) else Buffer.NORMED
-                    how = {"eps": eps or self._eps, "offset": weight.offset}
-                    yield Operation(Kind.NORM, source, value, self._number(begin, weight), **how)
+                    factors, eps = self._number(begin, weight), eps or self._eps
+                    yield Operation(Kind.NORM, source, value, factors, eps=eps, offset=weight.offset)
                 case Linear(_, parts) | GatedLinear(_, parts):
                     if source == Buffer.RESIDUAL:  # products take their inputs from other buffers
                         source = Buffer.NORMED
@@ -122,27 +120,31 @@ class NativeModel:
                     yield Operation(kind, source, value, *tensors, factor=factor, variant=variant)
                 case Rotate():
                     yield self._rotation(i, operation)
-                case Route(router, chosen, scoring):
-                    variant, value = Variant.PLAIN if scoring == "chosen" else Variant.SCORES_ALL, Buffer.NORMED
+                case Route(router, top_k, norm_topk):
+                    variant, value = Variant.PLAIN if norm_topk else Variant.SCORES_ALL, Buffer.NORMED
                     if source == Buffer.RESIDUAL:
                         yield Operation(Kind.NORM, source, value)
-                    of, how = self._tensors_of(begin, router), {"experts": self._n_experts, "chosen": chosen}
-                    yield Operation(Kind.ROUTE, value, value, *of, variant=variant, **how)
+                    routed = {"experts": self._n_experts, "chosen": top_k}
+                    yield Operation(
+                        Kind.ROUTE, value, value, *self._tensors_of(begin, router), variant=variant, **routed
+                    )
                 case GatedExperts(_, parts, activation):
                     variant, value = _ACTIVATIONS[activation], Buffer.GATED
                     yield Operation(
-                        Kind.EXPERT_GATES, source, value, *self._tensors_of(begin, parts[0]), variant=variant, **how
+                        Kind.EXPERT_GATES, source, value, *self._tensors_of(begin, parts[0]), variant=variant, **routed
                     )
                 case ExpertSum(_, (down,)):
                     value = Buffer.RESIDUAL if isinstance(following, Add) else Buffer.PROJECTED
                     factor = following.multiplier if isinstance(following, Add) else 1.0
                     yield Operation(
-                        Kind.EXPERT_SUM, source, value, *self._tensors_of(begin, down), factor=factor, **how
+                        Kind.EXPERT_SUM, source, value, *self._tensors_of(begin, down), factor=factor, **routed
                     )
                 case Attend(window, scale, is_gated, sinks):
                     value, variant = Buffer.ATTENDED, Variant.SIGMOID_GATE if is_gated else Variant.PLAIN
-                    how = {"window": window, "factor": scale or 0.0, "variant": variant}
-                    yield Operation(Kind.ATTENTION, source, value, self._number(begin, sinks), layer=i, **how)
+                    of, scale = self._number(begin, sinks), scale or 0.0
+                    yield Operation(
+                        Kind.ATTENTION, source, value, of, layer=i, window=window, factor=scale, variant=variant
+                    )
                 case Add(multiplier):
                     value = Buffer.RESIDUAL
                     if source == Buffer.PROJECTED:  # else the product before has added

@@ -139,22 +139,20 @@ def _vocab_size(model: GgufModel, tokenizer_size: int) -> int:
 
 
 def _windows(keys: GgufKeys, layers: int, family: Family) -> tuple[int, ...]:
-    """The window of each layer. Without a pattern it is the family's, as in llama.cpp."""
+    """The window of each layer. Without a pattern in the file the family's applies, as in llama.cpp."""
     window = keys.integer("attention.sliding_window", 0, least=0)
     pattern = keys.given.get(_PATTERN)
     has_pattern = "sliding_window_pattern" in family.defaults
     if pattern is None and not has_pattern:
         return (window,) * layers
     if has_pattern and (pattern is None or (isinstance(pattern, int) and pattern > 0)):
-        of_layers = Fields(
-            {
-                "num_hidden_layers": layers,
-                **family.defaults,
-                **({"sliding_window_pattern": pattern} if pattern else {}),
-            },
-            keys.source,
+        of_layers = (
+            dict(family.defaults)
+            | {"num_hidden_layers": layers}
+            | ({"sliding_window_pattern": pattern} if pattern else {})
         )
-        return tuple(window if family.is_sliding(of_layers, i) else 0 for i in range(layers))
+        fields = Fields(of_layers, keys.source)
+        return tuple(window if family.is_sliding(fields, i) else 0 for i in range(layers))
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
         raise keys.fault(_PATTERN, f"must be {layers} truth values, one a layer")
     return tuple(window if has_window else 0 for has_window in pattern)

@@ -19,7 +19,8 @@ SCALES: Final = ("BF16", "F16", "F32")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of a coded weight. name, other_name: in its layer; "" if all files have the same. dtypes: that it may have.
+    """A tensor of a coded weight. name: in its layer. other_name: what some files call it, "" for none. dtypes: that it may
+    have.
 
     is_turned: the file has [inputs, outputs]. packed: the dimension of the weight, 0 for outputs or 1 for inputs, along which a
     32-bit word holds several codes, the first one in the lowest bits; None for a number each. order: of the codes in a word, if

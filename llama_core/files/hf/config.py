@@ -86,10 +86,9 @@ def text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     _check_architectures(given, "ForCausalLM", "ForConditionalGeneration")
     inner = given.inner("text_config") or Fields({}, source)
     model_type = inner.text("model_type", family.model_type)
-    if given.given["model_type"] not in getattr(families().get(model_type), "wrappers", ()):
-        raise inner.fault(
-            "model_type", f"is {shown(model_type)}, which {given.given['model_type']} is not supported with"
-        )
+    inner_family, wrapper = families().get(model_type), given.given["model_type"]
+    if inner_family is None or wrapper not in inner_family.wrappers:
+        raise inner.fault("model_type", f"is {shown(model_type)}, which is not supported inside {wrapper}")
     outer = {name: given.given[name] for name in _OF_WHOLE_MODEL if name in given.given}
     return {**(config["text_config"] if inner.given else {}), **outer, "model_type": model_type, "architectures": None}
 

@@ -4,15 +4,19 @@ rotary embedding of their own."""
 from dataclasses import replace
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import ATTENTION_NORM, HEAD_NORMS, attention, feed_forward
-from llama_core.model.operations import Add, Layer, Norm, Weight
-
-_NORMS = (
-    replace(ATTENTION_NORM, offset=1.0),
-    Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim", offset=1.0),
-    Weight("ffn_norm", "pre_feedforward_layernorm", "ffn_norm", "dim", offset=1.0),
-    Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "dim", offset=1.0),
+from llama_core.model.llama import (
+    ATTENTION_NORM,
+    HEAD_NORMS,
+    POST_ATTENTION_NORM,
+    POST_FFN_NORM,
+    PRE_FFN_NORM,
+    all_but_each_nth,
+    attention,
+    feed_forward,
 )
+from llama_core.model.operations import Add, Layer, Norm
+
+_NORMS = [replace(each, offset=1.0) for each in (ATTENTION_NORM, POST_ATTENTION_NORM, PRE_FFN_NORM, POST_FFN_NORM)]
 _Q_NORM, _K_NORM = (replace(each, offset=1.0) for each in HEAD_NORMS)
 _LAYERS_OF_27B = 62
 
@@ -47,7 +51,7 @@ FAMILIES = (
             **{"sliding_window": 4096, "sliding_window_pattern": 6, "layer_types": None},
             **{"hidden_activation": "gelu_pytorch_tanh"},
         },
-        is_sliding=lambda fields, i: (i + 1) % fields.integer("sliding_window_pattern") != 0,
+        is_sliding=all_but_each_nth,
         local_theta="rope_local_base_freq",
         activations=("gelu_pytorch_tanh",),
         reads={

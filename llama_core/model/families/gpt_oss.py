@@ -4,8 +4,19 @@ from dataclasses import replace
 
 from llama_core.errors import ConfigError
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, FFN_NORM, ROUTER, llama_layer, num_experts
-from llama_core.model.operations import ExpertRows, ExpertSum, GatedExperts, Layer, Route, Weight
+from llama_core.model.llama import (
+    EXPERT_DOWN,
+    EXPERT_FIELDS,
+    EXPERT_GATE,
+    EXPERT_UP,
+    FFN_NORM,
+    ROUTER,
+    all_but_each_nth,
+    expert_sizes,
+    experts,
+    llama_layer,
+)
+from llama_core.model.operations import ExpertRows, Layer, Weight
 
 _GATE, _UP, _DOWN = (
     replace(
@@ -30,8 +41,7 @@ def _layer(given: Given, i: int) -> Layer:
     for name, served in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if (value := given.fields.number(name) or served) != served:
             raise ConfigError(f"{given.fields.source}: {name} {value} is not supported, only {served}")
-    gates = GatedExperts("experts_gate_up", (_GATE, _UP), "clamped_swiglu")
-    fed = Route(_ROUTER, given.fields.integer("num_experts_per_tok")), gates, ExpertSum("experts_down", (_DOWN,))
+    fed = experts(given.fields, router=_ROUTER, gate=_GATE, up=_UP, down=_DOWN, activation="clamped_swiglu")
     return llama_layer(given, i, fed=fed, ffn_norm=_FFN_NORM, sinks=_SINKS)
 
 
@@ -44,18 +54,10 @@ FAMILIES = (
             **{"sliding_window": 128, "sliding_window_pattern": 2, "layer_types": None, "rope_theta": 150_000.0},
             **{"num_experts_per_tok": 4, "intermediate_size": 2880, "rms_norm_eps": 1e-5, "rope_parameters": _ROPE},
         },
-        is_sliding=lambda fields, i: (i + 1) % fields.integer("sliding_window_pattern") != 0,
+        is_sliding=all_but_each_nth,
         optional_bias=("attention_bias",),
-        reads={
-            "num_experts": "expert_count",
-            "num_local_experts": "",
-            "num_experts_per_tok": "expert_used_count",
-            "intermediate_size": "expert_feed_forward_length",
-        },
-        model=lambda fields: {
-            "n_experts": num_experts(fields, 128),
-            "expert_dim": fields.integer("intermediate_size"),
-        },
+        reads=EXPERT_FIELDS | {"intermediate_size": "expert_feed_forward_length"},
+        model=expert_sizes(128, "intermediate_size"),
         gguf="gpt-oss",
         gguf_has_experts=True,
         gguf_is_neox=True,

@@ -6,13 +6,24 @@ from typing import Any
 
 from llama_core.model.family import Family, Given
 from llama_core.model.fields import Fields
-from llama_core.model.llama import ATTENTION_NORM, HEAD_NORMS, K, Q, V, attention, feed_forward
+from llama_core.model.llama import (
+    ATTENTION_NORM,
+    HEAD_NORMS,
+    POST_ATTENTION_NORM,
+    POST_FFN_NORM,
+    PRE_FFN_NORM,
+    K,
+    Q,
+    V,
+    attention,
+    feed_forward,
+)
 from llama_core.model.operations import Add, Layer, Norm, Weight
 
 _GATES = Weight("attention.gate", "self_attn.gate_proj", "attn_gate", "heads", "dim")
-_AFTER = Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim", offset=1.0)
-_BEFORE_FFN = Weight("ffn_norm", "pre_feedforward_layernorm", "ffn_norm", "dim", offset=1.0)
-_AFTER_FFN = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "dim", offset=1.0)
+_BEFORE, _AFTER, _BEFORE_FFN, _AFTER_FFN = (
+    replace(each, offset=1.0) for each in (ATTENTION_NORM, POST_ATTENTION_NORM, PRE_FFN_NORM, POST_FFN_NORM)
+)
 
 
 def _is_sliding(fields: Fields, i: int) -> bool:
@@ -30,7 +41,7 @@ def _layer(given: Given, i: int) -> Layer:
     if factor is None:  # GGUF: q's and k's norms have factors, which include the scale
         heads = {"norms": HEAD_NORMS}
     attended = attention(given, i, qkv=(Q, K, V, _GATES), rotates=rotates, **heads)
-    first = Norm(replace(ATTENTION_NORM, offset=1.0)), *attended, Norm(_AFTER, eps), Add()
+    first = Norm(_BEFORE), *attended, Norm(_AFTER, eps), Add()
     return *first, Norm(_BEFORE_FFN), *feed_forward(given), Norm(_AFTER_FFN, eps), Add()
 
 

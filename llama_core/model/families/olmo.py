@@ -4,17 +4,23 @@ whose rotary embedding is not stretched."""
 from dataclasses import replace
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import K_NORM, Q_NORM, attention, feed_forward
-from llama_core.model.operations import Add, Layer, Norm, Weight
+from llama_core.model.llama import (
+    K_NORM,
+    POST_ATTENTION_NORM,
+    POST_FFN_NORM,
+    Q_NORM,
+    all_but_each_nth,
+    attention,
+    feed_forward,
+)
+from llama_core.model.operations import Add, Layer, Norm
 
 ALL_HEAD_NORMS = replace(Q_NORM, outputs="heads"), replace(K_NORM, outputs="kv_heads")
-_ATTENTION_NORM = Weight("post_attention_norm", "post_attention_layernorm", "post_attention_norm", "dim")
-_FFN_NORM = Weight("post_ffn_norm", "post_feedforward_layernorm", "post_ffw_norm", "dim")
 
 
 def _layer(given: Given, i: int) -> Layer:
-    attended = *attention(given, i, norms=ALL_HEAD_NORMS), Norm(_ATTENTION_NORM), Add()
-    return *attended, *feed_forward(given), Norm(_FFN_NORM), Add()
+    attended = *attention(given, i, norms=ALL_HEAD_NORMS), Norm(POST_ATTENTION_NORM), Add()
+    return *attended, *feed_forward(given), Norm(POST_FFN_NORM), Add()
 
 
 FAMILIES = (
@@ -31,7 +37,7 @@ FAMILIES = (
             **{"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
             **{"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
         },
-        is_sliding=lambda fields, i: (i + 1) % fields.integer("sliding_window_pattern") != 0,
+        is_sliding=all_but_each_nth,
         optional_bias=("attention_bias",),
         local_theta="rope_theta",
         gguf="olmo2",

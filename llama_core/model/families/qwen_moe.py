@@ -1,8 +1,8 @@
 """Qwen3 with experts, such as Qwen3-30B-A3B, of which some layers may have none."""
 
 from llama_core.model.family import Family, Given
-from llama_core.model.llama import HEAD_NORMS, experts, llama_layer, num_experts
-from llama_core.model.operations import Layer, Scoring
+from llama_core.model.llama import EXPERT_FIELDS, HEAD_NORMS, expert_sizes, experts, llama_layer
+from llama_core.model.operations import Layer
 
 
 def _layer(given: Given, i: int) -> Layer:
@@ -12,8 +12,8 @@ def _layer(given: Given, i: int) -> Layer:
         raise fields.wrong("mlp_only_layers", "a list of layers")
     if i in dense or (i + 1) % fields.integer("decoder_sparse_step", 1):
         return llama_layer(given, i, norms=HEAD_NORMS)
-    scoring: Scoring = "chosen" if fields.flag("norm_topk_prob", True) else "all"
-    return llama_layer(given, i, norms=HEAD_NORMS, fed=experts(fields.integer("num_experts_per_tok"), scoring))
+    norm_topk = fields.flag("norm_topk_prob", True)  # absent in GGUF, where llama.cpp always normalizes
+    return llama_layer(given, i, norms=HEAD_NORMS, fed=experts(fields, norm_topk=norm_topk))
 
 
 FAMILIES = (
@@ -26,17 +26,9 @@ FAMILIES = (
             **{"norm_topk_prob": False, "decoder_sparse_step": 1, "intermediate_size": 6144},
         },
         optional_bias=("attention_bias",),
-        reads={
-            "num_experts": "expert_count",
-            "num_local_experts": "",
-            "num_experts_per_tok": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "norm_topk_prob": "expert_weights_norm",
-        },
-        model=lambda fields: {
-            "n_experts": num_experts(fields, 128),
-            "expert_dim": fields.integer("moe_intermediate_size"),
-        },
+        reads=EXPERT_FIELDS
+        | {"moe_intermediate_size": "expert_feed_forward_length", "norm_topk_prob": "expert_weights_norm"},
+        model=expert_sizes(128, "moe_intermediate_size"),
         gguf="qwen3moe",
         gguf_has_experts=True,
         gguf_is_neox=True,

@@ -141,7 +141,8 @@ async def test_messages_of_harmony_are_reasoning_answer_and_calls(
     num_tokens = len(engine.tokenizer.encode_special(thought))
     assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
     plain = (await choice(engine, stream=stream))["message"]  # without tools
-    assert plain["reasoning_content"] == "So, it is." and (calls or plain["content"] == content)
+    written = [f"<|channel|>commentary to=functions.{name}<|message|>{{}}" for name in calls]
+    assert plain["reasoning_content"] == "So, it is." and plain["content"] == "".join([content or "", *written])
 
 
 @pytest.mark.parametrize("stream", [False, True])

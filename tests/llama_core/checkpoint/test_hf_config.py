@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
     (
         {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
-        "is 'llama', which gemma3 is not supported with",
+        "is 'llama', which is not supported inside gemma3",
     ),
     ({"model_type": "gemma3", "architectures": ["Gemma3ForSequenceClassification"]}, "only ...ForCausalLM and"),
     ({"model_type": "mixtral", "num_local_experts": 2**31 - 1}, "chooses 2 of 2147483647 experts"),
