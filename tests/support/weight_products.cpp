@@ -156,7 +156,8 @@ void experts() {
         for (int k = 0; k < kDim; k++) x[t][k] = narrow_to<bf16>(next());
         RmsNorm<bf16>{factors.data(), 1e-6f}(x[t], kDim, x[t]);
     }
-    for (int task = 0; task < experts.score_tasks(kTokens); task++) experts.score(task, kTokens, x, router.data(), nullptr, kDim);
+    for (int task = 0; task < experts.score_tasks(kTokens); task++)
+        experts.score(task, kTokens, x, router.data(), nullptr, kDim);
     uint64_t hash = 1469598103934665603u;
     bool ordered = true;
     for (int t = 0; t < kTokens; t++) {

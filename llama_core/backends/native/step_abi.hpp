@@ -107,8 +107,8 @@ enum Op {
 inline std::string describe_abi() {
     return describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() + "\n" +
            describe_Tensor() + "\n" + describe_WeightPart() + "\n" + describe_Operation() + "\n" + describe_LogitRules() +
-           "\n" + describe_TokenMask() + "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD)
-           "\nVariant" LLAMA_VARIANTS(LLAMA_WORD);
+           "\n" + describe_TokenMask() +
+           "\nKind" LLAMA_KINDS(LLAMA_WORD) "\nBuffer" LLAMA_BUFFERS(LLAMA_WORD) "\nVariant" LLAMA_VARIANTS(LLAMA_WORD);
 }
 
 // Widths on this rank.

@@ -12,9 +12,7 @@ template <class T>
 class AttentionLayer {
   public:
     AttentionLayer(const Shape& s, const float* rotary)
-        : shape_(s),
-          head_dim_(int(round_up(s.head_dim, kLanes))),
-          queries_(s.max_tokens, size_t(s.heads) * head_dim_) {
+        : shape_(s), head_dim_(int(round_up(s.head_dim, kLanes))), queries_(s.max_tokens, size_t(s.heads) * head_dim_) {
         for (int i = 0; i < s.tables; i++) rotary_.emplace_back(s, head_dim_, rotary + size_t(i) * s.max_seq_len * s.head_dim);
     }
 
@@ -117,8 +115,8 @@ class AttentionLayer {
         std::memcpy(static_cast<void*>(to), x, shape_.head_dim * sizeof(T));
     }
 
-    void attend_head(const QueryTile& tile, const kernels::Source& from, int window, float scale, const T* sinks, const StepPlan& plan,
-                     const Rows<T>& to) const {
+    void attend_head(const QueryTile& tile, const kernels::Source& from, int window, float scale, const T* sinks,
+                     const StepPlan& plan, const Rows<T>& to) const {
         const int group = shape_.heads / shape_.kv_heads;
         if (!scale) scale = 1.0f / std::sqrt(float(shape_.head_dim));
         const bool direct = head_dim_ == shape_.head_dim;

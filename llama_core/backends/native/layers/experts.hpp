@@ -49,7 +49,7 @@ class Experts {
             for (int e = first; e < std::min(count_, first + kLanes); e += kTogether) {
                 Vec sums[kTogether] = {};
                 const T* rows[kTogether];
-                UNROLL for (int i = 0; i < kTogether; i++) rows[i] = router + size_t(std::min(e + i, count_ - 1)) * round16(dim);
+        UNROLL for (int i = 0; i < kTogether; i++) rows[i] = router + size_t(std::min(e + i, count_ - 1)) * round16(dim);
                 for (int k = 0; k < dim; k += kLanes) {
                     const Vec inputs = load(x[t] + k);
                     UNROLL for (int i = 0; i < kTogether; i++) sums[i] = fma(inputs, load(rows[i] + k), sums[i]);

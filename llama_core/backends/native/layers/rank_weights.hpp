@@ -27,8 +27,7 @@ class RankWeights {
         for (size_t i = 0; i < tensors.size(); i++) strides[i + 1] = tensors[i].columns;
         for (const Operation& each : operations) {
             if (each.kind == kGatedLinear || each.kind == kExpertGates) gated[each.tensor] = gated[each.other] = true;
-            if (each.kind == kExpertGates || each.kind == kExpertSum)
-                experts[each.tensor] = experts[each.other] = each.experts;
+            if (each.kind == kExpertGates || each.kind == kExpertSum) experts[each.tensor] = experts[each.other] = each.experts;
             if (each.kind == kRoute) strides[each.tensor] = round16(strides[each.tensor]);  // it is read in whole vectors
         }
         for (size_t i = 0; i < tensors.size(); i++)

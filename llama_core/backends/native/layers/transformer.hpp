@@ -240,17 +240,16 @@ class Transformer : public Engine, private Tasks {
             case kShrink: return adapters_.shrink(of.tensor, task, inputs_of(of).rows);
             case kProject: return project(of, task, thread);
             case kJoinSum: return over_tokens(task, [&](int t) { join_sum(of, t); });
-            case kSquareHeads:
-                return over_tokens(task, [&](int t) { attention_.squares(qkv_[t], own_squares() + 2 * t); });
+            case kSquareHeads: return over_tokens(task, [&](int t) { attention_.squares(qkv_[t], own_squares() + 2 * t); });
             case kShareSquares: return all_gather->gather(tokens * 2 * sizeof(float));
-            case kRotate:
-                return attention_.rotate(of.layer, task, plan_, slots, qkv_, [&](int t) { return changes(of, t); });
-            case kAttend: return attention_.attend(of.layer, of.window, of.factor, weights_.values(of.tensor), task, plan_, slots,
-                                                   attended_.rows);
+            case kRotate: return attention_.rotate(of.layer, task, plan_, slots, qkv_, [&](int t) { return changes(of, t); });
+            case kAttend:
+                return attention_.attend(of.layer, of.window, of.factor, weights_.values(of.tensor), task, plan_, slots,
+                                         attended_.rows);
             case kGateHeads: return over_tokens(task, [&](int t) { gate_heads(t); });
             case kScoreExperts:
-                return experts_.score(task, plan_.num_tokens(), normed_.rows, weights_.values(of.tensor), weights_.values(of.other),
-                                      shape.dim);
+                return experts_.score(task, plan_.num_tokens(), normed_.rows, weights_.values(of.tensor),
+                                      weights_.values(of.other), shape.dim);
             case kChooseExperts: return over_tokens(task, [&](int t) { experts_.choose(of, t); });
             case kGroupExperts: {
                 const Operation *gates = &of + 1, *down = gates + 1;
@@ -348,9 +347,7 @@ class Transformer : public Engine, private Tasks {
     // Attention.
 
     // Where this rank writes the sums of squares of its queries and keys, [tokens][2].
-    float* own_squares() {
-        return shape.ranks == 1 ? squares_.data() : reinterpret_cast<float*>(all_gather->own_part());
-    }
+    float* own_squares() { return shape.ranks == 1 ? squares_.data() : reinterpret_cast<float*>(all_gather->own_part()); }
 
     std::pair<Change, Change> changes(const Operation& of, int t) {
         Change query{{weights_.values(of.tensor), of.eps, of.offset}, attention_.table(of.query_table)};
