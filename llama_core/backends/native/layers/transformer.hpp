@@ -426,11 +426,10 @@ class Transformer : public Engine, private Tasks {
                 s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->own_part());
             const int vocab = int(self->vocab_[s.rank].size), width = std::min(kTileOutputs, vocab - tile * kTileOutputs);
             auto round = [](float value) { return widen(narrow_to<T>(value)); };
-            for (int i = 0; i < width; i++) {
-                float logit = round(round(out[i]) / s.logits_divisor);
-                if (s.logits_cap) logit = round(round(std::tanh(round(logit / s.logits_cap))) * s.logits_cap);
-                to[size_t(row) * vocab + tile * kTileOutputs + i] = logit;
-            }
+            to += size_t(row) * vocab + tile * kTileOutputs;
+            for (int i = 0; i < width; i++) to[i] = round(round(out[i]) / s.logits_divisor);
+            if (!s.logits_cap) return;  // apart, so that the loop before is one of vectors
+            for (int i = 0; i < width; i++) to[i] = round(round(std::tanh(round(to[i] / s.logits_cap))) * s.logits_cap);
         }
     };
 
