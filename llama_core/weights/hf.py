@@ -34,7 +34,7 @@ _WEIGHT = ".weight"
 _IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "vision_adapter.", "vision_projection.")
 _LAYERS, _HEAD = "model.", "lm_head."
 # How files name the layers and the output layer: as a language model, without its head, and as the text part of a model with
-# images by transformers 5 and 4. The other tensors of the last two are of the images.
+# images by transformers 5 and 4.
 _PREFIXES: Final = (
     (_LAYERS, _HEAD),
     ("", _HEAD),

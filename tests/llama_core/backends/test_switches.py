@@ -203,8 +203,9 @@ from tests.llama_core.backends.test_switches import *
 for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
     for dtype in TOLERANCE:
         print(json.dumps([switch, dtype, differing_ways(model_with(switch), dtype=dtype)]))
-for dtype, quantization in FORMATS:
-    print(json.dumps([quantization, dtype, differing_ways(WIDE, dtype=dtype, quantization=quantization)]))
+for model in (WIDE, model_with("gpt-oss")):
+    for dtype, quantization in FORMATS:
+        print(json.dumps([quantization, dtype, differing_ways(model, dtype=dtype, quantization=quantization)]))
 """
 
 
@@ -225,7 +226,7 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instruct
     done = run_with_torch(PROGRAM, timeout_s=300, changes=variables(flags))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == 8 + len(FORMATS) and all(differing == [] for _, _, differing in results), results
+    assert len(results) == 8 + 2 * len(FORMATS) and all(differing == [] for _, _, differing in results), results
 
 
 def test_a_float16_checkpoint_is_bfloat16_natively_and_float16_in_torch() -> None:

@@ -116,7 +116,7 @@ class Transformer : public Engine, private Tasks {
 
     void hidden_states_of(int first, int count, float* states) override {
         for (int t = first; t < first + count; t++) {
-            norm_final(t, last_[0]);
+            final_norm_of(t, last_[0]);
             for (int i = 0; i < shape.dim; i++) *states++ = widen(last_[0][i]);
         }
     }
@@ -268,7 +268,7 @@ class Transformer : public Engine, private Tasks {
                                     projection_, thread, StoreTo<float>{experts_.results()});
             case kSumExperts: return over_tokens(task, [&](int t) { sum_experts(of, t); });
             case kAdd: return over_tokens(task, [&](int t) { add_projected(of, t); });
-            case kNormFinal: return norm_last(task);
+            case kNormFinal: return norm_final(task);
             case kLogits: return projection_.run({head_, last_, int(samples)}, task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
             case kSample: return sample(task, thread);
@@ -332,14 +332,14 @@ class Transformer : public Engine, private Tasks {
         if (of.to == kNormed) normed_.quantize(form, t, round16(shape.dim), plan_.num_tokens());
     }
 
-    void norm_final(int token, T* to) const {
+    void final_norm_of(int token, T* to) const {
         const Operation& head = operations_.back();
         RmsNorm<T>{weights_.values(head.other), head.eps, head.offset}(residual_[token], shape.dim, to);
     }
 
-    void norm_last(int task) {
+    void norm_final(int task) {
         for (int i = task * 16; i < std::min(plan_.num_samples(), task * 16 + 16); i++) {
-            norm_final(plan_.samples[i].token, last_[i]);
+            final_norm_of(plan_.samples[i].token, last_[i]);
             last_.quantize(form_of(head_), i, round16(shape.dim), plan_.num_samples());
         }
     }
