@@ -51,7 +51,7 @@ class Fleet:
         drain_timeout_s: float = 60.0,
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_end: Callable[[MeasuredStream], None] = lambda stream: None,
-        routing: str = "cost",
+        routing: str = "expected_time",
     ) -> None:
         """node: Ray's id of this node. on_step, on_end: for metrics. routing: one of `routing.POLICIES`."""
         self._node, self._callers, self._hold_timeout_s = node, callers, hold_timeout_s
