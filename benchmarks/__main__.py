@@ -15,6 +15,7 @@ MODULES: Final = {name: f"benchmarks.questions.{name}" for name in QUESTIONS} | 
     "make_checkpoint": "benchmarks.harness.make_checkpoint",
     "serve_ours": "benchmarks.harness.serve_ours",
     "report": "benchmarks.report",
+    "simulate": "benchmarks.simulate.command",
 }
 
 
