@@ -10,7 +10,6 @@ from typing import Any
 from benchmarks.harness.common import emit, print_table
 from benchmarks.harness.options import question_parser
 from benchmarks.simulate.fleet import Costs
-from benchmarks.simulate.policies import COMPARISONS
 from benchmarks.simulate.run import POOLED, Setting, run
 from benchmarks.simulate.traces import mooncake
 from benchmarks.simulate.workload import Call, all_calls
@@ -31,7 +30,7 @@ def gaps(found: Mapping[str, Mapping[str, Any]], figure: str) -> dict[str, float
 
 
 def main(argv: Sequence[str]) -> None:
-    names = [*POLICIES, *COMPARISONS, POOLED]
+    names = [*POLICIES, POOLED]
     parser = question_parser("simulate", __doc__)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--block", type=int, default=512, help="tokens of a trace's block; 16 scales its lengths down by 32")

@@ -97,8 +97,8 @@ class PooledLink(VirtualLink):
 class PooledModel(ServedModel):
     """A front's model that orders engines by their true state."""
 
-    def _by_policy(self, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
-        return sorted(links, key=lambda link: (_expected_ms(link, live), link.engine_id))  # type: ignore[arg-type]
+    def _by_policy(self, links: Sequence[Link], lives: Sequence[RoutedStream]) -> Sequence[Link]:
+        return sorted(links, key=lambda link: (_expected_ms(link, lives[0]), link.engine_id))  # type: ignore[arg-type]
 
 
 def _expected_ms(link: VirtualLink, live: RoutedStream) -> float:

@@ -12,11 +12,10 @@ from unittest import mock
 
 from benchmarks.harness.common import percentile
 from benchmarks.simulate.fleet import Costs, CountedStream, SimulatedEngine, SimulatedFront
-from benchmarks.simulate.policies import COMPARISONS
 from benchmarks.simulate.pooled import Pool, PooledLink, PooledModel
 from benchmarks.simulate.workload import Call
 from deployments.args import EngineArgs
-from deployments.fleet import routing, served_model
+from deployments.fleet import served_model
 from deployments.links import front_session
 from llama_core.errors import LlamaError
 from llama_core.scheduling import request as requests
@@ -102,7 +101,7 @@ class Simulation:
         self._idle = asyncio.Event()
 
     async def run(self, calls: Sequence[Call]) -> None:
-        model: Any = ("load", PooledModel, PooledLink) if self._pool is not None else (self.policy,)
+        model: Any = ("least_loaded", PooledModel, PooledLink) if self._pool is not None else (self.policy,)
         self.fronts = [SimulatedFront(*model) for _ in range(self.setting.num_fronts)]
         for speed in self.setting.speeds:
             await self.add_engine(speed)
@@ -187,8 +186,6 @@ def _light() -> Iterator[None]:
             (front_session, "check_prompt", lambda prompt, *_: prompt),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
-        more = {name: make() for name, make in COMPARISONS.items()}
-        patches.enter_context(mock.patch.dict(routing.POLICIES, more))  # type: ignore[arg-type]
         yield
 
 

@@ -73,7 +73,7 @@ def test_every_policy_asks_every_engine(policy: Policy) -> None:
 
 def test_equal_costs_spread_prompts_and_every_front_chooses_the_same_engine_for_one() -> None:
     engines = [
-        replace(IDLE, engine=name, queued_tokens=tokens) for name, tokens in zip("abc", (0, 0, TIE_MS), strict=True)
+        replace(IDLE, engine=name, queued_tokens=int(tokens)) for name, tokens in zip("abc", (0, 0, TIE_MS), strict=True)
     ]
     prompts = [Prompt(str(number).encode()) for number in range(300)]
     firsts = [by_time(engines, prompt)[0].engine for prompt in prompts]
