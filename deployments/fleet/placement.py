@@ -205,9 +205,11 @@ class Placement(ABC):
             and link.has_adapter(adapter)
         ]
 
-    def on_load(self, link: Link) -> None:
-        if self._balancing is None and len(self.links) > 1 and not link.is_lost:
-            self._balancing = asyncio.get_running_loop().call_later(LOAD_S, self._balance)
+    def on_load(self) -> None:
+        if self._balancing is None and len(self.links) > 1:
+            num_streams = sum(len(each.streams) for each in self.links)
+            delay_s = LOAD_S * (1 + num_streams / 256)  # looking at 1,000 takes a millisecond
+            self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
 
     def _balance(self) -> None:
         """Streams that wait at an engine move to one that would begin them sooner, or has a slot where theirs has none: first
@@ -217,14 +219,13 @@ class Placement(ABC):
         if len(self.links) < 2 or not ready or self._stood_still:
             return
         costs = costs_of(self.links)
-        queued_ms = {link: facts_of(link, (), costs).first_token_ms for link in self.links}
-        least_ms, has_free = min(queued_ms[link] for link in ready), any(link.num_free > 0 for link in ready)
+        least_ms = min(facts_of(link, (), costs).first_token_ms for link in ready)
         waiting = [
             each
             for link in self.links
-            if has_free or queued_ms[link] > least_ms + facts_of(link, (), costs).step_ms
             for each in waiting_at(link)
             if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves
+            and (now_s > each.live.due_s or each.facts(costs).first_token_ms > least_ms)
         ]
         for each in sorted(waiting, key=lambda each: turn(each.live))[:MAX_LOOKED_AT]:
             live, link = each.live, each.link
@@ -263,7 +264,7 @@ class Placement(ABC):
         if not (stood_still or self._stood_still):
             self._suspect_silent(now_s)
             self._place(list(self._held))
-            self._balance()
+            self.on_load()
             for link in self.links:
                 for live in link.streams.values():
                     if not live.is_admitted and now_s - live.expected_s > EXPECTED_S:

@@ -34,7 +34,7 @@ class RoutedStream:
     batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
     batch. refused_by: ids of engines that did not take it since, and whether for want of room. num_known: blocks of its prompt
     that engines know, as of when it was placed; is_copy: another choice of the same prompt comes before it. expected_s: when
-    the index was told where it is. due_s: when it is expected to have its first token.
+    the index was told where it is. num_expected: tokens that its engine has to compute. due_s: when it is expected to have its first token.
     """
 
     stream: SequenceStream
@@ -53,6 +53,7 @@ class RoutedStream:
     num_known: Mapping[Hashable, int] = field(default_factory=dict)
     is_copy: bool = False
     expected_s: float = 0.0
+    num_expected: int = 0
     due_s: float = 0.0
 
     def num_new(self, link: "Link") -> int:
@@ -76,8 +77,8 @@ class LinkOwner(Protocol):
     def on_refused(self, link: "Link", live: RoutedStream, error: LlamaError) -> None:
         """The engine did not take a stream that it was to continue."""
 
-    def on_load(self, link: "Link") -> None:
-        """The engine has told its load."""
+    def on_load(self) -> None:
+        """An engine has told its load."""
 
     def on_state(self, link: "Link") -> None:
         """The engine's state has changed."""
@@ -117,7 +118,7 @@ class Link(ABC):
         self._back_s = 0.0  # when it was heard again after a silence
         self._owner: LinkOwner | None = None
         self._last_number = 0  # of a stream that has been sent
-        self._unseen: deque[tuple[int, int]] = deque()  # streams that `load` does not include, and their new tokens
+        self._unseen: deque[tuple[int, int]] = deque()  # streams that `load` does not include, and their tokens
         self._accepting: dict[int, _Submission] = {}
 
     @abstractmethod
@@ -176,7 +177,7 @@ class Link(ABC):
     @property
     def queued_tokens(self) -> int:
         """Of prompts to be computed there, counted likewise."""
-        return self.load.queued_tokens + sum(num_new for _, num_new in self._unseen)
+        return self.load.queued_tokens + sum(num_expected for _, num_expected in self._unseen)
 
     @property
     def num_free(self) -> int:
@@ -202,7 +203,7 @@ class Link(ABC):
         submission = _Submission(lives, asyncio.get_running_loop().create_future())
         self._accepting[first] = submission
         try:
-            self.send(messages.Submit(first, request, [num_new for _, num_new in list(self._unseen)[-len(lives) :]]))
+            self.send(messages.Submit(first, request, [live.num_expected for live in lives]))
             if not (is_accepted := await submission.result):
                 self.cancel(lives)
         except BaseException:
@@ -219,7 +220,8 @@ class Link(ABC):
         live.link, live.number, live.placed_s = self, self._last_number, time.monotonic()
         live.is_accepted = live.is_admitted = False
         self.streams[live.number] = live
-        self._unseen.append((live.number, 1 if live.is_copy else live.num_new(self)))
+        live.num_expected = 1 if live.is_copy else live.num_new(self)
+        self._unseen.append((live.number, live.num_expected))
         self.expect(live)
 
     def resume(self, live: RoutedStream) -> None:
@@ -237,7 +239,7 @@ class Link(ABC):
                 num_failures=live.num_failures,
                 has_begun=live.has_begun and not live.is_readmitted,
                 is_readmitted=live.is_readmitted,
-                num_expected=live.num_new(self),
+                num_expected=live.num_expected,
             )
         )
 
@@ -284,7 +286,7 @@ class Link(ABC):
             self._take_load(message.load)
             if self._owner is not None:
                 self._owner.on_step(self, message)
-                self._owner.on_load(self)
+                self._owner.on_load()
         elif isinstance(message, messages.Accepted):
             if (submission := self._accepting.get(message.number)) is not None and not submission.result.done():
                 for live in submission.lives:
