@@ -47,7 +47,9 @@ class Pool:
                 blocks.prefixes.register(block, prefix)
             found = [here[prefix] for prefix in hashes]
             blocks.release(found)
-            return admit(seq, running, found)
+            if is_admitted := admit(seq, running, found):
+                self.add(map(_key, prefixes.hashes_of(seq)))  # so that no engine computes what another one computes now
+            return is_admitted
 
         admission._admit = admit_with_all  # type: ignore[method-assign]
 
@@ -75,6 +77,9 @@ class _PooledPrefixes(PrefixCache):
         """As many as the pool has; `admit_with_all` finds blocks for them."""
         hashes = self._hashes(seq, 0, (seq.length - 1) // self._block_size)
         return [UNREAD] * self.pool.num_known(map(_key, hashes))
+
+    def hashes_of(self, seq: Seq) -> Iterable[bytes]:
+        return self._hashes(seq, 0, seq.length // self._block_size)
 
     def register(self, seq: Seq) -> None:
         first = seq.num_registered
