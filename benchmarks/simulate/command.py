@@ -84,8 +84,9 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rows", type=int, default=64, help="sequences that run at once: max_batch_size")
 
 
-def setting_of(options: argparse.Namespace, policy: str) -> Setting:
-    costs, speeds = Costs(*options.costs), options.speeds or [1.0] * options.engines
+def setting_of(options: argparse.Namespace, policy: str, engines: int = 0) -> Setting:
+    """engines: in place of those of the options."""
+    costs, speeds = Costs(*options.costs), [1.0] * engines or options.speeds or [1.0] * options.engines
     return Setting(policy, costs, options.fronts, speeds, options.blocks, options.block_size, options.rows)
 
 
