@@ -1,21 +1,23 @@
-"""How would a fleet serve this traffic? Real schedulers, fronts and policies over ranks that are a model of costs."""
+"""How would a fleet serve this traffic? Real fronts, policies and schedulers over ranks that are a model of costs."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Final
 
-from benchmarks.harness.common import emit, print_table
+from benchmarks.harness.common import emit, percentile, print_table
 from benchmarks.harness.options import question_parser
-from benchmarks.simulate.fleet import Costs
-from benchmarks.simulate.run import POOLED, Setting, run
-from benchmarks.simulate.traces import mooncake
-from benchmarks.simulate.workload import Call, all_calls
+from benchmarks.simulate.generators import GENERATORS
+from benchmarks.simulate.run import CHOOSERS, POOLED, Setting, run
+from benchmarks.simulate.traces import TRACE_BLOCK, read
+from benchmarks.simulate.workload import Call, with_later
 from deployments.fleet.routing import POLICIES
+from tests.support.modelled_fleet import Costs
 
-COLUMNS = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "latency_mean_s", "makespan_s", "hit_share", "sequences", "wall_s")
+MOST_ENGINES: Final = 256
+TIMES: Final = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "latency_mean_s", "makespan_s")
 
 
 def scaled(calls: Sequence[Call], factor: float) -> list[Call]:
@@ -25,59 +27,108 @@ def scaled(calls: Sequence[Call], factor: float) -> list[Call]:
 
 def gaps(found: Mapping[str, Mapping[str, Any]], figure: str) -> dict[str, float]:
     """Of the gap between power of two and perfect placement, the share that each policy closes."""
+    if not {POOLED, "power_of_two"} <= found.keys():
+        return {}
     low, high = found[POOLED][figure], found["power_of_two"][figure]
-    return {name: (high - each[figure]) / (high - low) for name, each in found.items()}
+    return {name: (high - each[figure]) / (high - low or 1e-9) for name, each in found.items()}
+
+
+def engines_for(calls: Sequence[Call], setting: Setting, ttft_s: float, percent: float) -> int:
+    """How many engines give that percentile of the times to first token; doubles the number, then halves the interval."""
+
+    def suffice(number: int) -> bool:
+        return percentile(run(calls, replace(setting, speeds=[1.0] * number)).ttft, percent) <= ttft_s
+
+    low, high = 0, 1
+    while not suffice(high):
+        low, high = high, 2 * high
+        if high > MOST_ENGINES:
+            raise SystemExit(f"{low} engines do not suffice")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffice(middle) else (middle, high)
+    return high
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "workload", help=f"a file in the format of a published trace, or one of {', '.join(GENERATORS)}"
+    )
+    parser.add_argument("--block", type=int, default=TRACE_BLOCK, help=f"tokens for {TRACE_BLOCK} of a trace's prompts")
+    parser.add_argument(
+        "--spread", action="store_true", help="a trace's arrivals of one time evenly until the next time"
+    )
+    parser.add_argument("--requests", type=int, help="a trace's first ones")
+    parser.add_argument("--rate", type=float, default=2.0, help="of a generator: sessions, groups or requests a second")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of a generator")
+    parser.add_argument("--seed", type=int, default=1, help="of a generator")
+
+
+def workload(options: argparse.Namespace) -> list[Call]:
+    if options.workload in GENERATORS:
+        return GENERATORS[options.workload](Random(options.seed), options.rate, options.seconds)
+    return read(Path(options.workload), options.block, spreads=options.spread)[: options.requests]
+
+
+def add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("fleet")
+    group.add_argument("--engines", type=int, default=4)
+    group.add_argument(
+        "--speeds", type=float, nargs="+", help="of each engine, in place of --engines; 2 halves its costs"
+    )
+    group.add_argument("--fronts", type=int, default=1)
+    group.add_argument("--costs", type=float, nargs=3, default=(10.0, 0.08, 0.2), metavar=("BASE", "TOKEN", "ROW"),
+                       help="ms of a step, of a prompt's token and of a decode row in it")  # fmt: skip
+    group.add_argument("--blocks", type=int, default=1000, help="of an engine's cache")
+    group.add_argument("--block-size", type=int, default=TRACE_BLOCK, help="tokens of such a block")
+    group.add_argument("--rows", type=int, default=64, help="sequences that run at once: max_batch_size")
+
+
+def setting_of(options: argparse.Namespace, policy: str, engines: int = 0) -> Setting:
+    """engines: in place of those of the options."""
+    costs, speeds = Costs(*options.costs), [1.0] * engines or options.speeds or [1.0] * options.engines
+    return Setting(policy, costs, options.fronts, speeds, options.blocks, options.block_size, options.rows)
 
 
 def main(argv: Sequence[str]) -> None:
-    names = [*POLICIES, POOLED]
+    names = [*POLICIES, *CHOOSERS]
     parser = question_parser("simulate", __doc__)
-    parser.add_argument("--trace", type=Path, required=True)
-    parser.add_argument("--block", type=int, default=512, help="tokens of a trace's block; 16 scales its lengths down by 32")
-    parser.add_argument("--spread", action="store_true", help="arrivals of equal times evenly until the next time")
-    parser.add_argument("--requests", type=int, help="the first so many")
-    parser.add_argument("--policy", nargs="+", choices=names, default=names)
-    parser.add_argument("--engines", type=int, default=4)
-    parser.add_argument("--fronts", type=int, default=1)
-    parser.add_argument("--speeds", type=float, nargs="+", help="of each engine, in place of --engines")
-    parser.add_argument("--blocks", type=int, default=1000, help="cache blocks of an engine")
-    parser.add_argument("--block-size", type=int, help="of an engine; as --block if absent")
-    parser.add_argument("--rows", type=int, default=64, help="max_batch_size")
-    parser.add_argument("--costs", type=float, nargs=3, default=(10.0, 0.08, 0.2), metavar=("BASE", "TOKEN", "ROW"), help="ms")
-    parser.add_argument("--saturated", action="store_true", help="all arrive at once")
-    parser.add_argument("--load", type=float, help="share of the capacity, that of perfect placement at saturation")
-    parser.add_argument("--capacity", type=float, help="requests a second, if it is known")
-    options = parser.parse_args(argv)
-    calls = mooncake(options.trace, options.block, spreads=options.spread)[: options.requests]
-    longest = max(call.prompt_tokens + call.output for call in all_calls(calls))
-    setting = Setting(
-        Costs(*options.costs),
-        options.fronts,
-        options.speeds or [1.0] * options.engines,
-        options.blocks,
-        options.block_size or options.block,
-        options.rows,
+    add_workload_options(parser)
+    add_fleet_options(parser)
+    parser.add_argument("--policy", nargs="+", choices=names, default=[*POLICIES, POOLED])
+    parser.add_argument("--saturated", action="store_true", help="all requests come at once")
+    parser.add_argument("--load", type=float, help="share of the requests a second of perfect placement at saturation")
+    parser.add_argument("--capacity", type=float, help="these, where they are known")
+    parser.add_argument(
+        "--ttft-ms", type=float, help="how many engines does each policy need for this time to first token?"
     )
-    span_s = calls[-1].at_s - calls[0].at_s
-    capacity = options.capacity
+    parser.add_argument("--percentile", type=float, default=99.0, help="of --ttft-ms")
+    options = parser.parse_args(argv)
+    calls, capacity = workload(options), options.capacity
     if options.load and not capacity:
-        capacity = len(calls) / run(scaled(calls, 0.0), setting, POOLED, longest).makespan
-        print(f"capacity {capacity:.3f} requests/s")
-    factor = 0.0 if options.saturated else 1.0 if not options.load else len(calls) / span_s / (capacity * options.load)
-    found: dict[str, dict[str, Any]] = {}
-    for policy in options.policy:
-        found[policy] = run(scaled(calls, factor), setting, policy, longest).figures()
-        print(json.dumps({policy: found[policy]}), flush=True)
-    closed: dict[str, Any] = {}
-    if POOLED in found and "power_of_two" in found:
-        closed = {"ttft": gaps(found, "ttft_mean_s"), "makespan": gaps(found, "makespan_s")}
-    rows = [
-        [name, *(each[column] if column != "sequences" else "/".join(map(str, each[column])) for column in COLUMNS),
-         *(f"{closed[one][name]:.2f}" if closed else "-" for one in ("ttft", "makespan"))]
-        for name, each in found.items()
-    ]
-    print_table(f"{len(calls)} requests, {len(setting.speeds)} engines, {options.fronts} fronts, arrivals x{factor:.3f}",
-                ["policy", *COLUMNS, "gap ttft", "gap makespan"], rows)
-    emit("simulate", {"capacity": capacity, "factor": factor, "policies": found, "gap_closed": closed}, options)
-
-
+        capacity = len(with_later(calls)) / run(scaled(calls, 0.0), setting_of(options, POOLED)).makespan
+    rate = len(with_later(calls)) / (calls[-1].at_s or 1.0)
+    calls = scaled(calls, 0.0 if options.saturated else rate / capacity / options.load if options.load else 1.0)
+    if options.ttft_ms:
+        target = options.ttft_ms / 1e3, options.percentile
+        needed = {name: engines_for(calls, setting_of(options, name), *target) for name in options.policy}
+        print_table(
+            f"Engines for a TTFT of {options.ttft_ms:g} ms", ["policy", "engines"], [*map(list, needed.items())]
+        )
+        emit("simulate", {"engines": needed}, options)
+        return
+    found = {}
+    for name in options.policy:
+        found[name] = run(calls, setting_of(options, name)).figures()
+        print(f"{name}: {found[name]['wall_s']:.1f} s", flush=True)
+    closed = {figure: gaps(found, figure) for figure in ("ttft_mean_s", "makespan_s")}
+    print_table(
+        f"{len(with_later(calls))} requests, {options.fronts} fronts; gap: share of that from power_of_two to {POOLED}",
+        ["policy", *TIMES, "hit_share", "sequences", "TTFT gap", "makespan gap"],
+        [
+            [name, *(each[time] for time in TIMES), each["hit_share"], "/".join(map(str, each["sequences"]))]
+            + [gap.get(name, "-") for gap in closed.values()]
+            for name, each in found.items()
+        ],
+    )
+    emit("simulate", {"capacity": capacity, "gap_closed": closed, "policies": found}, options)

@@ -1,14 +1,13 @@
-"""What clients of a simulated fleet ask: calls, their prompts in pieces, and traces of requests that others have published."""
+"""What clients of a simulated fleet ask, and when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-ANSWER: Final = 300  # the token that simulated ranks sample; no model's end of an answer
-_FILL: Final = [301]
-_DIGITS: Final = 4  # tokens that name a piece
-_BASE: Final = 256
+from tests.support.modelled_fleet import ANSWER
+
 OF_ANSWER: Final = -1  # the name of a piece that an engine has generated
+_FILL, _FIRST, _DIGITS, _BASE = [301], 302, 4, 256  # a piece's tokens: its name's digits, then the same one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,11 +20,6 @@ class Call:
     output: int
     owner: str = ""
     then: "Sequence[Call]" = ()
-    priority: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(count for _, count in self.prompt)
 
     def tokens(self) -> list[int]:
         found: list[int] = []
@@ -33,12 +27,18 @@ class Call:
             if name == OF_ANSWER:
                 found += [ANSWER] * count
             else:
-                head = [302 + name // _BASE**digit % _BASE for digit in range(_DIGITS)]
+                head = [_FIRST + name // _BASE**digit % _BASE for digit in range(_DIGITS)]
                 found += (head + _FILL * (count - _DIGITS))[:count]
         return found
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and the answer."""
+        return sum(count for _, count in self.prompt) + self.output
 
-def all_calls(roots: Sequence[Call]) -> list[Call]:
+
+def with_later(roots: Sequence[Call]) -> list[Call]:
+    """And all calls that follow them."""
     found = list(roots)
     for call in found:
         found += call.then

@@ -1,35 +1,42 @@
-"""Engines and fronts of the product in one event loop with a virtual clock. Ranks are a model of their costs."""
+"""The product's engines and fronts in one event loop with a virtual clock, for hours of traffic.
+
+Ranks are a model of their costs, a link carries its messages as objects, and streams make no text.
+"""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, cast
 
-from benchmarks.simulate.workload import ANSWER
-from cluster.driver.group_info import GroupInfo
-from cluster.wire.rank_status import RankStatus
 from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.interface import FLEET_EVENTS
 from deployments.engine.live_streams import MeasuredStream
-from deployments.engine.service import LlamaService
 from deployments.engine.timeline import Timeline
 from deployments.fleet.served_model import ServedModel
 from deployments.links import messages, model_files
 from deployments.links.affinity import PrefixIndex
 from deployments.links.front_server import FrontServer
 from deployments.links.front_session import FrontSession, FrontStream
-from deployments.links.link import Link
-from llama_core.config import EngineConfig
-from llama_core.errors import LlamaError, RankFailure, RequestCancelled
-from llama_core.scheduling.request import FinishReason, Request
-from llama_core.scheduling.request import Sequence as Seq
+from deployments.links.link import Link, RoutedStream
+from deployments.observe.metrics import Metrics
+from deployments.replicas.engine_process import EngineProcess
+from llama_core.errors import LlamaError, RequestCancelled
+from llama_core.scheduling.request import FinishReason, Request, Sequence
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
+from tests.support.fake_cluster import FakeCluster, Member
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 
+ANSWER: Final = 300  # the token that ranks sample; it ends no answer
 DELAY_S: Final = 0.0001  # of a message
+
+
+def ignore(*_: object) -> None:
+    """In the place of a callback."""
 
 
 class Costs(NamedTuple):
@@ -43,13 +50,12 @@ class Costs(NamedTuple):
         return self.base_ms + self.token_ms * shape.num_prompt_tokens + self.row_ms * shape.num_decodes
 
 
-class ModelledRanks:
-    """Implements `deployments.engine.supervisor.Group` and `GroupPool`. A step begins when the one before it has ended."""
-
-    num_standby = 0
+class ModelledRanks(FakeGroup):
+    """A step begins when the one before it has ended."""
 
     def __init__(self, costs: Costs, num_blocks: int) -> None:
-        self.costs, self._num_blocks = costs, num_blocks
+        super().__init__(num_blocks=num_blocks)
+        self.costs = costs
         self.busy_s = self._free_at_s = 0.0
 
     def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
@@ -62,53 +68,45 @@ class ModelledRanks:
         loop.call_at(self._free_at_s, _answer, future, output)
         return future
 
-    async def start(self) -> GroupInfo:
-        return GroupInfo(epoch=0, num_blocks=self._num_blocks, ranks=())
-
-    async def statuses(self) -> list[RankStatus | None]:
-        return []
-
-    async def wait_failed(self) -> RankFailure:
-        return await asyncio.get_running_loop().create_future()
-
-    async def stop(self) -> None:
-        pass
-
-    async def usable_bundles(self) -> list[int] | None:
-        return None
-
-    async def fetch(self) -> None:
-        pass
-
-    def open_group(self, config: EngineConfig, epoch: int, num_blocks: int | None, bundles: Sequence[int]) -> Any:
-        return self
-
-    def prepare_standby(self, info: GroupInfo) -> None:
-        pass
-
 
 def _answer(future: asyncio.Future[StepOutput], output: StepOutput) -> None:
     if not future.done():
         future.set_result(output)
 
 
-class SimulatedEngine:
-    """server: None until it has started. ended: sequences that it has completed."""
+class ModelledEngine:
+    """waiting: of streams that it was sent and has not admitted, uncached tokens and blocks, where somebody counts them."""
 
     def __init__(self, name: str, args: EngineArgs, costs: Costs, num_blocks: int) -> None:
         self.name = name
         self.ranks = ModelledRanks(costs, num_blocks)
-        self.service = LlamaService(args, self.ranks, on_end=self._on_end)
-        self.service.engine_id = name
-        self.server: FrontServer | None = None
         self.num_ended = 0
-        # Of streams that were sent to it and that it has not admitted: uncached tokens and blocks.
         self.waiting: dict[tuple[Link, int], tuple[int, int]] = {}
-        self.pool: Any = None  # of perfect placement
+        unread = ("watch", "on_step", "on_compute_ms", "on_failure")
+        metrics = cast(Metrics, SimpleNamespace(**dict.fromkeys(unread, ignore), on_end=self._on_end))
+        self.process = EngineProcess(args, FakeGroupPool(lambda: self.ranks), Member(FakeCluster()), metrics)
+        self.service = self.process.service
+        self.service.engine_id = name
 
     async def start(self) -> None:
         await self.service.start()
-        self.server = FrontServer(self.service, _files(self.service.args))
+        self.process.fronts = FrontServer(self.service, _packed(self.service.args.ckpt_dir))
+
+    @property
+    def server(self) -> FrontServer:
+        assert self.process.fronts is not None
+        return self.process.fronts
+
+    @property
+    def num_sequences(self) -> int:
+        scheduler = self.service.loop.scheduler
+        return scheduler.num_running + scheduler.num_waiting
+
+    async def end(self) -> None:
+        """Its streams go to others."""
+        await self.server.hand_over(has_successor=False, timeout_s=60.0)
+        self.server.close()
+        await self.service.stop()
 
     def _on_end(self, stream: MeasuredStream) -> None:
         self.num_ended += stream.sequence.finish_reason is FinishReason.LENGTH
@@ -117,10 +115,6 @@ class SimulatedEngine:
 @cache
 def _packed(ckpt_dir: str) -> model_files.ModelFiles:
     return model_files.pack(EngineArgs(ckpt_dir=ckpt_dir), None, 1)
-
-
-def _files(args: EngineArgs) -> model_files.ModelFiles:
-    return _packed(args.ckpt_dir)
 
 
 class _Pipe:
@@ -137,14 +131,15 @@ class _Pipe:
         self._take(self._left.popleft())
 
 
-class VirtualLink(Link):
-    """A front's link with an engine: the messages are those of a connection, and no bytes."""
-
-    def __init__(self, engine: SimulatedEngine, prefixes: PrefixIndex) -> None:
-        assert engine.server is not None
+class ModelledLink(Link):
+    def __init__(self, engine: ModelledEngine, prefixes: PrefixIndex, on_sent: "OnSent") -> None:
         super().__init__(engine.name, "virtual", prefixes)
-        self.engine, self.session = engine, VirtualSession(engine.server, self)
+        self.engine, self.session, self._on_sent = engine, _Session(engine.server, self), on_sent
         self._pipe = _Pipe(self.session.take)
+
+    def take_on(self, live: RoutedStream) -> None:
+        super().take_on(live)
+        self._on_sent(live, self)
 
     def send(self, message: messages.FromFront) -> None:
         self._pipe.send(message)
@@ -157,10 +152,13 @@ class VirtualLink(Link):
         self.take(message)
 
 
-class VirtualSession(FrontSession):
-    def __init__(self, server: FrontServer, link: VirtualLink) -> None:
+OnSent = Callable[[RoutedStream, ModelledLink], object]
+
+
+class _Session(FrontSession):
+    def __init__(self, server: FrontServer, link: ModelledLink) -> None:
         super().__init__(server)
-        self._server, self._link, self._pipe = server, link, _Pipe(link.hear)
+        self._sessions, self._link, self._pipe = server.sessions, link, _Pipe(link.hear)
 
     def send(self, message: messages.FromEngine) -> None:
         self._pipe.send(message)
@@ -170,21 +168,23 @@ class VirtualSession(FrontSession):
         super().admitted(stream)
 
     def cancel(self, numbers: Iterable[int], *, is_stop: bool = False) -> None:
-        numbers = list(numbers)
-        for number in numbers:
+        for number in (gone := list(numbers)):
             self._link.engine.waiting.pop((self._link, number), None)
-        super().cancel(numbers, is_stop=is_stop)
+        super().cancel(gone, is_stop=is_stop)
 
     def close(self, reason: str, level: int = logging.WARNING) -> None:
-        if self._server.sessions.pop(self, self) is None:
-            self.cancel(list(self.streams))
+        if self in self._sessions:
+            del self._sessions[self]
+            self.cancel(self.streams)
             asyncio.get_running_loop().call_later(DELAY_S, self._link.lose)
 
 
 class CountedStream:
-    """In the place of a `SequenceStream`: counts the tokens of a stream, and makes no text. `done`: set at its end."""
+    """In the place of a `SequenceStream`. `done`: set at its end."""
 
-    def __init__(self, seq: Seq, tokenizer: Any, request: Request, on_cancel: Callable[[Seq], None], **_: Any) -> None:
+    def __init__(
+        self, seq: Sequence, tokenizer: Any, request: Request, on_cancel: Callable[[Sequence], None], **_: Any
+    ):
         loop = asyncio.get_running_loop()
         self.sequence, self._on_cancel = seq, on_cancel
         self.numerics = self.tokenizer_digest = ""
@@ -205,34 +205,29 @@ class CountedStream:
         self.error = self.error or error
         self._end()
 
-    def end(self, error: LlamaError) -> None:
-        self._on_cancel(self.sequence)
-        self.fail(error)
-
     def cancel(self) -> None:
-        self.end(RequestCancelled("the request was cancelled"))
+        self._on_cancel(self.sequence)
+        self.fail(RequestCancelled("the request was cancelled"))
 
     def _end(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
 
-class SimulatedFront:
+class ModelledFront:
     """num_open: requests that it has now."""
 
-    def __init__(self, policy: str, model: type[ServedModel] = ServedModel, link: type[VirtualLink] = VirtualLink) -> None:
-        tells: tuple[Any, ...] = (dict.fromkeys(FLEET_EVENTS, 0), lambda link: None, lambda: None)
-        own = "model", Callers(IngressArgs()), None, lambda stream: None
-        self._link = link
-        self.model = model(*own, 600.0, *tells, policy)
-        self.prefixes = PrefixIndex()
+    def __init__(self, policy: str, make: Callable[..., ServedModel] = ServedModel, on_sent: OnSent = ignore) -> None:
+        """on_sent: told which stream each engine gets."""
+        tells = dict.fromkeys(FLEET_EVENTS, 0), ignore, ignore, policy
+        self.model = make("model", Callers(IngressArgs()), None, ignore, 600.0, *tells)
         self.num_open = 0
+        self._prefixes, self._on_sent = PrefixIndex(), on_sent
 
-    async def meet(self, engine: SimulatedEngine) -> None:
-        assert engine.server is not None
-        link = self._link(engine, self.prefixes)
+    async def meet(self, engine: ModelledEngine) -> None:
+        link = ModelledLink(engine, self._prefixes, self._on_sent)
         engine.server.join(link.session)
-        while link.welcome is None:
+        while link.welcome is None:  # noqa: ASYNC110
             await asyncio.sleep(DELAY_S)
         link.tokenizer_digest = link.welcome.tokenizer_digest
         self.model.add(link, engine.service.text)
