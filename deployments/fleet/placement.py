@@ -13,7 +13,7 @@ from typing import Final
 
 from deployments.engine.interface import EngineState, Readiness
 from deployments.fleet import routing
-from deployments.fleet.facts import costs_of, facts_of, look_up, turn, waiting_at
+from deployments.fleet.facts import Waiting, costs_of, facts_of, look_up, turn, waiting_at
 from deployments.fleet.model_view import EngineText
 from deployments.links import messages
 from deployments.links.affinity import EXPECTED_S
@@ -220,13 +220,15 @@ class Placement(ABC):
             return
         costs = costs_of(self.links)
         least_ms = min(facts_of(link, (), costs).first_token_ms for link in ready)
-        waiting = [
-            each
-            for link in self.links
-            for each in waiting_at(link)
-            if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves
-            and (now_s > each.live.due_s or each.facts(costs).first_token_ms > least_ms)
-        ]
+        has_slot = any(link.num_free > 0 for link in ready)
+        waiting: list[Waiting] = []
+        for link in self.links:
+            for each in waiting_at(link):
+                is_late = has_slot and now_s > each.live.due_s
+                if not is_late and each.facts(costs).first_token_ms <= least_ms:
+                    break  # nor are those before it, but for a few
+                if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
+                    waiting.append(each)
         for each in sorted(waiting, key=lambda each: turn(each.live))[:MAX_LOOKED_AT]:
             live, link = each.live, each.link
             able = [other for other in self._able(live, but=link) if not other.is_full]
