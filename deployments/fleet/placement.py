@@ -226,7 +226,9 @@ class Placement(ABC):
             for each in waiting_at(link):
                 is_late = has_slot and now_s > each.live.due_s
                 if not is_late and each.facts(costs).first_token_ms <= least_ms:
-                    break  # nor are those before it, but for a few
+                    if has_slot:
+                        continue
+                    break  # nor would those before it gain
                 if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
                     waiting.append(each)
         for each in sorted(waiting, key=lambda each: turn(each.live))[:MAX_LOOKED_AT]:
