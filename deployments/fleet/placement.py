@@ -229,8 +229,9 @@ class Placement(ABC):
                 log.error("the streams of %s could not be looked after\n%s", self.model_id, where(error))
 
     def _tick(self, due_s: float, now_s: float) -> None:
+        held_tokens = sum(live.stream.sequence.length for live in self._held)
         for link in self.links:
-            link.tell_alive()
+            link.tell_alive(len(self._held), held_tokens)
         # After a pause of this process itself, each engine first tells once more what it hears.
         stood_still, self._stood_still = self._stood_still, now_s - due_s >= TICK_S
         if not (stood_still or self._stood_still):
