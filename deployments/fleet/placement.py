@@ -178,6 +178,8 @@ class Placement(ABC):
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
         self._events["held"] += live not in self._held
         self._held[live] = None
+        if not self.links:
+            self._on_unserved()
 
     def _has_other_tokenizer(self, live: RoutedStream) -> bool:
         """Whether requests are taken, and no engine knows the tokens of this one's prompt."""
