@@ -141,8 +141,8 @@ def _command_line(pid: int) -> str:
     return ""
 
 
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+def _listens(port: int, host: str = HOST) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
 
