@@ -1,6 +1,6 @@
 """Two models that sleep and wake under requests, on a cluster of two nodes from cluster/deploy whose head has a Redis.
 
-    python -m tests.programs.sleeping --wakes 20
+    python -m tests.programs.wakes --wakes 20
 
 Fronts and engines run on the second node. Between two wakes once a front is killed, and once the head. A third model is asked
 all the time. Needs redis-server. Prints its observations as one line of JSON.
