@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from deployments.args import IngressArgs
@@ -52,6 +52,8 @@ class LocalSession(FrontSession):
 class OwnEngine(ServedModel):
     """Implements `Models`. Call `start`, later `stop`."""
 
+    asleep: Set[str] = frozenset()
+
     def __init__(
         self, service: LlamaService, args: IngressArgs, on_end: Callable[[MeasuredStream], None] = lambda stream: None
     ) -> None:
@@ -67,6 +69,9 @@ class OwnEngine(ServedModel):
         link = LocalLink(self.fronts)
         self.fronts.join(link.session)
         self.add(link, self.service.text)
+
+    async def meet_model(self, model: str | None) -> None:
+        pass
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """As of `LlamaService`."""

@@ -184,6 +184,8 @@ class Placement(ABC):
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
         self._events["held"] += live not in self._held
         self._held[live] = None
+        if not self.links:
+            self._on_unserved()
 
     def _has_other_tokenizer(self, live: RoutedStream) -> bool:
         """Whether requests are taken, and no engine knows the tokens of this one's prompt."""
@@ -261,8 +263,9 @@ class Placement(ABC):
                 log.error("the streams of %s could not be looked after\n%s", self.model_id, where(error))
 
     def _tick(self, due_s: float, now_s: float) -> None:
+        held_tokens = sum(live.stream.sequence.length for live in self._held)
         for link in self.links:
-            link.tell_alive()
+            link.tell_alive(len(self._held), held_tokens)
         # After a pause of this process itself, each engine first tells once more what it hears.
         stood_still, self._stood_still = self._stood_still, now_s - due_s >= TICK_S
         if not (stood_still or self._stood_still):

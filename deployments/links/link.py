@@ -243,9 +243,10 @@ class Link(ABC):
             )
         )
 
-    def tell_alive(self) -> None:
+    def tell_alive(self, held: int = 0, held_tokens: int = 0) -> None:
+        """held: as of `Alive`."""
         if self.welcome is not None:
-            self.send(messages.Alive())
+            self.send(messages.Alive(held, held_tokens))
 
     def cancel(self, lives: Sequence[RoutedStream], *, is_stop: bool = False) -> None:
         """The engine is to forget these streams, of those that it has not ended."""
