@@ -32,9 +32,11 @@ class RoutedStream:
     is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again, or could run
     but for the engines' load. has_begun: it has been in a batch. is_readmitted: its client was away, and it has not been in a
     batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
-    batch. refused_by: ids of engines that did not take it since, and whether for want of room. num_known: blocks of its prompt
-    that engines know, as of when it was placed; is_copy: another choice of the same prompt comes before it. expected_s: when
-    the index was told where it is. num_expected: tokens that its engine has to compute. due_s: when it is expected to have its first token.
+    batch. refused_by: ids of engines that did not take it since, and whether for want of room.
+
+    As of when it was placed: num_known: blocks of its prompt that each engine knows. num_expected: tokens that its engine has to
+    compute. due_s: when it is expected to have its first token. is_copy: another choice of the same prompt is before it.
+    expected_s: when `prefixes` was told last that the engine will know the prompt.
     """
 
     stream: SequenceStream
