@@ -121,6 +121,7 @@ class Simulation:
         await self._idle.wait()
         if running is not None:
             running.cancel()
+            await asyncio.wait([running])
         outcome, outcome.makespan = self.outcome, loop.time() - began_s
         outcome.engine_s = outcome.engine_s or outcome.makespan * len(self.engines)
         outcome.sequences = [engine.num_ended for engine in self.engines]
