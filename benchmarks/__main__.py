@@ -16,7 +16,7 @@ MODULES: Final = {name: f"benchmarks.questions.{name}" for name in QUESTIONS} | 
     "serve_ours": "benchmarks.harness.serve_ours",
     "report": "benchmarks.report",
     "simulate": "benchmarks.simulate.command",
-    "autoscale": "benchmarks.simulate.scaling",
+    "autoscale": "benchmarks.simulate.autoscale",
 }
 
 

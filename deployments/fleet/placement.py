@@ -313,7 +313,7 @@ class Placement(ABC):
 
     def _by_policy(self, links: Sequence[Link], lives: Sequence[RoutedStream]) -> Sequence[Link]:
         """For the prompts of these streams together, the best one first."""
-        if not any(link.prefixes.knows(link) for link in links):
+        if not links or links[0].is_only:
             return links
         self._num_chosen += 1
         look_up(links, lives)

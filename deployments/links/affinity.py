@@ -108,10 +108,6 @@ class PrefixIndex:
             known[self._engines[bit]] = count
             bits ^= bit
 
-    def knows(self, engine: Hashable) -> bool:
-        """Whether the engine tells what its cache holds."""
-        return engine in self._bits
-
     def expect(self, engine: Hashable, keys: Iterable[int]) -> None:
         """The engine has been sent this prompt."""
         if (bit := self._bits.get(engine)) is not None:

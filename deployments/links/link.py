@@ -34,7 +34,7 @@ class RoutedStream:
     batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
     batch. refused_by: ids of engines that did not take it since, and whether for want of room.
 
-    As of when it was placed: num_known: blocks of its prompt that each engine knows. num_expected: tokens that its engine has to
+    As of when it was placed: num_known: blocks of its prompt that each engine knows. num_expected: tokens that its engine is to
     compute. due_s: when it is expected to have its first token. is_copy: another choice of the same prompt is before it.
     expected_s: when `prefixes` was told last that the engine will know the prompt.
     """
@@ -95,6 +95,7 @@ class Link(ABC):
     a stream that has moved on finds no stream."""
 
     is_deaf = False  # the engine, which may be heard, does not hear this front
+    is_only = False  # the front never has another engine
 
     def __init__(self, engine_id: str, host: str, prefixes: PrefixIndex) -> None:
         """prefixes: of all engines of the front."""
@@ -189,7 +190,7 @@ class Link(ABC):
 
     def expect(self, live: RoutedStream) -> None:
         """The engine will know the prompt of this stream, which it has not admitted."""
-        if not live.is_copy and self.prefixes.knows(self):
+        if not (live.is_copy or self.is_only):
             assert self.state is not None
             live.expected_s = time.monotonic()
             self.prefixes.expect(self, live.prefixes.keys(self.state.block_size))
