@@ -16,7 +16,7 @@ from ray.serve._private.common import (
     TimeStampedValue,
 )
 from ray.serve._private.deployment_info import DeploymentInfo
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig
 
 from benchmarks.harness.common import emit, print_table
 from benchmarks.harness.options import question_parser
@@ -40,7 +40,7 @@ class Autoscaler:
         self._state = DeploymentAutoscalingState(ENGINE)
         own = SimpleNamespace(autoscaling_config=config, gang_scheduling_config=None)
         info = SimpleNamespace(deployment_config=own, target_capacity=None, target_capacity_direction=None)
-        self._target = self._state.register(cast(DeploymentInfo, info), cast(int, config.min_replicas))
+        self._target = self._state.register(cast(DeploymentInfo, info), config.min_replicas)
         self._engines = dict.fromkeys(simulation.engines, time.time())  # those that serve, and since when they cost
         self._starting: list[asyncio.Task[None]] = []
         self._series: dict[ModelledEngine, dict[str, list[TimeStampedValue]]] = {}
@@ -107,9 +107,9 @@ def policy_of(name: str, knob: float, ttft_s: float) -> dict[str, Any]:
     """Of `AutoscalingConfig`. knob: the utilization of ours, or the sequences of an engine."""
     if name == "expected_time":
         kwargs = {"ttft_s": ttft_s, "utilization": knob}
-        return {"policy": AutoscalingPolicy(policy_function=f"{OURS}:ExpectedTime", policy_kwargs=kwargs)}
+        return {"policy": {"policy_function": f"{OURS}:ExpectedTime", "policy_kwargs": kwargs}}
     own = {"target_ongoing_requests": knob}
-    return own if name == "serve_default" else own | {"policy": AutoscalingPolicy(policy_function=f"{OURS}:{name}")}
+    return own if name == "serve_default" else own | {"policy": {"policy_function": f"{OURS}:{name}"}}
 
 
 def misses_at(engine_s: float, points: Sequence[tuple[float, float]]) -> float:
@@ -138,7 +138,8 @@ def main(argv: Sequence[str]) -> None:
         "--delays", type=float, nargs=2, default=[30.0, 600.0], metavar=("UP", "DOWN"), help="Serve's, in s"
     )
     options = parser.parse_args(argv)
-    calls, target_s, rows, found = workload(options), options.ttft_ms / 1e3, [], {}
+    calls, target_s, rows = workload(options), options.ttft_ms / 1e3, []
+    found: dict[str, list[tuple[float, float]]] = {}
     for name in options.policy:
         for knob in options.utilization if name == "expected_time" else options.sequences:
             limits = {"min_replicas": 1, "max_replicas": options.most, "look_back_period_s": 30.0}
