@@ -17,6 +17,7 @@ MODULES: Final = {name: f"benchmarks.questions.{name}" for name in QUESTIONS} | 
     "report": "benchmarks.report",
     "simulate": "benchmarks.simulate.command",
     "autoscale": "benchmarks.simulate.autoscale",
+    "cases": "benchmarks.simulate.cases",
     "validate": "benchmarks.simulate.live",
 }
 
