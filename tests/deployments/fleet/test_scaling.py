@@ -42,6 +42,8 @@ class Controller:
             current_num_replicas=self.current,
             target_num_replicas=self.target,
             current_time=self.now_s,
+            capacity_adjusted_min_replicas=0,
+            capacity_adjusted_max_replicas=4,
             config=SimpleNamespace(look_back_period_s=30.0),
         )
         number, state = self.policy(context)
@@ -136,6 +138,18 @@ def test_a_model_sleeps_when_nothing_has_run_or_waited_for_the_look_back_period(
     for _ in range(16):
         number = controller.told(QUIET)
     assert number == 0
+
+
+def test_each_decision_is_a_line_and_what_the_limits_prevent_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    controller = Controller(ExpectedTime(ttft_s=2.0), current=4)
+    with caplog.at_level("INFO", logger="ray.serve"):
+        controller.told(*[engine(1.0, queued_ms=9000.0)] * 4)
+        assert not caplog.messages
+        controller.target = 1
+        controller.told(*[engine(1.0, queued_ms=9000.0)] * 4)
+        controller.told(*[engine(1.0, queued_ms=9900.0)] * 4)
+    (line,) = caplog.messages
+    assert line.startswith("scaling demo: ") and "1 asked for, 4 there; work of 4.00 engines, 36.0 s of it wait" in line
 
 
 @pytest.mark.parametrize("arguments", [{"ttft_s": 0}, {"utilization": 0}, {"utilization": 1.5}])
