@@ -10,8 +10,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.args import ServerArgs
-from deployments.http.app import build_http_app
 from deployments.fleet.scaling import gauges
+from deployments.http.app import build_http_app
 from deployments.observe.metric import Gauge, Histogram
 from deployments.observe.metrics import Metrics
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError

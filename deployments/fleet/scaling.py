@@ -64,7 +64,7 @@ class ExpectedTime:
         self._asked_s: float | None = None  # when engines were asked for that are not there yet
         self._start_s = 0.0  # from then until all were there, the last time
         self._recent: deque[tuple[float, int]] = deque()  # (when, engines needed) within the look-back period
-        self._told: int | None = None  # the latest decision
+        self._told: int | None = None  # the latest decision, until Serve has followed it
         self._gauges: Mapping[str, Gauge] = {}
         self._recorded_s = 0.0
 
@@ -108,7 +108,7 @@ class ExpectedTime:
                 f"scaling {context.app_name}: {number} engines are needed, {target} asked for, {current} there; "
                 f"work of {signal.offered:.2f} engines, {signal.backlog_s:.1f} s of it wait, delay {signal.delay_s:.2f} s"
             )
-        self._told = decision
+        self._told = None if decision == target else decision
         if now_s - self._recorded_s >= RECORD_AGAIN_S and ray.is_initialized():
             self._recorded_s = now_s
             self._gauges = self._gauges or gauges()
