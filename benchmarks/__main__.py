@@ -15,6 +15,10 @@ MODULES: Final = {name: f"benchmarks.questions.{name}" for name in QUESTIONS} | 
     "make_checkpoint": "benchmarks.harness.make_checkpoint",
     "serve_ours": "benchmarks.harness.serve_ours",
     "report": "benchmarks.report",
+    "simulate": "benchmarks.simulate.command",
+    "autoscale": "benchmarks.simulate.autoscale",
+    "cases": "benchmarks.simulate.cases",
+    "validate": "benchmarks.simulate.live",
 }
 
 

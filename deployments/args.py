@@ -173,8 +173,10 @@ class IngressArgs(Args):
     hold_timeout_s: Annotated[float, Field(ge=0)] = Field(
         600.0, description="Streams wait this long for an engine that can continue them, once theirs has ended."
     )
-    routing: Literal["cost", "load"] = Field(
-        "cost", description="How a front chooses among engines: by cost (load less what their caches know), or by load."
+    routing: Literal["expected_time", "least_loaded", "longest_prefix", "power_of_two", "round_robin"] = Field(
+        "expected_time",
+        description="How a front chooses among engines: by the time to the first token and the delay to other requests, or "
+        "by another rule.",
     )
 
     @property

@@ -1,7 +1,8 @@
 """Ranks without a model, so that the rest of a server can be measured.
 
-`build_app` is our application with such ranks, for the import_path of a serve configuration. The environment variable
-PACED_STEP_MS is the time of a step; the ranks answer at once if it is 0.
+`build_app` is our application with such ranks, for the import_path of a serve configuration. Environment variables say the
+time of a step: PACED_STEP_MS, and for each token of a prompt PACED_TOKEN_MS, for each decode row PACED_ROW_MS. The ranks answer
+at once if all are 0. They have PACED_BLOCKS cache blocks.
 """
 
 import os
@@ -16,8 +17,10 @@ from deployments.args import ServerArgs
 from llama_core.config import EngineConfig
 from llama_core.rank_report import RankReport
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
+from llama_core.scheduling.step_costs import StepShape
 
 STEP_MS = "PACED_STEP_MS"
+TOKEN_MS, ROW_MS, NUM_BLOCKS = "PACED_TOKEN_MS", "PACED_ROW_MS", "PACED_BLOCKS"
 _FIRST_TEXT_ID = 259  # after control and byte pieces
 
 
@@ -29,11 +32,11 @@ class PacedRunner:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._step_s = float(os.environ.get(STEP_MS, "0")) / 1e3
+        self._costs_s = [float(os.environ.get(name, "0")) / 1e3 for name in (STEP_MS, TOKEN_MS, ROW_MS)]
         self._free_at_s = 0.0
 
     def max_num_blocks(self) -> int:
-        return 4096
+        return int(os.environ.get(NUM_BLOCKS, "4096"))
 
     def seconds_waited(self) -> float | None:
         return None
@@ -48,8 +51,10 @@ class PacedRunner:
         pass
 
     def start(self, batch: StepInput) -> Pending[StepOutput]:
-        if self._step_s:
-            self._free_at_s = max(self._free_at_s, time.monotonic()) + self._step_s
+        shape, (base_s, token_s, row_s) = StepShape.of(batch), self._costs_s
+        step_s = base_s + token_s * shape.num_prompt_tokens + row_s * shape.num_decodes
+        if step_s:
+            self._free_at_s = max(self._free_at_s, time.monotonic()) + step_s
             time.sleep(max(0.0, self._free_at_s - time.monotonic()))
         num_texts = self._vocab_size - _FIRST_TEXT_ID
         tokens = [
@@ -57,7 +62,7 @@ class PacedRunner:
             for row in batch.rows
             if row.samples
         ]
-        return Pending.done(StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * self._step_s))
+        return Pending.done(StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * step_s))
 
 
 def make_paced_runner(

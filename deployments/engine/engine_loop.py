@@ -24,7 +24,7 @@ from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Request, Sequence, Terms, sequences_of
 from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.step_costs import StepShape
+from llama_core.scheduling.step_costs import CostModel, StepShape
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,11 @@ class EngineLoop:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
+
+    @property
+    def costs(self) -> CostModel:
+        """For fronts."""
+        return self._pacing.costs.model(self._streams.output_tokens)
 
     def check_capacity(self, owner: str = "") -> None:
         """Raises QueueFull, with a time to retry, if not even one sequence of a token may be queued."""

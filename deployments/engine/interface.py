@@ -105,6 +105,7 @@ class EngineState:
     chat_format: str = "llama2"
     tool_format: str = "llama2"
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    window: int = 0  # tokens that a position reads; 0: all before it
     blocks_total: int = 0
     blocks_used: int = 0
     requests_running: int = 0

@@ -36,7 +36,7 @@ class TokenSink(MeasuredStream, Protocol):
 
 
 class LiveStreams:
-    """The streams by their sequences. `idle` is set while there is no stream."""
+    """The streams by their sequences. `idle` is set while there is no stream. output_tokens: of a stream, a moving mean."""
 
     def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[MeasuredStream], None]) -> None:
         """on_end: for metrics, of ended sequences."""
@@ -46,6 +46,7 @@ class LiveStreams:
         self._retry = retry
         self._on_end = on_end
         self._streams: dict[Sequence, TokenSink] = {}
+        self.output_tokens = 0.0
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -108,4 +109,7 @@ class LiveStreams:
 
     def _end(self, stream: TokenSink) -> None:
         stream.timeline.ended_s = time.monotonic()
+        seq = stream.sequence
+        if seq.length > seq.prompt_len:
+            self.output_tokens += (seq.length - seq.prompt_len - self.output_tokens) / (16 if self.output_tokens else 1)
         self._on_end(stream)

@@ -294,6 +294,7 @@ class LlamaService:
             max_step_tokens=self.config.max_step_tokens,
             max_queue=self.args.max_queue,
             max_queue_tokens=self.args.max_queue_tokens,
+            window=self._model.longest_window,
             block_size=self.config.block_size,
             checkpoint_digest=_digest(reports),
             checkpoint_format=self._checkpoint_format,

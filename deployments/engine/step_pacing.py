@@ -122,7 +122,9 @@ class StepPacing:
         self._waited_for_masks = mask_wait_ms > 0 or bool(output.deferred)
         # Where a backend does not measure the wait, a step with deferred rows may have waited.
         is_measured = output.mask_wait_ms is not None or not output.deferred
-        if is_measured:
+        if step.batch.adapters:
+            self.costs.observe_load(step.shape, own_ms)
+        elif is_measured:
             self.costs.observe(step.shape, own_ms)
         if not step.is_queued and step.sent_s - self._completed_s < _STEADY_S:
             self.costs.observe_gap((now_s - self._completed_s) * 1e3 - output.elapsed_ms)

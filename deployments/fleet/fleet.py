@@ -59,7 +59,7 @@ class Fleet:
         drain_timeout_s: float = 60.0,
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_end: Callable[[MeasuredStream], None] = lambda stream: None,
-        routing: str = "cost",
+        routing: str = "expected_time",
         invite: Callable[[str], Awaitable[Invitation]] = _no_engine,
     ) -> None:
         """node: Ray's id of this node. on_step, on_end: for metrics. routing: one of `routing.POLICIES`. invite: as of

@@ -23,6 +23,8 @@ from deployments.links.link import Link, RoutedStream
 class LocalLink(Link):
     """A link with the engine of this process: each message is a call."""
 
+    is_only = True
+
     def __init__(self, server: FrontServer) -> None:
         super().__init__(server.engine, "this process", PrefixIndex())
         self.session = LocalSession(server, self)

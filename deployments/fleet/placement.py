@@ -13,10 +13,12 @@ from typing import Final
 
 from deployments.engine.interface import EngineState, Readiness
 from deployments.fleet import routing
+from deployments.fleet.facts import Waiting, costs_of, facts_of, look_up, turn, waiting_at
 from deployments.fleet.model_view import EngineText
 from deployments.links import messages
+from deployments.links.affinity import EXPECTED_S
 from deployments.links.link import MAX_GAP_S, Link, RoutedStream
-from deployments.links.messages import BEAT_S, CLOSE_AFTER_S
+from deployments.links.messages import BEAT_S, CLOSE_AFTER_S, LOAD_S
 from llama_core.errors import EngineError, InvalidParameter, LlamaError, NotReady, PoisonRequest, QueueFull
 from llama_core.log_lines import where
 from llama_core.text.model_text import ModelText
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 TICK_S: Final = BEAT_S
 # A stream waits so long at an engine before it moves to a free slot; twice as long after each move.
 PATIENCE_S: Final = 0.25
+MAX_LOOKED_AT: Final = 32  # waiting streams, each time
 MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
 
 
@@ -39,7 +42,7 @@ class Placement(ABC):
         events: dict[str, int],
         on_lost: Callable[[Link], None] = lambda link: None,
         on_unserved: Callable[[], None] = lambda: None,
-        policy: str = "cost",
+        policy: str = "expected_time",
     ) -> None:
         """hold_timeout_s: how long a stream waits for an engine that can continue it. events: counts of FLEET_EVENTS. on_lost:
         a link has ended. on_unserved: no engine takes requests. policy: one of `routing.POLICIES`."""
@@ -55,6 +58,8 @@ class Placement(ABC):
         self._held: dict[RoutedStream, None] = {}
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
         self._draining = self._stood_still = False
+        self._num_chosen = 0  # engines for requests
+        self._balancing: asyncio.TimerHandle | None = None
         self._ticking = asyncio.create_task(self._tick_always())
 
     @abstractmethod
@@ -143,13 +148,14 @@ class Placement(ABC):
         """Continue streams that have no engine: those that have begun first, then the oldest. Where there is no engine they are
         held."""
         placed = []
-        for live in sorted(lives, key=_turn):
+        for live in sorted(lives, key=turn):
             able = self._able(live, silent_since_s)
             usable = [link for link in able if not link.is_full and link.engine_id not in live.refused_by]
             if not usable:
                 self._hold(live, has_engine=any(live.refused_by.get(link.engine_id, True) for link in able))
                 continue
-            self._by_policy(usable, live)[0].take_on(live)
+            live.is_copy = False  # its prompt's first choice may be elsewhere
+            self._by_policy(usable, [live])[0].take_on(live)
             self._held.pop(live, None)
             placed.append(live)
         # An engine puts each that has begun before all others, so the oldest of them comes last.
@@ -201,25 +207,51 @@ class Placement(ABC):
             and link.has_adapter(adapter)
         ]
 
-    def _use_free_slots(self, now_s: float) -> None:
-        """Streams that wait at an engine move to others with free slots: those that have begun first, then the oldest."""
-        if not any(link.is_ready and link.num_free > 0 for link in self.links):
+    def on_load(self) -> None:
+        if self._balancing is None and len(self.links) > 1:
+            num_streams = sum(len(each.streams) for each in self.links)
+            delay_s = LOAD_S * (1 + num_streams / 256)  # looking at 1,000 takes a millisecond
+            self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
+
+    def _balance(self) -> None:
+        """Streams that wait at an engine move to one that would begin them sooner, or has a slot where theirs has none: first
+        those that have begun, then the oldest."""
+        self._balancing, now_s = None, time.monotonic()
+        ready = [link for link in self.links if link.is_ready and not link.is_full]
+        if len(self.links) < 2 or not ready or self._stood_still:
             return
-        waiting = [
-            live
-            for link in self.links
-            for live in link.streams.values()
-            if live.is_accepted and not live.is_admitted and now_s - live.placed_s > PATIENCE_S * 2**live.num_moves
-        ]
-        for live in sorted(waiting, key=_turn):
-            assert live.link is not None
-            free = [link for link in self._able(live, but=live.link) if link.num_free > 0 and not link.is_full]
-            if free:
-                live.link.cancel([live])
+        costs = costs_of(self.links)
+        least_ms = min(facts_of(link, (), costs).first_token_ms for link in ready)
+        has_slot = any(link.num_free > 0 for link in ready)
+        waiting: list[Waiting] = []
+        for link in self.links:
+            for each in waiting_at(link):
+                is_late = has_slot and now_s > each.live.due_s
+                if not is_late and each.facts(costs).first_token_ms <= least_ms:
+                    if has_slot:
+                        continue
+                    break  # nor would those before it gain
+                if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
+                    waiting.append(each)
+        for each in sorted(waiting, key=lambda each: turn(each.live))[:MAX_LOOKED_AT]:
+            live, link = each.live, each.link
+            able = [other for other in self._able(live, but=link) if not other.is_full]
+            usable = [other for other in able if other.engine_id not in live.refused_by]
+            if not usable:
+                continue
+            due_s = live.due_s
+            best = self._by_policy(usable, [live])[0]
+            here, there = each.facts(costs), facts_of(best, [live], costs)
+            gains_slot = best.num_free > 0 and (link.num_free <= 0 or now_s > due_s)
+            if gains_slot or there.first_token_ms + here.step_ms * 2**live.num_moves < here.first_token_ms:
+                link.cancel([live])
                 live.num_moves += 1
+                live.is_copy = False
                 self._events["moved"] += 1
-                self._by_policy(free, live)[0].take_on(live)
+                best.take_on(live)
                 self._resume(live)
+            else:
+                live.due_s = due_s
 
     async def _tick_always(self) -> None:
         while True:
@@ -239,7 +271,11 @@ class Placement(ABC):
         if not (stood_still or self._stood_still):
             self._suspect_silent(now_s)
             self._place(list(self._held))
-            self._use_free_slots(now_s)
+            self.on_load()
+            for link in self.links:
+                for live in link.streams.values():
+                    if not live.is_admitted and now_s - live.expected_s > EXPECTED_S:
+                        link.expect(live)
         for live in [live for live in self._held if now_s - (live.lost_s or now_s) > self.hold_timeout_s]:
             self._events["hold_timeout"] += 1
             text = f"no engine could continue this stream within {self.hold_timeout_s:g} s (hold_timeout_s)"
@@ -275,24 +311,19 @@ class Placement(ABC):
             return Readiness(False, "recovering", f"no engine of {self.model_id} is connected; requests wait for one")
         return Readiness(False, "loading", f"no engine of {self.model_id} is connected")
 
-    def _by_policy(self, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
-        """For the stream's prompt, the best one first."""
-        if len(links) < 2:
+    def _by_policy(self, links: Sequence[Link], lives: Sequence[RoutedStream]) -> Sequence[Link]:
+        """For the prompts of these streams together, the best one first."""
+        if not links or links[0].is_only:
             return links
-        keys = live.prefixes.keys
-        sizes = {link.state.block_size for link in links if link.state is not None}
-        known = {engine: n for size in sizes for engine, n in links[0].prefixes.num_known(keys(size)).items()}
+        self._num_chosen += 1
+        look_up(links, lives)
+        costs, prefixes, known = costs_of(links), lives[0].prefixes, lives[0].num_known
+        state = links[0].state
+        assert state is not None
+        name = prefixes.name(state.block_size, max(known.get(link, 0) for link in links))
         by_id = {link.engine_id: link for link in links}
-        facts = [_facts(link, known.get(link, 0)) for link in links]
-        return [by_id[each.engine] for each in self._policy(facts, live.prefixes.name(min(sizes)))]
-
-
-def _facts(link: Link, num_known: int) -> routing.Facts:
-    """num_known: blocks of the prompt that the engine knows."""
-    assert link.state is not None
-    load, max_step_tokens = link.num_sequences / link.state.max_batch_size, link.state.max_step_tokens
-    return routing.Facts(link.engine_id, link.is_ready, load, max_step_tokens, num_known * link.state.block_size)
-
-
-def _turn(live: RoutedStream) -> tuple[bool, int, float]:
-    return not live.has_begun, live.stream.sequence.terms.priority, live.stream.timeline.submitted_s
+        facts = [facts_of(link, lives, costs) for link in links]
+        ordered = self._policy(facts, routing.Prompt(name, self._num_chosen))
+        for live in lives:
+            live.due_s = time.monotonic() + ordered[0].first_token_ms / 1e3
+        return [by_id[each.engine] for each in ordered]

@@ -3,58 +3,145 @@
 Pure functions of what engines have told. Knows nothing of connections. `IngressArgs.routing` names one of POLICIES.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
-TIE: Final = 32  # costs that differ by less are equal: a template's first tokens bind no prompt to an engine
+from llama_core.scheduling.step_costs import CostModel
+
+TIE_MS: Final = 4.0  # and half a step: engines whose costs differ by less are equal
+# A prompt's work delays those that come after it: so many of them at the load at which routing matters.
+DELAYED: Final = 1.0
+NOMINAL: Final = CostModel(20.0, 0.5, 1.0, 50.0, 64.0)  # until an engine has told its costs
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Of one engine and one prompt. load: sequences that run or wait there, in full batches. max_step_tokens: that a step of it
-    computes. num_known: tokens of the prompt that its cache has."""
+class Prompt(NamedTuple):
+    """name: a hash of its first tokens that no engine knows. number: of the front's requests."""
+
+    name: bytes
+    number: int = 0
+
+
+class Facts(NamedTuple):
+    """Of one engine and one prompt.
+
+    running, waiting: sequences there, with and without a slot; queued_tokens: of their prompts, to be computed. All of them
+    include what is on its way. num_known, num_new: tokens of the prompt that the cache has, and that are left to compute.
+    """
 
     engine: str
     is_ready: bool
-    load: float
-    max_step_tokens: int
+    running: int
+    waiting: int
+    slots: int
+    queued_tokens: int
+    num_new: int
     num_known: int = 0
+    step_tokens: int = 512
+    num_blocks: int = 1_000_000
+    free_blocks: int = 1_000_000
+    block_size: int = 16
+    loads_adapter: bool = False
+    costs: CostModel = NOMINAL
+
+    @property
+    def num_sequences(self) -> int:
+        return self.running + self.waiting
+
+    @property
+    def step_ms(self) -> float:
+        """Of a step with the decodes alone."""
+        return self.costs.base_ms + self.costs.row_ms * min(self.num_sequences, self.slots)
+
+    @property
+    def first_token_ms(self) -> float:
+        """From now to the prompt's first token: the prompts before it and its own in steps beside the decodes, then turns for
+        slots and blocks, which come free one sequence after the other."""
+        costs, num_tokens = self.costs, self.queued_tokens + self.num_new
+        prompts_ms = num_tokens * costs.token_ms + math.ceil(num_tokens / self.step_tokens) * self.step_ms
+        lacking = max(0.0, self.num_sequences + 1.0 - self.slots)
+        blocks = num_tokens / self.block_size - self.free_blocks
+        if blocks > 0 and self.running:
+            lacking = max(lacking, self.running * blocks / (self.num_blocks - self.free_blocks + 1))
+        turn_ms = costs.output_tokens * (costs.base_ms + costs.row_ms * self.slots) / self.slots
+        return prompts_ms + lacking * turn_ms + self.loads_adapter * costs.adapter_ms
+
+    @property
+    def delay_ms(self) -> float:
+        """By how much the request delays each of the others: its prompt, and its row in their steps."""
+        costs = self.costs
+        own_ms = self.num_new * costs.token_ms + self.loads_adapter * costs.adapter_ms
+        return own_ms + costs.row_ms * costs.output_tokens
 
 
-# The facts of the engines that could compute a prompt, and a hash of it -> the same facts, the best engine first.
-Policy = Callable[[Sequence[Facts], bytes], list[Facts]]
+# The facts of the engines that could compute a prompt -> the same facts, the best engine first.
+Policy = Callable[[Sequence[Facts], Prompt], list[Facts]]
 
 
-def by_cost(engines: Sequence[Facts], prompt: bytes) -> list[Facts]:
-    """Ready engines, the cheapest one first, then the others. The cost, in tokens: those of the prompt that the engine does not
-    know, and as many as a step computes for the sequences that fill a batch.
+def by_time(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
+    """Ready engines, the one with the earliest first token and the least delay to others first; then the others.
 
-    The prompt's hash orders engines of equal costs: so requests that share nothing spread over idle engines, and equal prompts
-    meet, by whichever front they come."""
-    return _ordered(engines, prompt, lambda engine: engine.load * engine.max_step_tokens - engine.num_known)
-
-
-def by_load(engines: Sequence[Facts], prompt: bytes) -> list[Facts]:
-    """Ready engines, the one with the least load first, whatever their caches hold."""
-    return _ordered(engines, prompt, lambda engine: engine.load * engine.max_step_tokens)
+    The prompt's name orders engines of about equal costs: so requests that share nothing spread over idle engines, and equal
+    prompts meet, by whichever front they come."""
+    tie_ms = TIE_MS + min((engine.costs.base_ms for engine in engines), default=0.0) / 2
+    return _ordered(engines, prompt, lambda engine: engine.first_token_ms + DELAYED * engine.delay_ms, tie_ms)
 
 
-POLICIES: Final[Mapping[str, Policy]] = {"cost": by_cost, "load": by_load}
+def round_robin(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
+    """Each engine in turn."""
+    known = sorted(engines, key=lambda engine: (not engine.is_ready, engine.engine))
+    num_ready = sum(engine.is_ready for engine in known)
+    first = prompt.number % max(1, num_ready)
+    return [*known[first:num_ready], *known[:first], *known[num_ready:]]
 
 
-def _ordered(engines: Sequence[Facts], prompt: bytes, cost: Callable[[Facts], float]) -> list[Facts]:
+def power_of_two(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
+    """The one with fewer sequences of two that chance names, then the others."""
+    ranks = sorted(
+        engines, key=lambda engine: (not engine.is_ready, _rank(b"%d" % prompt.number + prompt.name, engine))
+    )
+    two = sorted(ranks[:2], key=lambda engine: (not engine.is_ready, engine.num_sequences))
+    return [*two, *ranks[2:]]
+
+
+def least_loaded(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
+    """The one whose slots are taken the least."""
+    return _ordered(engines, prompt, lambda engine: engine.num_sequences / engine.slots)
+
+
+def longest_prefix(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
+    """The one that knows most of the prompt, whatever its load."""
+    return _ordered(engines, prompt, lambda engine: -engine.num_known)
+
+
+POLICIES: Final[Mapping[str, Policy]] = {
+    "expected_time": by_time,
+    "least_loaded": least_loaded,
+    "longest_prefix": longest_prefix,
+    "power_of_two": power_of_two,
+    "round_robin": round_robin,
+}
+
+
+def _ordered(
+    engines: Sequence[Facts], prompt: Prompt, cost: Callable[[Facts], float], tie: float = 1e-9
+) -> list[Facts]:
+    """tie: costs that exceed the least one by less count as equal."""
     costs = {engine.engine: cost(engine) for engine in engines}
-    least = min(costs.values(), default=0.0)
+    least = min((costs[engine.engine] for engine in engines if engine.is_ready), default=0.0)
 
     def key(engine: Facts) -> tuple[bool, float, bytes]:
-        is_tie = costs[engine.engine] < least + TIE
-        return not engine.is_ready, least if is_tie else costs[engine.engine], _rank(prompt, engine) if is_tie else b""
+        own = costs[engine.engine]
+        return (
+            (not engine.is_ready, own, b"")
+            if own >= least + tie
+            else (not engine.is_ready, least, _rank(prompt.name, engine))
+        )
 
     return sorted(engines, key=key)
 
 
-def _rank(prompt: bytes, engine: Facts) -> bytes:
+def _rank(name: bytes, engine: Facts) -> bytes:
     """Rendezvous hashing (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998)."""
-    return blake2b(prompt + engine.engine.encode(), digest_size=8).digest()
+    return blake2b(name + engine.engine.encode(), digest_size=8).digest()

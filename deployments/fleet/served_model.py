@@ -248,7 +248,9 @@ class ServedModel(Placement):
         prefixes = [PromptPrefixes(terms, prompt) for prompt in request.prompts]
         lives = [
             RoutedStream(
-                SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed), prefixes[i // request.n]
+                SequenceStream(seq, tokenizer, request, self._cancel, is_timed=is_timed),
+                prefixes[i // request.n],
+                is_copy=i % request.n > 0,
             )
             for i, seq in enumerate(sequences)
         ]
@@ -280,9 +282,7 @@ class ServedModel(Placement):
             and link.has_adapter(request.terms.adapter)
             and link.continues(lives[0].stream.numerics)
         ]
-        for link in self._by_policy(usable, lives[0]):
-            if len(usable) > 1:
-                link.expect(lives[0].prefixes)
+        for link in self._by_policy(usable, lives):
             try:
                 if await link.submit(lives, request):
                     return True
@@ -329,6 +329,8 @@ class ServedModel(Placement):
 
     async def stop(self) -> None:
         self._ticking.cancel()
+        if self._balancing is not None:
+            self._balancing.cancel()
         links, self.links = self.links, []  # so that none is met again
         for link in links:
             link.close()

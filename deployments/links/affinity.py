@@ -6,6 +6,8 @@ A wrong guess costs time, never a token.
 import time
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
@@ -15,6 +17,7 @@ HASH_BYTES: Final = 8  # of an engine's hashes: two equal ones cost a detour
 KEY_BITS: Final = 60  # of these in an index: such an integer takes 32 bytes, a longer one 48
 NUM_PARTS: Final = 256  # of a map
 PART_SHIFT: Final = KEY_BITS - 8  # what is left of a key is the number of its part
+CHUNK: Final = 32  # keys that are looked up together
 EXPECTED_S: Final = 5.0  # a prompt that has been sent counts for so long, and at most twice as long
 
 
@@ -35,10 +38,12 @@ class PromptPrefixes:
         self._root = root_hash(terms.cache_scope, terms.adapter)
         self._keys: dict[int, Sequence[int]] = {}
 
-    def name(self, block_size: int) -> bytes:
-        """A hash of the whole prompt, or of its full blocks."""
+    def name(self, block_size: int, num_known: int) -> bytes:
+        """A hash of the prompt up to its first block after `num_known`, or of all full ones; of all of a short prompt."""
         keys = self.keys(block_size)
-        return keys[-1].to_bytes(HASH_BYTES, "big") if keys else prefix_hash(self._root, self.prompt)
+        if not keys:
+            return prefix_hash(self._root, self.prompt)
+        return keys[min(num_known, len(keys) - 1)].to_bytes(HASH_BYTES, "big")
 
     def keys(self, block_size: int) -> Sequence[int]:
         if block_size not in self._keys:
@@ -67,27 +72,41 @@ class PrefixIndex:
         self._expected_before: dict[int, int] = {}
         self._since_s = time.monotonic()  # the beginning of `_expected`
 
-    def num_known(self, keys: Sequence[int]) -> Mapping[Hashable, int]:
-        """By engine, the blocks of a prompt that it need not compute; engines that know none are absent. An engine with a
-        sliding window drops the first ones first."""
+    def num_known(self, keys: Sequence[int], *, has_window: bool = False) -> Mapping[Hashable, int]:
+        """By engine, the blocks of a prompt that it need not compute; engines that know none are absent. has_window: engines
+        read no block before a sliding window, and drop the first ones first."""
         known: dict[Hashable, int] = {}
         others = sum(self._engines)  # bits of engines that are not in `known`
-        parts, expected, before = self._parts, self._expected, self._expected_before
-        for count, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
-            found = parts[key >> PART_SHIFT].get(key, 0)
-            if key in expected:
-                found |= expected[key]
-            if key in before:
-                found |= before[key]
-            if found := found & others:
-                others ^= found
-                while found:
-                    bit = found & -found
-                    known[self._engines[bit]] = count
-                    found ^= bit
-                if not others:
-                    break
+        if has_window:
+            for count, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
+                if found := self._engines_with(key) & others:
+                    others ^= found
+                    self._note(known, found, count)
+                    if not others:
+                        break
+            return known
+        for begin in range(0, len(keys), CHUNK):
+            chunk, parts = keys[begin : begin + CHUNK], self._parts
+            if reduce(and_, [parts[key >> PART_SHIFT].get(key, 0) for key in chunk], others) == others:
+                continue  # as fast as can be: most keys of a long prompt that is known
+            for count, key in enumerate(chunk, begin):
+                if lost := others & ~self._engines_with(key):
+                    others ^= lost
+                    self._note(known, lost, count)
+                    if not others:
+                        return known
+        self._note(known, others, len(keys))
         return known
+
+    def _engines_with(self, key: int) -> int:
+        expected = self._expected.get(key, 0) | self._expected_before.get(key, 0)
+        return self._parts[key >> PART_SHIFT].get(key, 0) | expected
+
+    def _note(self, known: dict[Hashable, int], bits: int, count: int) -> None:
+        while count and bits:
+            bit = bits & -bits
+            known[self._engines[bit]] = count
+            bits ^= bit
 
     def expect(self, engine: Hashable, keys: Iterable[int]) -> None:
         """The engine has been sent this prompt."""
@@ -110,6 +129,9 @@ class PrefixIndex:
             mask = part.get(key)
             part[key] = bit if mask is None else mask | bit  # one integer for all keys of one engine alone
         for key in _keys(evicted):
+            for expected in (self._expected, self._expected_before):
+                if key in expected:
+                    expected[key] &= ~bit
             part = parts[key >> PART_SHIFT]
             if left := part.get(key, 0) & ~bit:
                 part[key] = left

@@ -17,7 +17,7 @@ from deployments.links import messages
 from deployments.links.affinity import shortened
 from deployments.links.front_session import FrontSession
 from deployments.links.invitation import Invitation
-from deployments.links.messages import BEAT_S, MAX_UNREAD_BYTES, PROTOCOL
+from deployments.links.messages import BEAT_S, LOAD_S, MAX_UNREAD_BYTES, PROTOCOL
 from deployments.links.model_files import ModelFiles
 from llama_core.log_lines import where
 from llama_core.scheduling.prefix_cache import PrefixHash
@@ -103,6 +103,7 @@ class FrontServer:
         self._servers: list[asyncio.Server | TlsListener] = []
         self._dir: SocketDir | None = None
         self._beating = asyncio.create_task(self._beat_always())
+        self._telling: asyncio.TimerHandle | None = None  # of the load
 
     @property
     def max_streams(self) -> int:
@@ -167,6 +168,15 @@ class FrontServer:
         for session in list(self.sessions):
             session.beat(message)
 
+    def load_changed(self) -> None:
+        if self._telling is None and len(self.sessions) > 1:  # a front alone is told with its tokens
+            self._telling = asyncio.get_running_loop().call_later(LOAD_S, self._tell_load)
+
+    def _tell_load(self) -> None:
+        self._telling = None
+        for session in list(self.sessions):
+            session.tell_load()
+
     def _whole_beat(self) -> messages.Beat:
         """With all that the prefix cache holds."""
         return self._beat(dict.fromkeys(self.engine_loop.scheduler.pool.prefixes.hashes, True), is_whole=True)
@@ -178,10 +188,12 @@ class FrontServer:
         return messages.Beat(
             service.describe(),
             service.sampling_defaults,
-            cached,
-            evicted,
-            is_whole,
+            cached=cached,
+            evicted=evicted,
+            is_whole=is_whole,
             num_fronts=len(self.sessions),
+            costs=service.loop.costs,
+            places=list(service.loop.scheduler.adapter_places.held),
         )
 
     async def hand_over(self, has_successor: bool, timeout_s: float) -> None:
@@ -194,6 +206,8 @@ class FrontServer:
 
     def close(self) -> None:
         self._beating.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
         for server in self._servers:
             server.close()
         for session in list(self.sessions):

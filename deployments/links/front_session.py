@@ -79,6 +79,9 @@ class EngineSide(Protocol):
     def beat(self) -> None:
         """Tell every front the state of this engine, and how its prefix cache has changed."""
 
+    def load_changed(self) -> None:
+        """Tell every front soon."""
+
 
 class FrontSession(ABC):
     """One front. `streams`: by number, those that the engine computes for it."""
@@ -92,6 +95,7 @@ class FrontSession(ABC):
         self.held = messages.Alive()  # what the front has told last
         self.streams: dict[int, FrontStream] = {}
         self._last_number = 0  # of a stream that has been received
+        self._told = messages.Load()
         self._numbers: list[int] = []
         self._in_frame: set[int] = set()  # of `_numbers`
         self._tokens: list[list[int]] = []
@@ -133,18 +137,18 @@ class FrontSession(ABC):
         self._in_frame.clear()
         numbers, tokens, details, admitted = self._numbers, self._tokens, self._details, self._admitted
         self._numbers, self._tokens, self._details, self._admitted = [], [], [], []
+        self._told = self._load()
+        self.send(messages.Step(self._told, self.engine_loop.elapsed_ms, numbers, tokens, details, admitted))
+        self.server.load_changed()
+
+    def _load(self) -> messages.Load:
         scheduler = self.engine_loop.scheduler
-        self.send(
-            messages.Step(
-                self.engine_loop.elapsed_ms,
-                numbers,
-                tokens,
-                details,
-                scheduler.num_running,
-                scheduler.num_waiting - scheduler.num_background_waiting,
-                admitted,
-                self._last_number,
-            )
+        return messages.Load(
+            self._last_number,
+            scheduler.num_running,
+            scheduler.num_waiting - scheduler.num_background_waiting,
+            scheduler.num_queued_tokens,
+            scheduler.pool.num_free,
         )
 
     # For the server.
@@ -152,7 +156,15 @@ class FrontSession(ABC):
     def beat(self, beat: messages.Beat) -> None:
         queued = [number for number, stream in self.streams.items() if stream.sequence.slot is None]
         unheard_s = time.monotonic() - self.heard_s
-        self.send(msgspec.structs.replace(beat, received=self._last_number, unheard_s=unheard_s, queued=queued))
+        self._told = self._load()
+        self.send(msgspec.structs.replace(beat, load=self._told, unheard_s=unheard_s, queued=queued))
+
+    def tell_load(self) -> None:
+        """What other fronts have changed; free blocks alone change with every few tokens."""
+        load = self._load()
+        if msgspec.structs.replace(load, free_blocks=self._told.free_blocks) != self._told:
+            self._told = load
+            self.send(messages.Step(load))
 
     def close_if_silent(self) -> None:
         """A front that has lost power leaves streams behind, which nobody reads."""
@@ -181,6 +193,8 @@ class FrontSession(ABC):
                 raise NotReady("the request has a parameter that this engine's version does not know")
             if isinstance(message, messages.Submit):
                 sequences = loop.sequences_of(message.request)
+                for seq, num_expected in zip(sequences, message.num_expected, strict=False):
+                    seq.num_expected = num_expected
                 streams = [FrontStream(self, first + i, seq) for i, seq in enumerate(sequences)]
                 self.send(messages.Accepted(first))
                 for stream in streams:
@@ -191,7 +205,9 @@ class FrontSession(ABC):
                 stream = self.streams[first] = FrontStream(self, first, _continued(message, loop))
                 if message.is_readmitted:
                     loop.make_room(message.terms, [len(message.prompt)])
+                stream.sequence.num_expected = message.num_expected
                 loop.continue_(stream, message.num_failures, first=message.has_begun)
+            self.server.load_changed()
         except LlamaError as error:
             self.streams.pop(first, None)
             self.send(messages.Refused(first, fault_of(error)))

@@ -6,7 +6,8 @@ Decides nothing: `Placement` chooses engines, and moves streams from one to anot
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -17,6 +18,7 @@ from deployments.links.affinity import PrefixIndex, PromptPrefixes
 from deployments.links.messages import BEAT_S, error_of, max_streams
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import Request
+from llama_core.scheduling.step_costs import CostModel
 from llama_core.text.model_text import ModelText
 
 MAX_GAP_S: Final = 1.5  # an engine that says nothing for so long is suspected to hang
@@ -31,6 +33,10 @@ class RoutedStream:
     but for the engines' load. has_begun: it has been in a batch. is_readmitted: its client was away, and it has not been in a
     batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
     batch. refused_by: ids of engines that did not take it since, and whether for want of room.
+
+    As of when it was placed: num_known: blocks of its prompt that each engine knows. num_expected: tokens that its engine is to
+    compute. due_s: when it is expected to have its first token. is_copy: another choice of the same prompt is before it.
+    expected_s: when `prefixes` was told last that the engine will know the prompt.
     """
 
     stream: SequenceStream
@@ -46,6 +52,16 @@ class RoutedStream:
     placed_s: float = 0.0
     num_moves: int = 0
     refused_by: dict[str, bool] = field(default_factory=dict)
+    num_known: Mapping[Hashable, int] = field(default_factory=dict)
+    is_copy: bool = False
+    expected_s: float = 0.0
+    num_expected: int = 0
+    due_s: float = 0.0
+
+    def num_new(self, link: "Link") -> int:
+        """Tokens that the engine has to compute before it samples."""
+        assert link.state is not None
+        return max(1, self.stream.sequence.length - link.state.block_size * self.num_known.get(link, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,9 @@ class LinkOwner(Protocol):
     def on_refused(self, link: "Link", live: RoutedStream, error: LlamaError) -> None:
         """The engine did not take a stream that it was to continue."""
 
+    def on_load(self) -> None:
+        """An engine has told its load."""
+
     def on_state(self, link: "Link") -> None:
         """The engine's state has changed."""
 
@@ -76,6 +95,7 @@ class Link(ABC):
     a stream that has moved on finds no stream."""
 
     is_deaf = False  # the engine, which may be heard, does not hear this front
+    is_only = False  # the front never has another engine
 
     def __init__(self, engine_id: str, host: str, prefixes: PrefixIndex) -> None:
         """prefixes: of all engines of the front."""
@@ -89,7 +109,9 @@ class Link(ABC):
         self.state: EngineState | None = None
         self.defaults = SamplingDefaults()
         self.numerics = ""  # of the engine's service, with its number of ranks: it changes where fewer serve
-        self.running = self.waiting = 0  # as the engine has told
+        self.load = messages.Load()
+        self.costs = CostModel()
+        self.places: Sequence[str] = ()  # adapters that are in them
         self.num_fronts = 1  # that the engine serves
         self.num_refusals = 0
         self.was_ready = False  # when its owner was told last
@@ -99,7 +121,7 @@ class Link(ABC):
         self._back_s = 0.0  # when it was heard again after a silence
         self._owner: LinkOwner | None = None
         self._last_number = 0  # of a stream that has been sent
-        self._received = 0  # the highest number that `running` and `waiting` include
+        self._unseen: deque[tuple[int, int]] = deque()  # streams that `load` does not include, and their tokens
         self._accepting: dict[int, _Submission] = {}
 
     @abstractmethod
@@ -143,9 +165,22 @@ class Link(ABC):
         return len(self.streams) >= max_streams(self.state.max_batch_size, self.state.max_queue)
 
     @property
+    def running(self) -> int:
+        return self.load.running
+
+    @property
+    def waiting(self) -> int:
+        return self.load.waiting
+
+    @property
     def num_sequences(self) -> int:
         """That run or wait there: those that it has told, and those that it has been sent since."""
-        return self.running + self.waiting + self._last_number - self._received
+        return self.running + self.waiting + len(self._unseen)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts to be computed there, counted likewise."""
+        return self.load.queued_tokens + sum(num_expected for _, num_expected in self._unseen)
 
     @property
     def num_free(self) -> int:
@@ -153,10 +188,12 @@ class Link(ABC):
         assert self.state is not None
         return self.state.max_batch_size - self.num_sequences
 
-    def expect(self, prefixes: PromptPrefixes) -> None:
-        """The engine is sent this prompt."""
-        assert self.state is not None
-        self.prefixes.expect(self, prefixes.keys(self.state.block_size))
+    def expect(self, live: RoutedStream) -> None:
+        """The engine will know the prompt of this stream, which it has not admitted."""
+        if not (live.is_copy or self.is_only):
+            assert self.state is not None
+            live.expected_s = time.monotonic()
+            self.prefixes.expect(self, live.prefixes.keys(self.state.block_size))
 
     async def submit(self, lives: Sequence[RoutedStream], request: Request) -> bool:
         """Queue all choices of a new request. False if the engine does not answer. Raises its refusal, or InvalidParameter for
@@ -169,7 +206,7 @@ class Link(ABC):
         submission = _Submission(lives, asyncio.get_running_loop().create_future())
         self._accepting[first] = submission
         try:
-            self.send(messages.Submit(first, request))
+            self.send(messages.Submit(first, request, [live.num_expected for live in lives]))
             if not (is_accepted := await submission.result):
                 self.cancel(lives)
         except BaseException:
@@ -186,6 +223,9 @@ class Link(ABC):
         live.link, live.number, live.placed_s = self, self._last_number, time.monotonic()
         live.is_accepted = live.is_admitted = False
         self.streams[live.number] = live
+        live.num_expected = 1 if live.is_copy else live.num_new(self)
+        self._unseen.append((live.number, live.num_expected))
+        self.expect(live)
 
     def resume(self, live: RoutedStream) -> None:
         """Continue a stream that another engine had. Raises InvalidParameter for one that is too long for a message."""
@@ -202,6 +242,7 @@ class Link(ABC):
                 num_failures=live.num_failures,
                 has_begun=live.has_begun and not live.is_readmitted,
                 is_readmitted=live.is_readmitted,
+                num_expected=live.num_expected,
             )
         )
 
@@ -246,9 +287,10 @@ class Link(ABC):
 
     def take(self, message: messages.FromEngine) -> None:
         if isinstance(message, messages.Step):
-            self.running, self.waiting, self._received = message.running, message.waiting, message.received
+            self._take_load(message.load)
             if self._owner is not None:
                 self._owner.on_step(self, message)
+                self._owner.on_load()
         elif isinstance(message, messages.Accepted):
             if (submission := self._accepting.get(message.number)) is not None and not submission.result.done():
                 for live in submission.lives:
@@ -259,10 +301,9 @@ class Link(ABC):
         elif isinstance(message, messages.Beat):
             self._tell(message.state, message.defaults)
             self.num_fronts, self._unheard_s = message.num_fronts, message.unheard_s
-            state = message.state
-            self.running, self.waiting = state.requests_running, state.requests_waiting - state.background_waiting
-            self._received = message.received
-            self._note_queued(set(message.queued), message.received)
+            self.costs, self.places = message.costs, message.places
+            self._take_load(message.load)
+            self._note_queued(set(message.queued), message.load.received)
             self.prefixes.learn(self, message.cached, message.evicted, is_whole=message.is_whole)
             if self._owner is not None:
                 self._owner.on_state(self)
@@ -278,6 +319,11 @@ class Link(ABC):
         assert self.welcome is not None
         self.state, self.defaults = state, defaults
         self.numerics = f"{state.world_size}|{self.welcome.numerics}"
+
+    def _take_load(self, load: messages.Load) -> None:
+        self.load = load
+        while self._unseen and self._unseen[0][0] <= load.received:
+            self._unseen.popleft()
 
     def _refused(self, number: int, error: LlamaError) -> None:
         if (submission := self._accepting.get(number)) is not None:

@@ -1,8 +1,9 @@
 """The messages between a front and an engine: frames of MessagePack, checked against their types while they are decoded.
 
 A front sends `Hello`, then `Submit`, `Continue` and `Cancel`, and `Alive` every BEAT_S. An engine sends `Welcome`, then one
-`Step` for each step that gave tokens to streams of this front, `Beat` every BEAT_S, and `Goodbye` before it ends. Streams have
-the numbers 1, 2, ... of a connection in the order in which the front sends them.
+`Step` for each step that gave tokens to streams of this front, and one in LOAD_S for a load that other fronts have changed;
+`Beat` every BEAT_S, and `Goodbye` before it ends. Streams have the numbers 1, 2, ... of a connection in the order in which the
+front sends them.
 
 A new field stands at the end of its message and has a default, so that a message of the former protocol can be read.
 """
@@ -18,9 +19,11 @@ from deployments.links.model_files import ModelFiles
 from llama_core.errors import LlamaError, QueueFull, error_classes
 from llama_core.scheduling.request import FinishReason, Request, Terms, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step_costs import CostModel
 
-PROTOCOL: Final = 4  # two sides whose numbers differ by more than 1 do not work together
+PROTOCOL: Final = 6  # two sides whose numbers differ by more than 1 do not work together
 BEAT_S: Final = 0.5
+LOAD_S: Final = 0.05
 CLOSE_AFTER_S: Final = 15.0  # of the other side's silence
 MAX_UNREAD_BYTES: Final = 64 * 2**20  # for the other side to read
 # Streams of one front at most, in sequences that the engine can take; others have ended elsewhere.
@@ -36,10 +39,12 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A new request, whose choices are the streams number, number + 1, ... The answer is `Accepted` or `Refused`."""
+    """A new request, whose choices are the streams number, number + 1, ... The answer is `Accepted` or `Refused`.
+    num_expected: of each stream, the tokens that the engine has to compute, as far as the front knows its cache."""
 
     number: int
     request: Request
+    num_expected: list[int] = []
 
 
 class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
@@ -47,7 +52,7 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
 
     has_prompt_logprobs: the front has all of them. num_failures: engines that have ended while they computed its next token.
     has_begun: it goes ahead of the queue; another one waits its turn. is_readmitted: its client was away, so it is refused
-    where a new request would be.
+    where a new request would be. num_expected: as of `Submit`.
     """
 
     number: int
@@ -59,6 +64,7 @@ class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
     num_failures: int
     has_begun: bool = True
     is_readmitted: bool = False
+    num_expected: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -128,35 +134,45 @@ class Detail(msgspec.Struct, frozen=True, array_like=True):
     embedding: bytes | None = None
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """What one step gave to this front's streams, or what the next one begins. tokens: of each of `numbers`. admitted: to the
-    batch, and after how many seconds in the queue. waiting: without background requests. received: the highest number of the
-    front's streams that `running` and `waiting` include; -1 from protocol 1."""
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """Of an engine. received: the highest number of the front's streams that the rest includes. running, waiting: sequences,
+    without background ones that wait. queued_tokens: of their prompts, to be computed."""
 
-    elapsed_ms: float
-    numbers: list[int]
-    tokens: list[list[int]]
-    details: list[Detail]
-    running: int
-    waiting: int
-    admitted: list[tuple[int, float]] = []
     received: int = 0
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    free_blocks: int = 0
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """What one step gave to this front's streams, what the next one begins, or a changed load alone. tokens: of each of
+    `numbers`. admitted: to the batch, and after how many seconds in the queue."""
+
+    load: Load
+    elapsed_ms: float = 0.0
+    numbers: list[int] = []
+    tokens: list[list[int]] = []
+    details: list[Detail] = []
+    admitted: list[tuple[int, float]] = []
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """cached, evicted: shortened hashes of the prefixes that the engine's cache has gained and lost since the last one.
-    is_whole: it holds `cached` and no other. received: as of `Step`, for the counts of `state`. num_fronts: that the engine
-    serves. unheard_s: since it has heard this front. queued: numbers of the front's streams that have no slot."""
+    is_whole: it holds `cached` and no other. num_fronts: that the engine serves. unheard_s: since it has heard this front.
+    queued: numbers of the front's streams that have no slot. costs: of its steps. places: digests of the adapters in them."""
 
     state: EngineState
     defaults: SamplingDefaults
+    load: Load = Load()
     cached: list[bytes] = []
     evicted: list[bytes] = []
     is_whole: bool = False
-    received: int = 0
     num_fronts: int = 1
     unheard_s: float = 0.0
     queued: list[int] = []
+    costs: CostModel = CostModel()
+    places: list[str] = []
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):

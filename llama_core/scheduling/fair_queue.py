@@ -78,10 +78,12 @@ class _PriorityClass:
 
 
 class WaitingQueue:
-    """The waiting requests in the order of the module's docstring. length: how many. num_tokens: of those that never ran."""
+    """The waiting requests in the order of the module's docstring. length: how many. num_tokens: of those that never ran.
+    num_expected: tokens that all but background requests are expected to compute."""
 
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
+        self.num_expected = 0
         self.length = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}
@@ -121,6 +123,7 @@ class WaitingQueue:
         if first or seq.num_cached is not None:
             part.by_owner[seq.terms.owner].move_to_end(seq, last=False)
         self._count_waiting(seq.terms.owner, 1, num_tokens)
+        self._count_expected(seq, 1)
 
     def add_first(self, seq: Sequence) -> None:
         """Add a request before all others: one that former ranks or another engine have begun, or one that keeps its turn. A
@@ -130,6 +133,7 @@ class WaitingQueue:
         self._begun[seq] = None
         self._begun.move_to_end(seq, last=False)
         self.length += 1
+        self._count_expected(seq, 1)
 
     def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
         """Whether the queue's free capacity, in requests and in tokens (None: no limit), is open to `owner`. All of it is if no
@@ -179,6 +183,7 @@ class WaitingQueue:
 
     def remove(self, seq: Sequence) -> None:
         """Remove `seq`, which must be waiting."""
+        self._count_expected(seq, -1)
         if seq in self._begun:
             del self._begun[seq]
             self.length -= 1
@@ -209,6 +214,11 @@ class WaitingQueue:
         if part is None:
             part = self._classes[priority] = _PriorityClass()
         return part
+
+    def _count_expected(self, seq: Sequence, sign: int) -> None:
+        seq.num_expected = seq.num_expected or seq.length
+        if not seq.terms.is_background:
+            self.num_expected += sign * seq.num_expected
 
     def _count_waiting(self, owner: str, num_sequences: int, num_tokens: int) -> None:
         self.length += num_sequences

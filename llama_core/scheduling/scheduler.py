@@ -45,6 +45,7 @@ class _InFlightStep:
     batch: StepInput
     sequences: list[Sequence] = field(default_factory=list)
     learns: bool = False
+    num_prompt_tokens: int = 0
 
     def add(self, seq: Sequence, row: Row) -> None:
         """Count the row's tokens as computed, without its drafts, and its sample as in flight."""
@@ -85,6 +86,7 @@ class Scheduler:
         self._waiting = self.admission.waiting
         self._step = 0
         self._leaves_prompt = False  # the step made last leaves tokens of a prompt to compute
+        self._num_left = 0  # tokens of running sequences' prompts that it leaves
         self._running: list[Sequence] = []  # in the order of admission
         self._in_flight: deque[_InFlightStep] = deque()
 
@@ -104,6 +106,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens of prompts that are to be computed, as far as they are known to be in no cache: of waiting sequences, but for
+        background ones, and of running ones, the steps in flight included."""
+        return self._waiting.num_expected + self._num_left + sum(step.num_prompt_tokens for step in self._in_flight)
 
     @property
     def num_prefix_hits(self) -> int:
@@ -243,6 +251,7 @@ class Scheduler:
             budget -= self._add_prefill(seq, step, budget)
         while budget and self._waiting.length and (admitted := self._admit(step)) is not None:
             budget -= self._add_prefill(admitted, step, budget)
+        self._num_left = sum(seq.num_pending for seq in {*prefills, *step.sequences[num_decodes:]})
         prompts = step.batch.rows[num_decodes:]
         self._leaves_prompt = bool(prompts) and not all(row.samples for row in prompts)
         if not step.sequences:
@@ -445,6 +454,7 @@ class Scheduler:
         if count:
             assert seq.slot is not None and end <= len(seq.blocks) * self.pool.block_size
             step.add(seq, Row(seq.slot, seq.scheduled, count, end == seq.length < seq.max_length))
+            step.num_prompt_tokens += count
             self.admission.prefixes.register(seq)
         return count
 
@@ -481,5 +491,5 @@ class Scheduler:
         """End the run of a sequence whose tokens stay."""
         self._running.remove(seq)
         self.admission.vacate(seq)
-        seq.scheduled = 0
+        seq.scheduled, seq.num_expected = 0, seq.length
         return seq

@@ -49,6 +49,18 @@ class StepShape:
         return self.num_decodes + self.num_prompt_tokens + self.num_drafts
 
 
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A step of any number of decodes takes base_ms + row_ms * decodes + token_ms * tokens of prompts; adapter_ms more where it
+    loads an adapter. output_tokens: of a sequence, the mean. 0 for what is not known."""
+
+    base_ms: float = 0.0
+    row_ms: float = 0.0
+    token_ms: float = 0.0
+    adapter_ms: float = 0.0
+    output_tokens: float = 0.0
+
+
 class StepCosts:
     """Means over completed steps. Times in milliseconds; None before they are known."""
 
@@ -57,6 +69,7 @@ class StepCosts:
         self._decode_ms: dict[int, float] = {}  # by the number of rows
         self._draft_ms: float | None = None
         self._gap_ms: float | None = None
+        self._adapter_ms = 0.0
 
     def observe(self, shape: StepShape, elapsed_ms: float) -> None:
         """Learn from a completed step. elapsed_ms: from the time when rank 0 could begin it to its result."""
@@ -112,6 +125,23 @@ class StepCosts:
         if base is None or draft is None or prompt is None:
             return None
         return base + draft * shape.num_drafts + prompt * shape.num_prompt_tokens
+
+    def observe_load(self, shape: StepShape, elapsed_ms: float) -> None:
+        """Learn from a step that has loaded an adapter."""
+        load_ms = max(0.0, elapsed_ms - (self.step_ms(shape) or 0.0))
+        self._adapter_ms += (load_ms - self._adapter_ms) * (_WEIGHT if self._adapter_ms else 1.0)
+
+    def model(self, output_tokens: float) -> CostModel:
+        """A line through the decodes by the least squares. output_tokens: of a sequence, the mean."""
+        known = self._decode_ms
+        if not known:
+            return CostModel(token_ms=self.prompt_token_ms or 0.0, output_tokens=output_tokens)
+        mean_rows, mean_ms = sum(known) / len(known), sum(known.values()) / len(known)
+        spread = sum((rows - mean_rows) ** 2 for rows in known)
+        slope = sum((rows - mean_rows) * (ms - mean_ms) for rows, ms in known.items()) / spread if spread else 0.0
+        row_ms = min(max(0.0, slope), mean_ms / mean_rows)  # the base is not negative
+        base_ms = mean_ms - row_ms * mean_rows
+        return CostModel(base_ms, row_ms, self.prompt_token_ms or 0.0, self._adapter_ms, output_tokens)
 
     def _forget(self, decode_ms: float) -> None:
         if self._draft_ms is not None:

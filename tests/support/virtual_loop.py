@@ -34,13 +34,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _timer_cancelled_count: int
     _stopping: bool
 
-    def __init__(self, reads_first: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, reads_first: Callable[[], bool] = lambda: False, max_run_s: float = MAX_RUN_S) -> None:
         super().__init__()
         self.network = Network(self, self._take_up)
         self.errors: list[str] = []
         self.after_each: list[Callable[[], object]] = []
         self._reads_first = reads_first
-        self._now_s, self._limit_s = BEGIN_S, 0.0
+        self._now_s, self._limit_s, self._max_run_s = BEGIN_S, 0.0, max_run_s
         self._rounds = 0
         self.ports = itertools.count(20_001)
         self.set_exception_handler(self._note)
@@ -49,7 +49,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def run_forever(self) -> None:
-        self._limit_s = self._now_s + MAX_RUN_S
+        self._limit_s = self._now_s + self._max_run_s
         with mock.patch.object(time, "monotonic", self.time):
             super().run_forever()
 
@@ -126,7 +126,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             assert times, "every task waits, and no timer is due"
             self._rounds = 0 if min(times) > self._now_s else self._rounds
             self._now_s = max(self._now_s, min(times))
-        assert self._now_s < self._limit_s, f"the loop has run for {MAX_RUN_S:g} s of its time"
+        assert self._now_s < self._limit_s, f"the loop has run for {self._max_run_s:g} s of its time"
         self._rounds += 1
         assert self._rounds < MAX_ROUNDS, "callbacks make each other ready, and no time passes"
         self._take_arrivals()

@@ -68,7 +68,9 @@ def test_a_prompt_whose_first_blocks_are_outside_of_a_sliding_window_is_known() 
     index = PrefixIndex()
     index.learn("engine", hashes(), [], is_whole=True)
     index.learn("engine", [], hashes()[:2], is_whole=False)
-    assert num_known(index, "engine") == 4
+    keys = PromptPrefixes(Terms(), PREFIX).keys(BLOCK)
+    assert index.num_known(keys, has_window=True) == {"engine": 4}
+    assert not index.num_known(keys)  # other engines compute the blocks after a lost one again
 
 
 def test_a_prompt_that_an_engine_never_computes_is_expected_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +108,11 @@ def test_an_index_of_many_engines_knows_what_a_set_for_each_would_know() -> None
                 index.learn(engine, cached, evicted, is_whole=is_whole)
         prompt = chance.choice(prompts)
         for engine, has in model.items():
-            known = [number for number, each in enumerate(hashes(prompt=prompt), 1) if each in has]
-            assert num_known(index, engine, prompt=prompt) == max(known, default=0)
+            blocks = [each in has for each in hashes(prompt=prompt)]
+            last = max((number for number, is_known in enumerate(blocks, 1) if is_known), default=0)
+            keys = PromptPrefixes(Terms(), prompt).keys(BLOCK)
+            assert index.num_known(keys).get(engine, 0) == [*blocks, False].index(False)
+            assert index.num_known(keys, has_window=True).get(engine, 0) == last
         assert index.num_known(PromptPrefixes(Terms(), prompt).keys(BLOCK)).keys() <= model.keys()
     for _ in range(len(index._parts)):
         index.learn("the last", [], [], is_whole=False)
@@ -163,8 +168,8 @@ async def test_a_front_forgets_what_an_engine_has_evicted_or_lost_with_its_ranks
         await until(lambda: num_known(index, link) == 4)
         await _ask(fleet, [2] * 20 * BLOCK)
         await _ask(fleet, long)
-        await until(lambda: num_known(index, link, prompt=long) == 20)
-        assert num_known(index, link) == 0
+        await until(lambda: num_known(index, link) == 0)
+        assert num_known(index, link, prompt=long) == 20
         engine.groups.made[-1].fail()
         await until(lambda: num_known(index, link, prompt=long) == 0)
 

@@ -10,6 +10,7 @@ import pytest
 from deployments.fleet.model_view import EngineText
 from deployments.handle.api import HandleApi
 from deployments.handle_types import ChatRequest
+from deployments.links.messages import Load
 from llama_core.errors import NotReady
 from llama_core.scheduling.request import Request
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -131,9 +132,9 @@ async def test_a_request_is_planned_with_the_text_of_the_engine_with_the_most_ro
             await fleet.start()
         model = fleet.fleet._models["demo"]
         for link, digest, running in zip(model.links, ("a", "b"), (1, 2), strict=True):
-            link.tokenizer_digest, link.running = digest, running
+            link.tokenizer_digest, link.load = digest, Load(running=running)
         assert model.text.tokenizer_digest == "a"
-        model.links[0].running = 3
+        model.links[0].load = Load(running=3)
         assert model.text.tokenizer_digest == "b"
 
 

@@ -13,7 +13,7 @@ from deployments.fleet import placement
 from deployments.links.engine_link import EngineLink
 from deployments.links.front_session import FrontStream
 from deployments.links.link import Link
-from deployments.links.messages import Accepted, FromEngine, Step
+from deployments.links.messages import Accepted, FromEngine, Load, Step
 from deployments.openai.plan import engine_of
 from llama_core.errors import InvalidParameter, NotReady, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.request import Request, Sequence
@@ -224,7 +224,7 @@ async def test_a_request_that_a_stalled_engine_does_not_answer_goes_to_another_o
     async with FleetOfEngines(slow) as fleet:
         engines = [await fleet.start(), await fleet.start()]
         stalled, other = fleet.links
-        other.running = 8  # so that the request goes to the first one
+        other.load = Load(running=8)  # so that the request goes to the first one
         delayed: list[bytes] = []
         take = stalled.data_received
         monkeypatch.setattr(stalled, "data_received", delayed.append)

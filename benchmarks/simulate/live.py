@@ -1,0 +1,200 @@
+"""How far is the simulator from real processes? The same requests over real sockets, and in virtual time."""
+
+import asyncio
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import numpy as np
+import uvloop
+
+from benchmarks.harness.common import emit, percentile, print_table
+from benchmarks.harness.options import question_parser
+from benchmarks.harness.paced import NUM_BLOCKS, ROW_MS, STEP_MS, TOKEN_MS, PacedRunner
+from benchmarks.simulate.command import add_fleet_options, add_workload_options, setting_of, workload
+from benchmarks.simulate.run import Outcome, Setting, run
+from benchmarks.simulate.workload import Call
+from deployments.args import EngineArgs, IngressArgs
+from deployments.engine.callers import Callers
+from deployments.engine.service import LlamaService
+from deployments.fleet.fleet import Fleet
+from deployments.links.invitation import Invitation
+from deployments.openai.plan import engine_of
+from deployments.replicas.engine_process import EngineProcess
+from llama_core.config import EngineConfig
+from llama_core.scheduling.request import Request, Terms
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.scheduling.step_costs import StepShape
+from tests.support.fake_cluster import NODE, FakeCluster, Member, QuietMetrics
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
+from tests.support.modelled_fleet import Costs
+
+LEAD_S: Final = 1.0  # until the first request, when every process is ready
+Steps = list[tuple[int, int, float]]  # tokens of prompts, decodes, milliseconds
+
+
+class ThreadRanks(FakeGroup):
+    """A rank's runner in a thread of the engine's process."""
+
+    def __init__(self, runner: Any, num_blocks: int) -> None:
+        super().__init__(num_blocks=num_blocks)
+        self._runner, self._thread = runner, ThreadPoolExecutor(1)
+        self.measured: Steps = []
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
+
+    def _run(self, batch: StepInput) -> StepOutput:
+        began_s, shape = time.perf_counter(), StepShape.of(batch)
+        output: StepOutput = self._runner.start(batch).result()
+        elapsed_ms = 1e3 * (time.perf_counter() - began_s)
+        self.measured.append((shape.num_prompt_tokens, shape.num_decodes, elapsed_ms))
+        return replace(output, elapsed_ms=elapsed_ms)
+
+
+def _runner_of(args: EngineArgs, setting: Setting, *, is_real: bool) -> Any:
+    if not is_real:
+        costs = dict(zip((STEP_MS, TOKEN_MS, ROW_MS), map(str, setting.costs), strict=True))
+        os.environ |= costs | {NUM_BLOCKS: str(setting.num_blocks)}
+        return PacedRunner(1024)
+    import torch
+
+    from llama_core.backends import parallel
+    from llama_core.backends.runner import ModelRunner
+
+    torch.set_num_threads(1)
+    config: EngineConfig = LlamaService(args, FakeGroupPool(FakeGroup)).config
+    runner = ModelRunner.load(replace(config, device="cpu"), parallel.alone("cpu"))
+    runner.allocate_cache(setting.num_blocks)
+    runner.warm_up()
+    return runner
+
+
+def _engine(pipe: Connection, args: EngineArgs, setting: Setting, is_real: bool) -> None:
+    async def serve() -> None:
+        ranks = ThreadRanks(_runner_of(args, setting, is_real=is_real), setting.num_blocks)
+        engine = EngineProcess(args, FakeGroupPool(lambda: ranks), Member(FakeCluster()), QuietMetrics())
+        await engine.start()
+        pipe.send(await engine.invitation())
+        await asyncio.to_thread(pipe.recv)
+        pipe.send(ranks.measured)
+        await engine.end()
+
+    uvloop.run(serve())
+
+
+def _front(pipe: Connection, invitations: Sequence[Invitation], policy: str, calls: Sequence[Call]) -> None:
+    outcome = Outcome()
+
+    async def ask(fleet: Fleet, call: Call, begin_s: float) -> None:
+        await asyncio.sleep(begin_s + call.at_s - time.monotonic())
+        began_s, first_s, num_cached = time.monotonic(), 0.0, 0
+        params = SamplingParams(temperature=0.0, top_p=1.0, max_tokens=call.output, ignore_eos=True)
+        request = Request([call.tokens()], [params], terms=Terms(call.owner))
+        (stream,) = await engine_of(fleet, None).submit(request)
+        async for _ in stream:
+            first_s = first_s or time.monotonic()
+        now_s, num_cached = time.monotonic(), stream.num_cached_tokens
+        outcome.ttft.append(first_s - began_s)
+        outcome.latency.append(now_s - began_s)
+        outcome.makespan = max(outcome.makespan, now_s - begin_s)
+        outcome.cached_tokens += num_cached
+        outcome.prompt_tokens += call.length - call.output
+        outcome.output_tokens += call.output
+        await asyncio.gather(*(ask(fleet, later, now_s) for later in call.then))
+
+    async def drive() -> None:
+        fleet = Fleet(NODE, Callers(IngressArgs()), 60.0, routing=policy)
+        for invitation in invitations:
+            await fleet.meet(invitation)
+        pipe.send(None)
+        begin_s = await asyncio.to_thread(pipe.recv)
+        await asyncio.gather(*(ask(fleet, call, begin_s) for call in calls))
+        pipe.send(outcome)
+        await fleet.stop()
+
+    uvloop.run(drive())
+
+
+@contextmanager
+def _process(target: Any, *args: Any) -> Iterator[Connection]:
+    """A process, and the pipe that is its first argument."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(theirs, *args))
+    process.start()
+    try:
+        yield ours
+        process.join(30.0)
+    finally:
+        process.kill()
+
+
+def live(calls: Sequence[Call], setting: Setting, *, is_real: bool) -> tuple[Outcome, Steps]:
+    from contextlib import ExitStack
+
+    args = setting.engine_args(max(call.length for call in calls))
+    with ExitStack() as stack:
+        engines = [stack.enter_context(_process(_engine, args, setting, is_real)) for _ in setting.speeds]
+        invitations = [pipe.recv() for pipe in engines]
+        own = [(invitations, setting.policy, calls[i :: setting.num_fronts]) for i in range(setting.num_fronts)]
+        fronts = [stack.enter_context(_process(_front, *each)) for each in own]
+        for pipe in fronts:
+            pipe.recv()
+        begin_s = time.monotonic() + LEAD_S
+        for pipe in fronts:
+            pipe.send(begin_s)
+        parts: list[Outcome] = [pipe.recv() for pipe in fronts]
+        for pipe in engines:
+            pipe.send(None)
+        steps: Steps = [step for pipe in engines for step in pipe.recv()]
+    whole = Outcome(makespan=max(part.makespan for part in parts))
+    for part in parts:
+        for name in ("ttft", "latency", "prompt_tokens", "cached_tokens", "output_tokens"):
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return whole, steps
+
+
+def fitted(steps: Steps) -> Costs:
+    """Least squares of the measured steps."""
+    table = np.array([(1.0, tokens, rows) for tokens, rows, _ in steps])
+    found, *_ = np.linalg.lstsq(table, np.array([elapsed_ms for *_, elapsed_ms in steps]), rcond=None)
+    return Costs(*(max(0.0, float(each)) for each in found))
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("validate", __doc__)
+    add_workload_options(parser)
+    add_fleet_options(parser)
+    parser.add_argument("--policy", nargs="+", default=["expected_time"])
+    parser.add_argument("--real", action="store_true", help="ranks that compute the demo model, in place of paced ones")
+    parser.add_argument(
+        "--given", action="store_true", help="simulate with the given costs, not those of the live steps"
+    )
+    options = parser.parse_args(argv)
+    calls, rows = workload(options), []
+    for policy in options.policy:
+        setting = setting_of(options, policy)
+        measured, steps = live(calls, setting, is_real=options.real)
+        costs = fitted(steps)
+        simulated = run(calls, setting if options.given else replace(setting, costs=costs))
+        row: list[Any] = [policy, len(setting.speeds), "/".join(f"{cost:.3g}" for cost in costs)]
+        for figure in ("throughput", 50.0, 99.0):
+            pair = [
+                each.output_tokens / each.makespan if isinstance(figure, str) else percentile(each.ttft, figure)
+                for each in (measured, simulated)
+            ]
+            row += [*pair, pair[1] / pair[0]]
+        rows.append([*row, measured.cached_tokens, simulated.cached_tokens])
+    names = [
+        f"{kind} {name}" for name in ("tok/s", "TTFT p50", "TTFT p99") for kind in ("live", "simulated", "ratio of")
+    ]
+    title = f"{len(calls)} requests, {options.fronts} fronts; costs fitted to the live steps, in ms"
+    print_table(title, ["policy", "engines", "costs", *names, "live hits", "simulated hits"], rows)
+    emit("validate", {"rows": rows}, options)
