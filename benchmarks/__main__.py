@@ -16,7 +16,8 @@ MODULES: Final = {name: f"benchmarks.questions.{name}" for name in QUESTIONS} | 
     "serve_ours": "benchmarks.harness.serve_ours",
     "report": "benchmarks.report",
     "simulate": "benchmarks.simulate.command",
-    "autoscale": "benchmarks.simulate.scaling",
+    "autoscale": "benchmarks.simulate.autoscale",
+    "cases": "benchmarks.simulate.cases",
     "validate": "benchmarks.simulate.live",
 }
 

@@ -9,7 +9,7 @@ from tests.support.modelled_fleet import ModelledEngine, ModelledLink
 
 
 class RayPrefixTree(Chooser):
-    """Ray's `PrefixCacheAffinityRouter` with its defaults: of the engines with the longest prefix, the one with the shorter
+    """Ray's router by cached prefixes with its defaults: of the engines with the longest prefix, the one with the shorter
     queue of two. A block of tokens is one character here. Ray's own class keeps the tree; the few lines that use it are its
     router's, which needs a cluster."""
 

@@ -125,7 +125,8 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests are served now. phase: fetching, loading, ready, recovering, draining or failed. detail: a sentence."""
+    """Whether requests are served now. phase: fetching, loading, ready, sleeping, recovering, draining or
+    failed. detail: a sentence."""
 
     ready: bool
     phase: str
@@ -209,6 +210,14 @@ class Models(Protocol):
     @property
     def model_id(self) -> str:
         """Of a request that names none. Raises NotReady before there is one."""
+
+    @property
+    def asleep(self) -> Set[str]:
+        """Names of models that have no engine, because nobody uses them, and get one on a request."""
+
+    async def meet_model(self, model: str | None) -> None:
+        """Return when `models` has this one. One that sleeps, and that this process has not seen, is woken. Raises NotReady if
+        that takes too long, or QueueFull."""
 
     def readiness(self) -> Readiness: ...
     def live(self) -> bool:

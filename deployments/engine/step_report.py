@@ -19,7 +19,7 @@ class StepStats(NamedTuple):
     num_sampled: tokens that the step gave to requests. is_decode: the step gave tokens or ended requests, and read no prompt.
     num_drafts, num_drafts_accepted: draft tokens verified and accepted. num_prompt_tokens, num_prompt_hits: prompt tokens of
     newly admitted sequences, and those of them found in the prefix cache. All since the last step's report. num_deferred:
-    samples that slow grammars left to a later step.
+    samples that slow grammars left to a later step. num_computed: tokens of prompts that the step computed.
     token_intervals: pairs of a time between tokens, in seconds, and how many of the step's tokens had it.
     """
 
@@ -36,6 +36,7 @@ class StepStats(NamedTuple):
     num_prompt_hits: int = 0
     num_deferred: int = 0
     token_intervals: Intervals = ()
+    num_computed: int = 0
 
 
 class StepReports:
@@ -75,6 +76,7 @@ class StepReports:
             num_prompt_hits=self._num_prompt_hits,
             num_deferred=deferred,
             token_intervals=intervals,
+            num_computed=shape.num_prompt_tokens,
         )
         self._num_prompt_tokens = self._num_prompt_hits = 0
         return stats

@@ -1,7 +1,7 @@
 """What engines and fronts ask of Ray and Serve: who else there is, and what all of them keep."""
 
 from collections.abc import Mapping, Set
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -14,6 +14,13 @@ class Entry(msgspec.Struct, frozen=True):
 
     folder: str
     digest: str
+
+
+class Sleeping(NamedTuple):
+    """An application of engines that has none, and starts one for a call. adapters: names of its model's."""
+
+    application: str
+    adapters: Set[str] = frozenset()
 
 
 class Cluster(Protocol):
@@ -30,6 +37,12 @@ class Cluster(Protocol):
 
     async def applications(self) -> Set[str]:
         """All that Serve has and does not remove; none while that is unknown."""
+
+    async def asleep(self) -> Mapping[str, Sleeping]:
+        """By model."""
+
+    async def invite(self, application: str) -> Any:
+        """The `Invitation` of an engine of the application, once it has one."""
 
     async def call_all(self, deployment: str, method: str, *args: Any) -> list[Any]:
         """The results of all replicas of the deployments with this name, of those that answer."""

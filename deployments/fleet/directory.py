@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from cluster.driver.ray_calls import in_passing_thread
-from deployments.fleet.cluster import Entry
+from deployments.fleet.cluster import ENGINE, Entry, Sleeping
 from llama_core.errors import NotReady
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,17 @@ class RayCluster:
 
     async def applications(self) -> Set[str]:
         return {name for name, found in (await _applications()).items() if found.status != "DELETING"}
+
+    async def asleep(self) -> Mapping[str, Sleeping]:
+        idle = [
+            name
+            for name, found in (await _applications()).items()
+            if ENGINE in found.deployments and not _runs(found, ENGINE)
+        ]
+        return dict([found for name in idle if (found := await in_passing_thread(_sleeping, name)) is not None])
+
+    async def invite(self, application: str) -> Any:
+        return await _handle(ENGINE, application).invitation.remote()
 
     async def call_all(self, deployment: str, method: str, *args: Any) -> list[Any]:
         applications = [name for name, found in (await _applications()).items() if _runs(found, deployment)]
@@ -104,6 +115,22 @@ async def _call(application: str, deployment: str, method: str, *args: Any) -> l
     waits = [asyncio.wait_for(call.get_async(), CALL_TIMEOUT_S) for call in calls]
     results = await asyncio.gather(*waits, return_exceptions=True)
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _sleeping(name: str) -> tuple[str, Sleeping] | None:
+    """The model of an application that may have no engines; None for others. By a private interface of Serve's: the arguments
+    of an application of `serve.run` are in no status."""
+    try:
+        client: Any = serve.context._get_global_client()
+        info, _ = client.get_deployment_info(ENGINE, name)
+        scaling = info.deployment_config.autoscaling_config
+        if scaling is None or scaling.min_replicas:
+            return None
+        args = info.replica_config.init_args[0]
+        return args.model_id, Sleeping(name, {*args.lora_adapters, *_adapters(args.model_id)})
+    except Exception as error:  # it is being removed, or the controller is away
+        log.debug("the model of %s is unknown: %s", name, type(error).__name__)
+        return None
 
 
 def _deployed_args(name: str) -> dict[str, Any] | None:

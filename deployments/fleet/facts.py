@@ -1,7 +1,6 @@
 """What a front knows of an engine and a prompt, in the terms of `routing`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from deployments.fleet.routing import NOMINAL, Facts
@@ -54,8 +53,8 @@ def facts_of(link: Link, lives: Sequence[RoutedStream], costs: Costs) -> Facts:
 
 
 class Waiting(NamedTuple):
-    """A stream in an engine's queue. num_behind, tokens_behind: streams of this front behind it, and their new tokens, with its
-    own."""
+    """A stream in an engine's queue. num_behind, tokens_behind: streams of this front behind it, and their tokens to be
+    computed, with its own."""
 
     live: RoutedStream
     link: Link
@@ -66,7 +65,7 @@ class Waiting(NamedTuple):
         """As if it came now, and at its place in the queue."""
         facts = facts_of(self.link, [self.live], costs)
         tokens = max(0, facts.queued_tokens - self.tokens_behind)
-        return replace(facts, waiting=max(0, facts.waiting - self.num_behind), queued_tokens=tokens)
+        return facts._replace(waiting=max(0, facts.waiting - self.num_behind), queued_tokens=tokens)
 
 
 def turn(live: RoutedStream) -> tuple[bool, int, float]:
@@ -79,5 +78,5 @@ def waiting_at(link: Link) -> Iterable[Waiting]:
     lives = [live for live in link.streams.values() if live.is_accepted and not live.is_admitted]
     num_behind = tokens_behind = 0
     for live in sorted(lives, key=turn, reverse=True):
-        num_behind, tokens_behind = num_behind + 1, tokens_behind + live.num_new(link)
+        num_behind, tokens_behind = num_behind + 1, tokens_behind + live.num_expected
         yield Waiting(live, link, num_behind, tokens_behind)

@@ -6,8 +6,9 @@ Where a request names no model, and for what concerns no model, the first one by
 import asyncio
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from cluster.driver.group_info import GroupInfo
@@ -24,16 +25,23 @@ from deployments.engine.interface import (
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import Replacement
-from deployments.fleet.served_model import ServedModel
+from deployments.fleet.cluster import Sleeping
+from deployments.fleet.served_model import ASLEEP, ServedModel
+from deployments.fleet.sleeping import SleepingModels
 from deployments.links.affinity import PrefixIndex
 from deployments.links.engine_link import EngineLink
 from deployments.links.invitation import Invitation
 from deployments.links.link import Link
 from deployments.links.messages import works_with
 from deployments.links.model_files import unpack
+from llama_core.errors import NotReady
 from llama_core.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
+
+
+async def _no_engine(application: str) -> Invitation:
+    raise NotReady(f"nothing starts an engine of {application}")
 
 
 class Fleet:
@@ -52,8 +60,10 @@ class Fleet:
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_end: Callable[[MeasuredStream], None] = lambda stream: None,
         routing: str = "expected_time",
+        invite: Callable[[str], Awaitable[Invitation]] = _no_engine,
     ) -> None:
-        """node: Ray's id of this node. on_step, on_end: for metrics. routing: one of `routing.POLICIES`."""
+        """node: Ray's id of this node. on_step, on_end: for metrics. routing: one of `routing.POLICIES`. invite: as of
+        `Cluster`."""
         self._node, self._callers, self._hold_timeout_s = node, callers, hold_timeout_s
         self._on_step, self._on_end, self._routing = on_step, on_end, routing
         self._models: dict[str, ServedModel] = {}
@@ -68,7 +78,8 @@ class Fleet:
         self._prefixes = PrefixIndex()
         self._events = dict.fromkeys(FLEET_EVENTS, 0)
         self._meetings: set[asyncio.Task[None]] = set()
-        self._drain_timeout_s = drain_timeout_s
+        self._drain_timeout_s, self._draining = drain_timeout_s, False
+        self._sleeping = SleepingModels(invite, self.meet)
 
     async def meet(self, invitation: Invitation) -> str:
         """Connect to an engine, unless this front is connected to it. Logs why it cannot. Returns why the engine is refused, or
@@ -92,12 +103,13 @@ class Fleet:
         self._refused.discard(invitation.engine)
         model = self._models.get(invitation.model)
         if model is None:
-            tells = self._events, self._on_lost, self.unserved.set
+            tells = self._events, self._on_lost, partial(self._on_unserved, invitation.model)
             own = invitation.model, self._callers, self._on_step, self._on_end
             model = self._models[invitation.model] = ServedModel(*own, self._hold_timeout_s, *tells, self._routing)
         log.info("connected with engine %s of %s", link.name, invitation.model)
         model.has_application = bool(invitation.application)
         model.add(link, text)
+        self._sleeping.arrived(invitation.model)
         await self._forget_unused()
         return ""
 
@@ -124,8 +136,10 @@ class Fleet:
         if self._met.get(link.invitation.engine) is link:  # else it has been met again
             del self._met[link.invitation.engine]
 
-    async def keep(self, applications: Set[str]) -> None:
-        """applications: all that Serve has and does not remove. A model of none of them is served no more."""
+    async def keep(self, applications: Set[str], asleep: Mapping[str, Sleeping] = {}) -> None:
+        """applications: all that Serve has and does not remove. A model of none of them is served no more. asleep:
+        by model."""
+        self._sleeping.asleep = asleep
         self._deployed = {name: each for name, each in self._deployed.items() if name in applications}
         self._refusals = {name: each for name, each in self._refusals.items() if name in applications}
         deployed = {each.model for each in self._deployed.values()}
@@ -135,6 +149,10 @@ class Fleet:
             )
             if model.has_application and not is_used and model.model_id not in deployed:
                 model.remove()
+        for name, model in self._models.items():
+            model.sleeps = name in asleep
+        for name in (*self._sleeping.awaited, *(name for name, model in self._models.items() if model.lacks_engine)):
+            self._sleeping.wake(name, self._hold_timeout_s)
         await self._forget_unused()
 
     def limit(self, hold_timeout_s: float, drain_timeout_s: float) -> None:
@@ -174,6 +192,11 @@ class Fleet:
             self._meetings.add(meeting)
             meeting.add_done_callback(self._meetings.discard)
 
+    def _on_unserved(self, model: str) -> None:
+        self.unserved.set()
+        if model in self._models and self._models[model].lacks_engine:
+            self._sleeping.wake(model, self._hold_timeout_s)
+
     async def _meet_again(self, invitation: Invitation) -> None:
         """A connection may have ended without its engine."""
         for pause_s in (0, 1, 2, 4):
@@ -196,6 +219,18 @@ class Fleet:
         return ChainMap(bases, *(cast(dict[str, Engine], adapters) for adapters in reversed(models.values())))
 
     @property
+    def asleep(self) -> Set[str]:
+        known, asleep = self._models, () if self._draining else self._sleeping.asleep
+        return {name for name in asleep if name not in known or known[name].readiness() is ASLEEP}
+
+    async def meet_model(self, model: str | None) -> None:
+        if not self._sleeping.asleep or model in self.models:
+            return
+        base = self._sleeping.model_of(self.model_id if model is None else model)
+        if base and base not in self._models:
+            await self._sleeping.arrival(base, self._hold_timeout_s)
+
+    @property
     def _first(self) -> ServedModel:
         """Raises NotReady before the first engine has been met."""
         if not (served := self._served):
@@ -204,12 +239,15 @@ class Fleet:
 
     @property
     def model_id(self) -> str:
-        return self._first.model_id
+        names = {model.model_id for model in self._served} | self.asleep
+        return min(names) if names else self._first.model_id
 
     def readiness(self) -> Readiness:
         """Of the model that is the most ready."""
         states = [model.readiness() for model in self._served]
-        best = max(states, key=lambda state: (state.ready, state.takes_requests), default=None)
+        if self.asleep:
+            states.append(ASLEEP)
+        best = max(states, key=lambda state: (state.phase == "ready", state.ready, state.takes_requests), default=None)
         return best or Readiness(False, "loading", "no engine is connected")
 
     def live(self) -> bool:
@@ -217,7 +255,7 @@ class Fleet:
 
     def check_capacity(self, owner: str = "") -> None:
         """Of one model where there is one; several are checked when a request has named its model."""
-        if len(self._served) == 1:
+        if len(self._served) == 1 and not self.asleep:
             self._first.check_capacity(owner)
         elif not (readiness := self.readiness()).takes_requests:
             raise readiness.not_ready()
@@ -233,9 +271,11 @@ class Fleet:
         return replace(states[0], engines=(*engines, *self._refusals.values()), streams=tuple(streams))
 
     async def drain(self) -> None:
+        self._draining = True
         await asyncio.gather(*(model.drain(self._drain_timeout_s) for model in self._models.values()))
 
     async def stop(self) -> None:
+        self._sleeping.stop()
         for meeting in self._meetings:
             meeting.cancel()
         for model in self._models.values():

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from deployments.args import IngressArgs
@@ -22,6 +22,8 @@ from deployments.links.link import Link, RoutedStream
 
 class LocalLink(Link):
     """A link with the engine of this process: each message is a call."""
+
+    is_only = True
 
     def __init__(self, server: FrontServer) -> None:
         super().__init__(server.engine, "this process", PrefixIndex())
@@ -52,6 +54,8 @@ class LocalSession(FrontSession):
 class OwnEngine(ServedModel):
     """Implements `Models`. Call `start`, later `stop`."""
 
+    asleep: Set[str] = frozenset()
+
     def __init__(
         self, service: LlamaService, args: IngressArgs, on_end: Callable[[MeasuredStream], None] = lambda stream: None
     ) -> None:
@@ -67,6 +71,9 @@ class OwnEngine(ServedModel):
         link = LocalLink(self.fronts)
         self.fronts.join(link.session)
         self.add(link, self.service.text)
+
+    async def meet_model(self, model: str | None) -> None:
+        pass
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """As of `LlamaService`."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from deployments.engine.interface import EngineState, Readiness
 from deployments.fleet import routing
-from deployments.fleet.facts import costs_of, facts_of, look_up, turn, waiting_at
+from deployments.fleet.facts import Waiting, costs_of, facts_of, look_up, turn, waiting_at
 from deployments.fleet.model_view import EngineText
 from deployments.links import messages
 from deployments.links.affinity import EXPECTED_S
@@ -184,6 +184,8 @@ class Placement(ABC):
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
         self._events["held"] += live not in self._held
         self._held[live] = None
+        if not self.links:
+            self._on_unserved()
 
     def _has_other_tokenizer(self, live: RoutedStream) -> bool:
         """Whether requests are taken, and no engine knows the tokens of this one's prompt."""
@@ -205,9 +207,11 @@ class Placement(ABC):
             and link.has_adapter(adapter)
         ]
 
-    def on_load(self, link: Link) -> None:
-        if self._balancing is None and len(self.links) > 1 and not link.is_lost:
-            self._balancing = asyncio.get_running_loop().call_later(LOAD_S, self._balance)
+    def on_load(self) -> None:
+        if self._balancing is None and len(self.links) > 1:
+            num_streams = sum(len(each.streams) for each in self.links)
+            delay_s = LOAD_S * (1 + num_streams / 256)  # looking at 1,000 takes a millisecond
+            self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
 
     def _balance(self) -> None:
         """Streams that wait at an engine move to one that would begin them sooner, or has a slot where theirs has none: first
@@ -217,15 +221,18 @@ class Placement(ABC):
         if len(self.links) < 2 or not ready or self._stood_still:
             return
         costs = costs_of(self.links)
-        queued_ms = {link: facts_of(link, (), costs).first_token_ms for link in self.links}
-        least_ms, has_free = min(queued_ms[link] for link in ready), any(link.num_free > 0 for link in ready)
-        waiting = [
-            each
-            for link in self.links
-            if has_free or queued_ms[link] > least_ms + facts_of(link, (), costs).step_ms
-            for each in waiting_at(link)
-            if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves
-        ]
+        least_ms = min(facts_of(link, (), costs).first_token_ms for link in ready)
+        has_slot = any(link.num_free > 0 for link in ready)
+        waiting: list[Waiting] = []
+        for link in self.links:
+            for each in waiting_at(link):
+                is_late = has_slot and now_s > each.live.due_s
+                if not is_late and each.facts(costs).first_token_ms <= least_ms:
+                    if has_slot:
+                        continue
+                    break  # nor would those before it gain
+                if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
+                    waiting.append(each)
         for each in sorted(waiting, key=lambda each: turn(each.live))[:MAX_LOOKED_AT]:
             live, link = each.live, each.link
             able = [other for other in self._able(live, but=link) if not other.is_full]
@@ -256,14 +263,15 @@ class Placement(ABC):
                 log.error("the streams of %s could not be looked after\n%s", self.model_id, where(error))
 
     def _tick(self, due_s: float, now_s: float) -> None:
+        held_tokens = sum(live.stream.sequence.length for live in self._held)
         for link in self.links:
-            link.tell_alive()
+            link.tell_alive(len(self._held), held_tokens)
         # After a pause of this process itself, each engine first tells once more what it hears.
         stood_still, self._stood_still = self._stood_still, now_s - due_s >= TICK_S
         if not (stood_still or self._stood_still):
             self._suspect_silent(now_s)
             self._place(list(self._held))
-            self._balance()
+            self.on_load()
             for link in self.links:
                 for live in link.streams.values():
                     if not live.is_admitted and now_s - live.expected_s > EXPECTED_S:
@@ -305,7 +313,7 @@ class Placement(ABC):
 
     def _by_policy(self, links: Sequence[Link], lives: Sequence[RoutedStream]) -> Sequence[Link]:
         """For the prompts of these streams together, the best one first."""
-        if not any(link.prefixes.knows(link) for link in links):
+        if not links or links[0].is_only:
             return links
         self._num_chosen += 1
         look_up(links, lives)

@@ -5,7 +5,6 @@ Pure functions of what engines have told. Knows nothing of connections. `Ingress
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -24,8 +23,7 @@ class Prompt(NamedTuple):
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Of one engine and one prompt.
 
     running, waiting: sequences there, with and without a slot; queued_tokens: of their prompts, to be computed. All of them
@@ -134,8 +132,12 @@ def _ordered(
     least = min((costs[engine.engine] for engine in engines if engine.is_ready), default=0.0)
 
     def key(engine: Facts) -> tuple[bool, float, bytes]:
-        is_tie = costs[engine.engine] < least + tie
-        return not engine.is_ready, least if is_tie else costs[engine.engine], _rank(prompt.name, engine)
+        own = costs[engine.engine]
+        return (
+            (not engine.is_ready, own, b"")
+            if own >= least + tie
+            else (not engine.is_ready, least, _rank(prompt.name, engine))
+        )
 
     return sorted(engines, key=key)
 

@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from deployments.engine.callers import Callers
-from deployments.engine.interface import Engine, EngineState, EngineSummary, StreamState
+from deployments.engine.interface import Engine, EngineState, EngineSummary, Readiness, StreamState
 from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_report import StepStats
@@ -25,6 +25,8 @@ from llama_core.scheduling.request import FinishReason, Request, sequences_of
 from llama_core.scheduling.request import Sequence as Seq
 
 log = logging.getLogger(__name__)
+
+ASLEEP: Final = Readiness(True, "sleeping", "no engine runs; a request starts one")
 
 
 class ServedModel(Placement):
@@ -43,6 +45,7 @@ class ServedModel(Placement):
         self.cache_scope, self.next_seed = callers.cache_scope, callers.next_seed
         self._on_step, self._on_end = on_step, on_end
         self.has_application = False  # whether the latest engine has told its application; the caller sets it
+        self.sleeps = False  # its application has no engine, and starts one on a call; the caller sets it
         self._welcomes: Sequence[messages.Welcome] = ()  # that `_adapters` is made of
         self._adapters: dict[str, str] = {}  # digests by name; kept without engines: requests for them wait
         self._live: dict[Seq, RoutedStream] = {}
@@ -198,7 +201,16 @@ class ServedModel(Placement):
     def is_served(self) -> bool:
         """Whether it has an engine, or waits for one."""
         is_waited_for = not self.is_removed and time.monotonic() - self._lost_s < self.hold_timeout_s
-        return bool(self.links or self._live) or is_waited_for
+        return bool(self.links or self._live or self.sleeps) or is_waited_for
+
+    @property
+    def lacks_engine(self) -> bool:
+        """Whether streams wait, and no engine takes requests."""
+        return bool(self._held) and not any(link.takes_requests for link in self.links)
+
+    def readiness(self) -> Readiness:
+        is_asleep = self.sleeps and not self._draining and not any(link.takes_requests for link in self.links)
+        return ASLEEP if is_asleep else super().readiness()
 
     def check_capacity(self, owner: str = "") -> None:
         readiness = self.readiness()

@@ -7,8 +7,8 @@ handle.chat.remote(ChatRequest(messages, tools=tools), SamplingParams(max_tokens
 """
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -88,7 +88,7 @@ class HandleApi:
         Sampling parameters that are None are the server's (`sampling_defaults`). request_id: of the log, and for `abort`,
         after which the call raises RequestAborted; by default Serve's.
         """
-        with self._call("generate", request_id) as call:
+        async with self._call("generate", request_id) as call:
             params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
             return await self._generate(call, prompt_tokens, params, seed, echo)
 
@@ -106,7 +106,7 @@ class HandleApi:
         request_id: str = "",
     ) -> list[CompletionPrediction]:
         """As `llama_core.Llama.text_completion`."""
-        with self._call("text_completion", request_id) as call:
+        async with self._call("text_completion", request_id) as call:
             tokenizer = call.engine.tokenizer
             params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs, echo=echo)
             encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
@@ -125,7 +125,7 @@ class HandleApi:
         request_id: str = "",
     ) -> list[ChatPrediction]:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
-        with self._call("chat_completion", request_id) as call:
+        async with self._call("chat_completion", request_id) as call:
             params = self._params(call.engine, max_gen_len, temperature, top_p, top_k, logprobs=logprobs)
             batch = await call.in_thread_if_slow(lambda: DialogBatch(dialogs, call.engine.chat_format.encode))
             self.metrics.invalid_dialogs.add(len(dialogs) - len(batch.prompts))
@@ -148,7 +148,7 @@ class HandleApi:
 
         Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop", "length" or "abort".
         """
-        with self._call("stream", request_id) as call:
+        async with self._call("stream", request_id) as call:
             params = replace(
                 self._params(call.engine, max_gen_len, temperature, top_p, top_k), seed=_seed(call.engine, seed)
             )
@@ -179,7 +179,7 @@ class HandleApi:
         by which `abort` ends all of them. owner, priority: as HTTP's `user` and `priority`. The seed is the parameters' own:
         equal prompts with equal parameters have equal results.
         """
-        with self._call("sample", request_id) as call:
+        async with self._call("sample", request_id) as call:
             # First of all: the number of sequences bounds the work that follows, on the event loop.
             n = checked_n(n, len(prompts), call.engine)
             limit_s = checked_limit(timeout_s)
@@ -201,7 +201,7 @@ class HandleApi:
         priority: int = 0,
     ) -> AsyncIterator[Sampled]:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
-        with self._call("stream_sample", request_id) as call:
+        async with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
             options = Request((), (), 1, tuple(stop), Terms(owner, priority), skip_special_tokens=skip_special_tokens)
             request = await call.plan_sample([prompt], params, bad_words, options)
@@ -227,7 +227,7 @@ class HandleApi:
 
         A text after a text prompt is encoded together with it; the tokens after as many as the prompt alone has are its own.
         """
-        with self._call("score", request_id) as call:
+        async with self._call("score", request_id) as call:
             counts, plan = await call.plan_score(prompt, continuations)
             await call.submit(plan)
             for stream in call.streams:
@@ -243,14 +243,14 @@ class HandleApi:
         """Answer a chat. The seed is the parameters' own. `params.grammar` is for the text of the answer, as
         `structured_outputs` is.
         """
-        with self._call("chat", request.request_id) as call:
+        async with self._call("chat", request.request_id) as call:
             limit_s, plan = checked_limit(request.timeout_s), await call.plan_chat(request, params)
             await call.submit(plan, limit_s)
             return whole([part async for part in call.chat_parts(plan)])
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
-        with self._call("stream_chat", request.request_id) as call:
+        async with self._call("stream_chat", request.request_id) as call:
             limit_s, plan = checked_limit(request.timeout_s), await call.plan_chat(request, params)
             await call.submit(replace(plan, stream=True), limit_s)
             async for part in call.chat_parts(plan):
@@ -270,14 +270,16 @@ class HandleApi:
         that have not within `drain_timeout_s` are aborted."""
         await self.service.drain()
 
-    @contextmanager
-    def _call(self, method: str, request_id: str) -> Iterator[Call]:
+    @asynccontextmanager
+    async def _call(self, method: str, request_id: str) -> AsyncIterator[Call]:
         """Count and log one call, whether it succeeds or fails. Its sequences end with it."""
         request_id = request_id or _get_serve_request_context().request_id or uuid.uuid4().hex
         trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
         log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
         record = RequestRecord(self.metrics, "handle", request_id, trace=trace, method=method)
-        engine = engine_of(self.service, serve.get_multiplexed_model_id() or None)
+        name = serve.get_multiplexed_model_id() or None
+        await self.service.meet_model(name)
+        engine = engine_of(self.service, name)
         call = Call(engine, self._encoder, record, logs_prompts=self.logs_prompts)
         try:
             yield call

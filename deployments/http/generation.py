@@ -166,7 +166,9 @@ class _GenerationRequest:
             if endpoint.stored is not None:
                 raw = self._raw = await endpoint.stored.completed(raw, self._owner)
             body = await endpoint.bodies.parse(raw, endpoint.kind.body)
-        self._engine = engine = engine_of(endpoint.engine, getattr(body, "model", None))
+        name = getattr(body, "model", None)
+        await endpoint.engine.meet_model(name)
+        self._engine = engine = engine_of(endpoint.engine, name)
         # The owner as of the plan, which does not exist yet.
         owner = self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]
         encoder = endpoint.encoder.of(owner, engine, None if resumption is None else resumption.began_s)

@@ -74,22 +74,25 @@ def model_routes(engine: Models) -> list[ApiRoute]:
     created = int(time.time())
     created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
-    def described(engine: Engine) -> dict[str, object]:
+    def described(name: str, model: Engine | None) -> dict[str, object]:
+        """model: None for one that this process has not seen awake."""
+        parent, max_seq_len = (None, None) if model is None else (model.parent, model.max_seq_len)
         return {
-            "id": engine.model_id,
+            "id": name,
             "object": "model",
             "created": created,
             "owned_by": "llama-on-ray",
-            "root": engine.model_id,  # vLLM's benchmark reads it; a path would tell clients about the machine
-            "parent": engine.parent,
-            "max_model_len": engine.max_seq_len,
+            "root": name,  # vLLM's benchmark reads it; a path would tell clients about the machine
+            "parent": parent,
+            "max_model_len": max_seq_len,
+            "status": "sleeping" if (parent or name) in engine.asleep else "ready",
             # Anthropic's:
             "type": "model",
-            "display_name": engine.model_id,
+            "display_name": name,
             "created_at": created_at,
             "lifecycle": "active",
-            "max_input_tokens": engine.max_seq_len,
-            "max_tokens": engine.max_seq_len,
+            "max_input_tokens": max_seq_len,
+            "max_tokens": max_seq_len,
         }
 
     async def models(_: Request) -> Response:
@@ -97,16 +100,21 @@ def model_routes(engine: Models) -> list[ApiRoute]:
 
         The models that are served.
         """
-        names: list[str | None] = [*engine.models] or [None]
+        found: dict[str, Engine | None] = {**engine.models}
+        found |= dict.fromkeys(sorted(engine.asleep - found.keys()))
+        names: list[str | None] = [*found] or [None]
         anthropics = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return json_response({"object": "list", "data": [*map(described, engine.models.values())], **anthropics})
+        return json_response({"object": "list", "data": [described(*each) for each in found.items()], **anthropics})
 
     async def one_model(request: Request) -> Response:
         """Model.
 
         404 for another name.
         """
-        return json_response(described(engine_of(engine, request.path_params["model_id"])))
+        name = request.path_params["model_id"]
+        return json_response(
+            described(name, None if name in engine.asleep - engine.models.keys() else engine_of(engine, name))
+        )
 
     route = partial(ApiRoute, tag="models")
     return [
@@ -153,6 +161,7 @@ def text_routes(engine: Models, bodies: BodyReader, encoder: PromptEncoder) -> l
             check_takes_requests(engine)
             async with bodies.received(request) as raw:
                 body: Any = await bodies.parse(raw, kind)
+            await engine.meet_model(body.model)
             model = engine_of(engine, body.model)
             return json_response(await reply(body, model, encoder.of("", model)))
 

@@ -6,6 +6,8 @@ A wrong guess costs time, never a token.
 import time
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
@@ -15,6 +17,7 @@ HASH_BYTES: Final = 8  # of an engine's hashes: two equal ones cost a detour
 KEY_BITS: Final = 60  # of these in an index: such an integer takes 32 bytes, a longer one 48
 NUM_PARTS: Final = 256  # of a map
 PART_SHIFT: Final = KEY_BITS - 8  # what is left of a key is the number of its part
+CHUNK: Final = 32  # keys that are looked up together
 EXPECTED_S: Final = 5.0  # a prompt that has been sent counts for so long, and at most twice as long
 
 
@@ -82,12 +85,16 @@ class PrefixIndex:
                     if not others:
                         break
             return known
-        for count, key in enumerate(keys):
-            if lost := others & ~self._engines_with(key):
-                others ^= lost
-                self._note(known, lost, count)
-                if not others:
-                    break
+        for begin in range(0, len(keys), CHUNK):
+            chunk, parts = keys[begin : begin + CHUNK], self._parts
+            if reduce(and_, [parts[key >> PART_SHIFT].get(key, 0) for key in chunk], others) == others:
+                continue  # as fast as can be: most keys of a long prompt that is known
+            for count, key in enumerate(chunk, begin):
+                if lost := others & ~self._engines_with(key):
+                    others ^= lost
+                    self._note(known, lost, count)
+                    if not others:
+                        return known
         self._note(known, others, len(keys))
         return known
 
@@ -100,10 +107,6 @@ class PrefixIndex:
             bit = bits & -bits
             known[self._engines[bit]] = count
             bits ^= bit
-
-    def knows(self, engine: Hashable) -> bool:
-        """Whether the engine tells what its cache holds."""
-        return engine in self._bits
 
     def expect(self, engine: Hashable, keys: Iterable[int]) -> None:
         """The engine has been sent this prompt."""

@@ -114,6 +114,12 @@ class FrontServer:
     def engine_loop(self) -> EngineLoop:
         return self._service.loop
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Streams of this model that fronts hold, and their tokens."""
+        told = [session.held for session in self.sessions]
+        return sum(each.held for each in told), sum(each.held_tokens for each in told)
+
     async def open(self, node: str, host: str) -> Invitation:
         """Listen on a unix socket, and on a port of `host` with TLS. node: Ray's id of this node."""
         loop, key = asyncio.get_running_loop(), make_group_key()

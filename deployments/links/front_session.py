@@ -92,6 +92,7 @@ class FrontSession(ABC):
         self.server = server
         self.engine_loop = server.engine_loop
         self.heard_s = time.monotonic()
+        self.held = messages.Alive()  # what the front has told last
         self.streams: dict[int, FrontStream] = {}
         self._last_number = 0  # of a stream that has been received
         self._told = messages.Load()
@@ -176,6 +177,7 @@ class FrontSession(ABC):
         """is_known: whether this version knows all of the message's fields. Raises WireError for what no front sends."""
         self.heard_s = time.monotonic()
         if isinstance(message, messages.Alive):
+            self.held = message
             return
         if isinstance(message, messages.Cancel):
             self.cancel(message.numbers, is_stop=message.is_stop)

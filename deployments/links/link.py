@@ -32,9 +32,11 @@ class RoutedStream:
     is_admitted: to the engine's batch. lost_s: when it lost an engine, by time.monotonic; None once it runs again, or could run
     but for the engines' load. has_begun: it has been in a batch. is_readmitted: its client was away, and it has not been in a
     batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
-    batch. refused_by: ids of engines that did not take it since, and whether for want of room. num_known: blocks of its prompt
-    that engines know, as of when it was placed; is_copy: another choice of the same prompt comes before it. expected_s: when
-    the index was told where it is. due_s: when it is expected to have its first token.
+    batch. refused_by: ids of engines that did not take it since, and whether for want of room.
+
+    As of when it was placed: num_known: blocks of its prompt that each engine knows. num_expected: tokens that its engine is to
+    compute. due_s: when it is expected to have its first token. is_copy: another choice of the same prompt is before it.
+    expected_s: when `prefixes` was told last that the engine will know the prompt.
     """
 
     stream: SequenceStream
@@ -53,6 +55,7 @@ class RoutedStream:
     num_known: Mapping[Hashable, int] = field(default_factory=dict)
     is_copy: bool = False
     expected_s: float = 0.0
+    num_expected: int = 0
     due_s: float = 0.0
 
     def num_new(self, link: "Link") -> int:
@@ -76,8 +79,8 @@ class LinkOwner(Protocol):
     def on_refused(self, link: "Link", live: RoutedStream, error: LlamaError) -> None:
         """The engine did not take a stream that it was to continue."""
 
-    def on_load(self, link: "Link") -> None:
-        """The engine has told its load."""
+    def on_load(self) -> None:
+        """An engine has told its load."""
 
     def on_state(self, link: "Link") -> None:
         """The engine's state has changed."""
@@ -92,6 +95,7 @@ class Link(ABC):
     a stream that has moved on finds no stream."""
 
     is_deaf = False  # the engine, which may be heard, does not hear this front
+    is_only = False  # the front never has another engine
 
     def __init__(self, engine_id: str, host: str, prefixes: PrefixIndex) -> None:
         """prefixes: of all engines of the front."""
@@ -117,7 +121,7 @@ class Link(ABC):
         self._back_s = 0.0  # when it was heard again after a silence
         self._owner: LinkOwner | None = None
         self._last_number = 0  # of a stream that has been sent
-        self._unseen: deque[tuple[int, int]] = deque()  # streams that `load` does not include, and their new tokens
+        self._unseen: deque[tuple[int, int]] = deque()  # streams that `load` does not include, and their tokens
         self._accepting: dict[int, _Submission] = {}
 
     @abstractmethod
@@ -176,7 +180,7 @@ class Link(ABC):
     @property
     def queued_tokens(self) -> int:
         """Of prompts to be computed there, counted likewise."""
-        return self.load.queued_tokens + sum(num_new for _, num_new in self._unseen)
+        return self.load.queued_tokens + sum(num_expected for _, num_expected in self._unseen)
 
     @property
     def num_free(self) -> int:
@@ -186,7 +190,7 @@ class Link(ABC):
 
     def expect(self, live: RoutedStream) -> None:
         """The engine will know the prompt of this stream, which it has not admitted."""
-        if not live.is_copy and self.prefixes.knows(self):
+        if not (live.is_copy or self.is_only):
             assert self.state is not None
             live.expected_s = time.monotonic()
             self.prefixes.expect(self, live.prefixes.keys(self.state.block_size))
@@ -202,7 +206,7 @@ class Link(ABC):
         submission = _Submission(lives, asyncio.get_running_loop().create_future())
         self._accepting[first] = submission
         try:
-            self.send(messages.Submit(first, request, [num_new for _, num_new in list(self._unseen)[-len(lives) :]]))
+            self.send(messages.Submit(first, request, [live.num_expected for live in lives]))
             if not (is_accepted := await submission.result):
                 self.cancel(lives)
         except BaseException:
@@ -219,7 +223,8 @@ class Link(ABC):
         live.link, live.number, live.placed_s = self, self._last_number, time.monotonic()
         live.is_accepted = live.is_admitted = False
         self.streams[live.number] = live
-        self._unseen.append((live.number, 1 if live.is_copy else live.num_new(self)))
+        live.num_expected = 1 if live.is_copy else live.num_new(self)
+        self._unseen.append((live.number, live.num_expected))
         self.expect(live)
 
     def resume(self, live: RoutedStream) -> None:
@@ -237,13 +242,14 @@ class Link(ABC):
                 num_failures=live.num_failures,
                 has_begun=live.has_begun and not live.is_readmitted,
                 is_readmitted=live.is_readmitted,
-                num_expected=live.num_new(self),
+                num_expected=live.num_expected,
             )
         )
 
-    def tell_alive(self) -> None:
+    def tell_alive(self, held: int = 0, held_tokens: int = 0) -> None:
+        """held: as of `Alive`."""
         if self.welcome is not None:
-            self.send(messages.Alive())
+            self.send(messages.Alive(held, held_tokens))
 
     def cancel(self, lives: Sequence[RoutedStream], *, is_stop: bool = False) -> None:
         """The engine is to forget these streams, of those that it has not ended."""
@@ -284,7 +290,7 @@ class Link(ABC):
             self._take_load(message.load)
             if self._owner is not None:
                 self._owner.on_step(self, message)
-                self._owner.on_load(self)
+                self._owner.on_load()
         elif isinstance(message, messages.Accepted):
             if (submission := self._accepting.get(message.number)) is not None and not submission.result.done():
                 for live in submission.lives:

@@ -75,7 +75,10 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """The front's process runs."""
+    """The front's process runs. held: its streams of this engine's model that no engine has, with so many tokens."""
+
+    held: int = 0
+    held_tokens: int = 0
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):

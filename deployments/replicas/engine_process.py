@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.args import EngineArgs
+from deployments.engine.live_streams import MeasuredStream
 from deployments.engine.service import LlamaService
+from deployments.engine.step_report import StepStats
 from deployments.engine.supervisor import GroupPool
 from deployments.fleet.cluster import FRONT, Cluster
+from deployments.fleet.engine_clock import EngineClock
 from deployments.fleet.loaded_adapters import AdapterCalls, LoadedAdapters
-from deployments.fleet.scaling import SEQUENCES
 from deployments.fleet.successor import Successor
 from deployments.links import model_files
 from deployments.links.front_server import FrontServer
@@ -22,13 +24,14 @@ class EngineProcess(AdapterCalls):
 
     def __init__(self, args: EngineArgs, pool: GroupPool, cluster: Cluster, metrics: Metrics) -> None:
         self.fronts: FrontServer | None = None
+        self.clock = EngineClock()
         self.service = LlamaService(
             args,
             pool,
-            on_step=metrics.on_step,
+            on_step=self._on_step,
             on_failure=self._on_failure,
             on_compute_ms=metrics.on_compute_ms,
-            on_end=metrics.on_end,
+            on_end=self._on_end,
         )
         metrics.watch(self.service)
         self.adapters = LoadedAdapters(self.service, cluster, self._tell_adapters)
@@ -71,10 +74,10 @@ class EngineProcess(AdapterCalls):
         await self.fronts.hand_over(has_successor=False, timeout_s=self.service.args.drain_timeout_s)
         return True
 
-    async def record_autoscaling_stats(self) -> dict[str, int]:
-        """For `by_sequences`."""
-        scheduler = self.service.loop.scheduler
-        return {SEQUENCES: scheduler.num_running + scheduler.num_waiting}
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For the policies of `scaling.py`. Serve calls it every few seconds."""
+        held = (0, 0) if self.fronts is None else self.fronts.held
+        return self.clock.read(self.service.loop.scheduler, *held)
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -91,6 +94,15 @@ class EngineProcess(AdapterCalls):
     def _tell_adapters(self) -> None:
         if self.fronts is not None:
             self.fronts.tell_adapters()
+
+    def _on_step(self, stats: StepStats) -> None:
+        self._metrics.on_step(stats)
+        if not self.service.loop.scheduler.is_background:  # such work waits for idle engines, and needs no others
+            self.clock.on_step(stats)
+
+    def _on_end(self, stream: MeasuredStream) -> None:
+        self._metrics.on_end(stream)
+        self.clock.on_end(stream)
 
     def _on_failure(self, error: LlamaError) -> None:
         self._metrics.on_failure(error)

@@ -80,6 +80,7 @@ class FrontProcess:
             metrics.on_step,
             metrics.on_end,
             args.routing,
+            cluster.invite,
         )
         metrics.watch(self.fleet)
         self.metrics, self.keys = metrics, keys_of(args)
@@ -113,7 +114,7 @@ class FrontProcess:
         for pause_s in chain(range(1, MAX_SEARCH_S), repeat(MAX_SEARCH_S)):
             applications = await self._cluster.applications()
             if self._cluster.application in applications:  # else the controller does not know all of them yet
-                await self.fleet.keep(applications)
+                await self.fleet.keep(applications, await self._cluster.asleep())
             invitations = await self._cluster.call_all(ENGINE, "invitation")
             found = [self.fleet.meet(each) for each in invitations if isinstance(each, Invitation)]
             for result in await asyncio.gather(*found, return_exceptions=True):

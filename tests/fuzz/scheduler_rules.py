@@ -466,4 +466,6 @@ class Bench:
         assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
         assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
         assert queue.num_tokens == sum(counted.values()), "the waiting tokens are miscounted"
+        expected = [seq.num_expected for seq in queue if not seq.terms.is_background]
+        assert queue.num_expected == sum(expected) and all(expected), "the expected tokens are miscounted"
         assert all(num == (seq.length if seq.num_cached is None else 0) for seq, num in counted.items())

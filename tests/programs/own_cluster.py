@@ -73,11 +73,11 @@ class Cluster:
         agent = f"--dashboard-agent-listen-port={free_port()} --dashboard-agent-grpc-port={free_port()}"
         self._node(f"--address={HOST}:{port} {agent}")
 
-    def _node(self, options: str) -> None:
+    def _node(self, options: str, common: str = OPTIONS) -> None:
         """Start a node. Like the service manager of a machine, start it again where `ray start` fails: it gives a raylet 30 s
         to register, which is not enough while other tests keep the machine busy."""
         log = self.directory / f"node-{len(self.nodes)}"
-        command = [str(DEPLOY / "start_node.sh"), *options.split(), *OPTIONS.split()]
+        command = [str(DEPLOY / "start_node.sh"), *options.split(), *common.split()]
         for _ in range(NODE_STARTS):
             with log.open("wb") as output:
                 node = subprocess.Popen(
@@ -141,8 +141,8 @@ def _command_line(pid: int) -> str:
     return ""
 
 
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+def _listens(port: int, host: str = HOST) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
 

@@ -158,8 +158,8 @@ class Rules:
     def on_choice(self, model: Placement, links: Sequence[Link], live: RoutedStream, chosen: Link) -> None:
         """A front has chosen an engine. Of engines without a difference it must not take the first one each time."""
         tally = self._first_chosen.setdefault(model, {})
-        least = min(link.num_sequences for link in links)
-        equal = [link for link in links if link.is_ready and link.num_sequences == least]
+        least = min((link.num_sequences, link.queued_tokens) for link in links)
+        equal = [link for link in links if link.is_ready and (link.num_sequences, link.queued_tokens) == least]
         known = any(
             links[0].prefixes.num_known(live.prefixes.keys(link.state.block_size)) for link in links if link.state
         )

@@ -103,9 +103,9 @@ def watched(world: OperatedWorld) -> Iterator[None]:
         if is_held and not has_successor:
             world.rules.wrong.append("a stream waits for another engine, and its own one could have ended it")
 
-    def ordered(model: Placement, links: Sequence[Link], live: RoutedStream) -> Sequence[Link]:
-        found = order(model, links, live)
-        world.rules.on_choice(model, links, live, found[0]) if found else None
+    def ordered(model: Placement, links: Sequence[Link], lives: Sequence[RoutedStream]) -> Sequence[Link]:
+        found = order(model, links, lives)
+        world.rules.on_choice(model, links, lives[0], found[0]) if found else None
         return found
 
     with (

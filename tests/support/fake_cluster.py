@@ -5,7 +5,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deployments.fleet.cluster import Entry
+from deployments.fleet.cluster import ENGINE, Entry, Sleeping
 from deployments.fleet.directory import CALL_TIMEOUT_S
 from deployments.observe.metrics import Metrics
 from llama_core.errors import NotReady
@@ -33,7 +33,8 @@ class Replica(NamedTuple):
 @dataclass
 class FakeCluster:
     """replicas: those that Serve calls. running: applications that Serve has and does not remove. args: of each as it is
-    configured now. entries: each model's adapters. digests: all that an adapter's name has had. is_away: the head."""
+    configured now. entries: each model's adapters. digests: all that an adapter's name has had. is_away: the head. asleep:
+    as of `Cluster`. invited: applications of each call for an engine."""
 
     replicas: list[Replica] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
@@ -41,6 +42,8 @@ class FakeCluster:
     entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
     is_away: bool = False
     digests: dict[str, list[str]] = field(default_factory=dict)
+    asleep: dict[str, Sleeping] = field(default_factory=dict)
+    invited: list[str] = field(default_factory=list)
 
     def remove(self, target: Any) -> None:
         self.replicas = [replica for replica in self.replicas if replica.target is not target]
@@ -59,6 +62,17 @@ class Member:
 
     async def applications(self) -> Set[str]:
         return set() if self.cluster.is_away else set(self.cluster.running)
+
+    async def asleep(self) -> Mapping[str, Sleeping]:
+        return dict(self.cluster.asleep)
+
+    async def invite(self, application: str) -> Any:
+        self.cluster.invited.append(application)
+        while True:
+            for replica in self.cluster.replicas:
+                if replica.deployment == ENGINE and replica.target._cluster.application == application:
+                    return await replica.target.invitation()
+            await asyncio.sleep(0.05)
 
     async def call_all(self, deployment: str, method: str, *args: Any) -> list[Any]:
         if self.cluster.is_away:

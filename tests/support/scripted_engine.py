@@ -188,6 +188,7 @@ class FakeEngine:
     max_seq_len = MAX_SEQ_LEN
     max_request_tokens = 128 * MAX_SEQ_LEN
     served_numerics = frozenset({""})
+    asleep: frozenset[str] = frozenset()
 
     def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
         self.tokenizer = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
@@ -209,6 +210,9 @@ class FakeEngine:
     @property
     def models(self) -> dict[str, Engine]:
         return {self.model_id: self}
+
+    async def meet_model(self, model: str | None) -> None:
+        pass
 
     @property
     def answer_format(self) -> AnswerFormat:

@@ -142,13 +142,14 @@ class Model(TypedDict):
     owned_by: str
     root: str
     parent: None
-    max_model_len: Count
+    max_model_len: Count | None
+    status: Literal["ready", "sleeping"]
     type: Literal["model"]
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
-    max_input_tokens: Count
-    max_tokens: Count
+    max_input_tokens: Count | None
+    max_tokens: Count | None
 
 
 class ModelList(TypedDict):

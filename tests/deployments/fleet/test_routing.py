@@ -25,14 +25,14 @@ COSTS: Final = CostModel(base_ms=10.0, row_ms=1.0, token_ms=1.0, adapter_ms=300.
 PROMPT: Final = Prompt(b"a prompt")
 NEW: Final = 100  # tokens of the prompt
 IDLE: Final = Facts("idle", True, 0, 0, slots=4, queued_tokens=0, num_new=NEW, step_tokens=512, costs=COSTS)
-BUSY: Final = replace(IDLE, engine="busy", running=2)
-READS: Final = replace(IDLE, engine="reads", running=1, queued_tokens=1000)  # a prompt
-FULL: Final = replace(IDLE, engine="full", running=4)  # a slot comes free after about (10 + 4) * 100 / 4 ms
-LOADING: Final = replace(IDLE, engine="loading", is_ready=False)
-KNOWS: Final = replace(READS, engine="knows", num_new=1, num_known=1200)
-SLOW: Final = replace(IDLE, engine="slow", costs=replace(COSTS, token_ms=20.0))
-CRAMPED: Final = replace(BUSY, engine="cramped", num_blocks=100, free_blocks=0)
-LOADS: Final = replace(IDLE, engine="loads", loads_adapter=True)
+BUSY: Final = IDLE._replace(engine="busy", running=2)
+READS: Final = IDLE._replace(engine="reads", running=1, queued_tokens=1000)  # a prompt
+FULL: Final = IDLE._replace(engine="full", running=4)  # a slot comes free after about (10 + 4) * 100 / 4 ms
+LOADING: Final = IDLE._replace(engine="loading", is_ready=False)
+KNOWS: Final = READS._replace(engine="knows", num_new=1, num_known=1200)
+SLOW: Final = IDLE._replace(engine="slow", costs=replace(COSTS, token_ms=20.0))
+CRAMPED: Final = BUSY._replace(engine="cramped", num_blocks=100, free_blocks=0)
+LOADS: Final = IDLE._replace(engine="loads", loads_adapter=True)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ LOADS: Final = replace(IDLE, engine="loads", loads_adapter=True)
         (by_time, [CRAMPED, BUSY], [BUSY, CRAMPED]),
         (by_time, [LOADS, READS, BUSY], [BUSY, LOADS, READS]),
         # 1,300 tokens, read for the first time, delay others by as much as they take.
-        (by_time, [replace(KNOWS, num_new=1), replace(IDLE, num_new=1300)], [KNOWS, replace(IDLE, num_new=1300)]),
+        (by_time, [KNOWS._replace(num_new=1), IDLE._replace(num_new=1300)], [KNOWS, IDLE._replace(num_new=1300)]),
         (by_time, [IDLE, KNOWS], [IDLE, KNOWS]),
         (least_loaded, [FULL, KNOWS, BUSY, IDLE], [IDLE, KNOWS, BUSY, FULL]),
         (least_loaded, [LOADING, FULL], [FULL, LOADING]),
@@ -63,7 +63,7 @@ def test_the_order_of_engines(policy: Policy, engines: list[Facts], order: list[
 
 @pytest.mark.parametrize("policy", POLICIES.values())
 def test_every_policy_asks_every_engine(policy: Policy) -> None:
-    engines = [replace(each, engine=f"{number}") for number, each in enumerate((IDLE, BUSY, READS, FULL, LOADING))]
+    engines = [each._replace(engine=f"{number}") for number, each in enumerate((IDLE, BUSY, READS, FULL, LOADING))]
     for number in range(7):
         ordered = policy(engines, Prompt(b"%d" % number, number))
         assert {each.engine for each in ordered} == set("01234")
@@ -73,7 +73,8 @@ def test_every_policy_asks_every_engine(policy: Policy) -> None:
 
 def test_equal_costs_spread_prompts_and_every_front_chooses_the_same_engine_for_one() -> None:
     engines = [
-        replace(IDLE, engine=name, queued_tokens=int(tokens)) for name, tokens in zip("abc", (0, 0, TIE_MS), strict=True)
+        IDLE._replace(engine=name, queued_tokens=int(tokens))
+        for name, tokens in zip("abc", (0, 0, TIE_MS), strict=True)
     ]
     prompts = [Prompt(str(number).encode()) for number in range(300)]
     firsts = [by_time(engines, prompt)[0].engine for prompt in prompts]
@@ -82,19 +83,19 @@ def test_equal_costs_spread_prompts_and_every_front_chooses_the_same_engine_for_
 
 
 def test_a_prompt_whose_first_engine_is_gone_goes_to_its_second_one() -> None:
-    engines = [replace(IDLE, engine=name) for name in "abc"]
+    engines = [IDLE._replace(engine=name) for name in "abc"]
     for name in (b"1", b"2", b"3", b"4"):
         _, *rest = by_time(engines, Prompt(name))
         assert by_time(rest, Prompt(name)) == rest
 
 
 def test_round_robin_takes_each_engine_in_turn() -> None:
-    engines = [replace(IDLE, engine=name) for name in "abc"]
+    engines = [IDLE._replace(engine=name) for name in "abc"]
     assert [round_robin(engines, Prompt(b"", number))[0].engine for number in range(5)] == list("abcab")
 
 
 def test_power_of_two_leaves_out_the_most_loaded_of_three() -> None:
-    engines = [replace(IDLE, engine=str(running), running=running) for running in range(3)]
+    engines = [IDLE._replace(engine=str(running), running=running) for running in range(3)]
     firsts = Counter(power_of_two(engines, Prompt(b"", number))[0].engine for number in range(300))
     assert firsts["0"] > 170 and firsts["1"] > 70 and not firsts["2"]
 

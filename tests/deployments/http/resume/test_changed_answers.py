@@ -15,6 +15,7 @@ from deployments.http.app import HttpApp, build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.resume import resumption
 from deployments.http.resume.kept_streams import KeepLimits
+from deployments.links.messages import Load
 from deployments.observe.metrics import Metrics
 from llama_core.scheduling.request import Request, Terms
 from llama_core.text.template.chat_template import TemplateChatFormat
@@ -65,7 +66,7 @@ async def test_of_two_versions_the_one_that_began_an_answer_goes_on() -> None:
         events = await cut(app, IDS, "a", 12)
         began, other = sorted(engines, key=lambda each: -each.service.loop.num_requests)
         (link,) = [x for x in fleet.links if x.engine_id == began.service.engine_id]
-        link.running = 1000  # so that a new request goes to the other
+        link.load = Load(running=1000)  # so that a new request goes to the other
         before = began.service.loop.num_requests, other.service.loop.num_requests
         rest = await call(app, IDS, "a", id_of(events[-1])).end()
         assert joined(events + rest) == joined(uncut)

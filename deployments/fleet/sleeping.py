@@ -1,0 +1,82 @@
+"""The models of a front that have no engine because nobody uses them, and the calls that start one.
+
+A call by handle to an application without replicas waits in Serve, which starts one for it at once.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from deployments.fleet.cluster import Sleeping
+from deployments.links.invitation import Invitation
+from llama_core.errors import NotReady, QueueFull
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING: Final = (
+    1024  # requests for models that this front has never seen; a model that it knows has a limit of its own
+)
+
+
+class SleepingModels:
+    """asleep: by model, as Serve says. One call a model waits at a time, however many requests do."""
+
+    def __init__(
+        self, invite: Callable[[str], Awaitable[Invitation]], meet: Callable[[Invitation], Awaitable[str]]
+    ) -> None:
+        """invite: an engine of an application, which starts if need be. meet: connect with it."""
+        self._invite, self._meet = invite, meet
+        self.asleep: Mapping[str, Sleeping] = {}
+        self._calls: dict[str, asyncio.Task[None]] = {}  # by model
+        self._arrivals: dict[str, asyncio.Event] = {}  # of the first engine of a model that requests wait for
+        self._num_waiting = Counter[str]()
+
+    @property
+    def awaited(self) -> list[str]:
+        """Models that requests wait for before they can be planned."""
+        return list(self._arrivals)
+
+    def model_of(self, name: str) -> str:
+        """The model, or the one that has the adapter; an empty text for others."""
+        return next((model for model, each in self.asleep.items() if name == model or name in each.adapters), "")
+
+    def wake(self, model: str, timeout_s: float) -> None:
+        """Start an engine, unless a call for one waits. timeout_s: how long this one may."""
+        if model in self.asleep and model not in self._calls:
+            call = self._calls[model] = asyncio.create_task(self._call(model, timeout_s))
+            call.add_done_callback(lambda ended: self._calls.pop(model, None))
+
+    async def _call(self, model: str, timeout_s: float) -> None:
+        log.info("%s sleeps: an engine is asked for", model)
+        try:
+            async with asyncio.timeout(timeout_s):
+                invitation = await self._invite(self.asleep[model].application)
+            await self._meet(invitation)
+        except Exception as error:  # the next search asks again
+            log.warning("no engine of %s has answered: %s", model, type(error).__name__)
+
+    async def arrival(self, model: str, timeout_s: float) -> None:
+        """Start an engine, and wait for it. Raises NotReady or QueueFull."""
+        if self._num_waiting.total() >= MAX_WAITING:
+            raise QueueFull(f"too many requests wait for an engine of {model}", retry_after_s=2.0)
+        arrival = self._arrivals.setdefault(model, asyncio.Event())
+        self.wake(model, timeout_s)
+        self._num_waiting[model] += 1
+        try:
+            await asyncio.wait_for(arrival.wait(), timeout_s)
+        except TimeoutError:
+            raise NotReady(f"no engine of {model} started within {timeout_s:g} s (hold_timeout_s)") from None
+        finally:
+            self._num_waiting[model] -= 1
+            if not self._num_waiting[model]:
+                self._arrivals.pop(model, None)
+
+    def arrived(self, model: str) -> None:
+        if (arrival := self._arrivals.pop(model, None)) is not None:
+            arrival.set()
+
+    def stop(self) -> None:
+        for call in list(self._calls.values()):
+            call.cancel()

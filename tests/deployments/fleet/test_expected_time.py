@@ -1,0 +1,170 @@
+"""What engines tell of their load and costs, and what waits goes where it begins sooner."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.fleet.facts import costs_of
+from deployments.fleet.routing import NOMINAL
+from deployments.links.affinity import PromptPrefixes
+from deployments.links.link import Link
+from deployments.links.messages import BEAT_S, LOAD_S
+from llama_core.scheduling.request import Terms
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.scheduling.step_costs import StepShape
+from tests.support.fake_rank_group import FakeGroup, until
+from tests.support.fleets import FleetOfEngines
+from tests.support.recovering_service import read, steady
+from tests.support.virtual_loop import AS_UVLOOP
+
+LOOPS = AS_UVLOOP
+BASE_S, TOKEN_S, ROW_S = 0.02, 0.001, 0.002
+
+
+class CostlyGroup(FakeGroup):
+    """A step takes as long as its rows and tokens say."""
+
+    async def _compute(self, batch: StepInput) -> StepOutput:
+        shape = StepShape.of(batch)
+        self.step_s = BASE_S + TOKEN_S * shape.num_prompt_tokens + ROW_S * shape.num_decodes
+        return replace(await super()._compute(batch), elapsed_ms=1e3 * self.step_s)
+
+
+def group() -> FakeGroup:
+    return CostlyGroup(num_blocks=4000, token=steady)
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [1, *((number * 7 + i) % 400 + 3 for i in range(length))]
+
+
+async def submit(fleet: FleetOfEngines, number: int, length: int, max_tokens: int = 4) -> SequenceStream:
+    (stream,) = await fleet.submit(prompt(number, length), SamplingParams(temperature=0.0, max_tokens=max_tokens))
+    return stream
+
+
+async def learned(fleet: FleetOfEngines, engines: int, **args: Any) -> Sequence[Link]:
+    """The links of so many engines, which have measured steps with prompts and of several decodes."""
+    for _ in range(engines):
+        await fleet.start(max_seq_len=4096, **args)
+    for length in (300, 20, 30):
+        streams = [await submit(fleet, 200 + i, length, 8) for i in range(3 * engines)]
+        await asyncio.gather(*map(read, streams))
+    await asyncio.sleep(2 * BEAT_S)
+    return fleet.links
+
+
+async def test_an_engine_tells_its_costs_and_another_is_thought_to_be_like_it() -> None:
+    async with FleetOfEngines(group) as fleet:
+        (link,) = await learned(fleet, 1)
+        assert link.costs.base_ms == pytest.approx(1e3 * BASE_S, rel=0.2)
+        assert link.costs.token_ms == pytest.approx(1e3 * TOKEN_S, rel=0.2)
+        assert link.costs.row_ms == pytest.approx(1e3 * ROW_S, rel=0.2)
+        assert link.costs.output_tokens == pytest.approx(8, abs=1)
+        await fleet.start()
+        new = next(other for other in fleet.links if other is not link)
+        assert costs_of(fleet.links)[new] == link.costs
+        assert costs_of([new])[new] == NOMINAL
+
+
+async def test_a_prompt_on_its_way_counts_until_the_engine_has_told_of_it() -> None:
+    async with FleetOfEngines(group) as fleet:
+        (link,) = await learned(fleet, 1, max_batch_size=2)
+        assert (link.num_sequences, link.queued_tokens) == (0, 0)
+        submitting = asyncio.create_task(submit(fleet, 1, 2000))
+        await until(lambda: link.num_sequences)
+        assert (link.num_sequences, link.queued_tokens) == (1, 2001)
+        assert link.load.queued_tokens == 0
+        stream = await submitting
+        await until(lambda: link.load.queued_tokens)
+        assert link.queued_tokens == link.load.queued_tokens <= 2001
+        tokens = [link.queued_tokens]
+        while not stream.sequence.output:
+            await asyncio.sleep(LOAD_S)
+            tokens.append(link.queued_tokens)
+        assert tokens == sorted(tokens, reverse=True) and tokens[-1] <= 512
+        await read(stream)
+        await asyncio.sleep(BEAT_S)
+        assert (link.num_sequences, link.queued_tokens) == (0, 0)
+
+
+async def test_a_known_prefix_is_not_queued() -> None:
+    async with FleetOfEngines(group) as fleet:
+        (link,) = await learned(fleet, 1, max_batch_size=1)
+        await read(await submit(fleet, 1, 1000))
+        await asyncio.sleep(2 * BEAT_S)
+        blocking = await submit(fleet, 2, 20, 200)
+        await until(lambda: blocking.sequence.output)
+        again = await submit(fleet, 1, 1000)
+        await asyncio.sleep(BEAT_S)
+        assert 0 < link.load.queued_tokens <= 2 * 16, link.load
+        again.cancel()
+        blocking.cancel()
+
+
+async def test_a_front_without_streams_hears_of_a_changed_load_within_50_ms() -> None:
+    async with FleetOfEngines(group) as fleet, FleetOfEngines(group) as other:
+        await learned(fleet, 1, max_batch_size=2)
+        assert fleet.engines[0].invitation is not None
+        await other.meet(fleet.engines[0].invitation)
+        (link,) = other.links
+        await asyncio.sleep(0.8 * BEAT_S)
+        for number in range(3):
+            heard_s, loop = link.heard_s, asyncio.get_running_loop()
+            stream = await submit(fleet, number, 3000)
+            began_s = loop.time()
+            await until(lambda: link.load.queued_tokens)
+            assert loop.time() - began_s <= LOAD_S + 0.005 and link.heard_s > heard_s
+            stream.cancel()
+            await until(lambda: not link.load.queued_tokens)
+
+
+async def test_short_requests_do_not_wait_behind_long_prompts_of_another_engine() -> None:
+    async with FleetOfEngines(group) as fleet:
+        links = await learned(fleet, 2)
+        long = [await submit(fleet, number, 3500) for number in range(3)]
+        assert sorted(len(link.streams) for link in links) == [1, 2]
+        short = [await submit(fleet, number, 20) for number in range(50, 58)]
+        assert sorted(len(link.streams) for link in links) == [2, 9]
+        for stream in (*long, *short):
+            stream.cancel()
+
+
+async def test_what_waits_goes_to_an_engine_that_joins_oldest_first() -> None:
+    async with FleetOfEngines(group) as fleet:
+        await learned(fleet, 1, max_batch_size=4, max_queue=1000)
+        streams = [await submit(fleet, number, 20, 100) for number in range(16)]
+        await until(lambda: streams[3].sequence.output)
+        waiting = streams[4:]
+        assert not any(stream.sequence.output for stream in waiting)
+        second = await fleet.start(max_seq_len=4096, max_batch_size=4, max_queue=1000)
+        await until(lambda: second.service.loop.scheduler.num_running == 4, 2.0)
+        began = [stream for stream in waiting if stream.sequence.output or stream.timeline.admitted_s is not None]
+        await until(lambda: all(stream.sequence.output for stream in waiting[:4]), 2.0)
+        assert began == waiting[: len(began)]
+        for stream in streams:
+            stream.cancel()
+
+
+async def test_a_stream_waits_where_its_prompt_is_known_if_that_is_sooner() -> None:
+    """Its engine reads another prompt, for 1 s; elsewhere a slot is free, and its own prompt would take 3 s."""
+    async with FleetOfEngines(group) as fleet:
+        links = await learned(fleet, 2)
+        await read(await submit(fleet, 1, 3000))
+        await asyncio.sleep(2 * BEAT_S)
+        keys = PromptPrefixes(Terms(), prompt(1, 3000)).keys(16)
+        known = links[0].prefixes.num_known(keys)
+        (knows,) = [link for link in links if link in known]
+        before = await submit(fleet, 1, 4000)  # goes on after the known one
+        began_s = asyncio.get_running_loop().time()
+        stream = await submit(fleet, 1, 3000)
+        await until(lambda: stream.sequence.output)
+        assert asyncio.get_running_loop().time() - began_s < 1.6
+        (engine,) = [each for each in fleet.engines if each.service.engine_id == knows.engine_id]
+        assert stream.sequence.num_cached and engine.service.loop.scheduler.num_prefix_hits >= 2900
+        await read(before)
