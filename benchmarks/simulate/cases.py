@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
 
     def asked(calls: Sequence[Call], setting: Setting) -> Outcome:
         is_live = options.live and setting.policy != POOLED
-        return live(calls, setting, is_real=False)[0] if is_live else run(calls, setting)
+        return live(calls, setting, None)[0] if is_live else run(calls, setting)
 
     found = {}
     for name in options.case:

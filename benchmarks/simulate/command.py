@@ -59,15 +59,21 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         "--spread", action="store_true", help="a trace's arrivals of one time evenly until the next time"
     )
     parser.add_argument("--requests", type=int, help="a trace's first ones")
-    parser.add_argument("--rate", type=float, default=2.0, help="of a generator: sessions, groups or requests a second")
+    parser.add_argument("--rate", type=float, help="sessions, groups or requests a second; if absent, a trace's, or 2")
     parser.add_argument("--seconds", type=float, default=300.0, help="of a generator")
     parser.add_argument("--seed", type=int, default=1, help="of a generator")
 
 
 def workload(options: argparse.Namespace) -> list[Call]:
     if options.workload in GENERATORS:
-        return GENERATORS[options.workload](Random(options.seed), options.rate, options.seconds)
-    return read(Path(options.workload), options.block, spreads=options.spread)[: options.requests]
+        return GENERATORS[options.workload](Random(options.seed), options.rate or 2.0, options.seconds)
+    calls = read(Path(options.workload), options.block, spreads=options.spread)[: options.requests]
+    return scaled(calls, rate_of(calls) / options.rate) if options.rate else calls
+
+
+def rate_of(calls: Sequence[Call]) -> float:
+    """Requests a second, as if those that follow others came with them."""
+    return len(with_later(calls)) / (calls[-1].at_s or 1.0)
 
 
 def add_fleet_options(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +113,8 @@ def main(argv: Sequence[str]) -> None:
     calls, capacity = workload(options), options.capacity
     if options.load and not capacity:
         capacity = len(with_later(calls)) / run(scaled(calls, 0.0), setting_of(options, POOLED)).makespan
-    rate = len(with_later(calls)) / (calls[-1].at_s or 1.0)
-    calls = scaled(calls, 0.0 if options.saturated else rate / capacity / options.load if options.load else 1.0)
+    if options.saturated or options.load:
+        calls = scaled(calls, 0.0 if options.saturated else rate_of(calls) / capacity / options.load)
     if options.ttft_ms:
         target = options.ttft_ms / 1e3, options.percentile
         needed = {name: engines_for(calls, setting_of(options, name), *target) for name in options.policy}

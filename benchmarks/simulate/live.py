@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -19,7 +19,7 @@ from benchmarks.harness.options import question_parser
 from benchmarks.harness.paced import NUM_BLOCKS, ROW_MS, STEP_MS, TOKEN_MS, PacedRunner
 from benchmarks.simulate.command import add_fleet_options, add_workload_options, setting_of, workload
 from benchmarks.simulate.run import Outcome, Setting, run
-from benchmarks.simulate.workload import Call
+from benchmarks.simulate.workload import Call, with_later
 from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.service import LlamaService
@@ -136,12 +136,11 @@ def _process(target: Any, *args: Any) -> Iterator[Connection]:
         process.kill()
 
 
-def live(calls: Sequence[Call], setting: Setting, *, is_real: bool) -> tuple[Outcome, Steps]:
-    from contextlib import ExitStack
-
-    args = setting.engine_args(max(call.length for call in calls))
+def live(calls: Sequence[Call], setting: Setting, ckpt_dir: str | None) -> tuple[Outcome, Steps]:
+    args = setting.engine_args(max(call.length for call in with_later(calls)))
+    args = args.model_copy(update={"ckpt_dir": ckpt_dir} if ckpt_dir else {})
     with ExitStack() as stack:
-        engines = [stack.enter_context(_process(_engine, args, setting, is_real)) for _ in setting.speeds]
+        engines = [stack.enter_context(_process(_engine, args, setting, ckpt_dir is not None)) for _ in setting.speeds]
         invitations = [pipe.recv() for pipe in engines]
         own = [(invitations, setting.policy, calls[i :: setting.num_fronts]) for i in range(setting.num_fronts)]
         fronts = [stack.enter_context(_process(_front, *each)) for each in own]
@@ -162,9 +161,9 @@ def live(calls: Sequence[Call], setting: Setting, *, is_real: bool) -> tuple[Out
 
 
 def fitted(steps: Steps) -> Costs:
-    """Least squares of the measured steps."""
-    table = np.array([(1.0, tokens, rows) for tokens, rows, _ in steps])
-    found, *_ = np.linalg.lstsq(table, np.array([elapsed_ms for *_, elapsed_ms in steps]), rcond=None)
+    """Least squares of the relative errors of the measured steps."""
+    table = np.array([(1.0, tokens, rows) for tokens, rows, _ in steps]) / np.array([[each[2]] for each in steps])
+    found, *_ = np.linalg.lstsq(table, np.ones(len(steps)), rcond=None)
     return Costs(*(max(0.0, float(each)) for each in found))
 
 
@@ -173,7 +172,9 @@ def main(argv: Sequence[str]) -> None:
     add_workload_options(parser)
     add_fleet_options(parser)
     parser.add_argument("--policy", nargs="+", default=["expected_time"])
-    parser.add_argument("--real", action="store_true", help="ranks that compute the demo model, in place of paced ones")
+    parser.add_argument(
+        "--ckpt", metavar="DIR", help="real ranks with this checkpoint, one thread each, not paced ones"
+    )
     parser.add_argument(
         "--given", action="store_true", help="simulate with the given costs, not those of the live steps"
     )
@@ -181,7 +182,7 @@ def main(argv: Sequence[str]) -> None:
     calls, rows = workload(options), []
     for policy in options.policy:
         setting = setting_of(options, policy)
-        measured, steps = live(calls, setting, is_real=options.real)
+        measured, steps = live(calls, setting, options.ckpt)
         costs = fitted(steps)
         simulated = run(calls, setting if options.given else replace(setting, costs=costs))
         row: list[Any] = [policy, len(setting.speeds), "/".join(f"{cost:.3g}" for cost in costs)]

@@ -13,7 +13,7 @@ from unittest import mock
 
 from benchmarks.harness.common import percentile
 from benchmarks.simulate.choosers import Chooser, ChosenModel
-from benchmarks.simulate.peers import RayPrefixTree
+from benchmarks.simulate.peers import DynamoSelection, RayPrefixTree
 from benchmarks.simulate.pooled import Pool
 from benchmarks.simulate.workload import Call, with_later
 from deployments.args import EngineArgs
@@ -28,7 +28,11 @@ from tests.support.modelled_fleet import Costs, CountedStream, ModelledEngine, M
 from tests.support.virtual_loop import VirtualLoop
 
 POOLED: Final = "pooled"
-CHOOSERS: Final[Mapping[str, Callable[[], Chooser]]] = {POOLED: Pool, "ray_prefix_tree": RayPrefixTree}
+CHOOSERS: Final[Mapping[str, Callable[[], Chooser]]] = {
+    POOLED: Pool,
+    "ray_prefix_tree": RayPrefixTree,
+    "dynamo": DynamoSelection,
+}
 LONGEST_S: Final = 1e7
 _UNLIMITED: Final = 10**9  # requests and tokens that may wait
 
@@ -122,6 +126,8 @@ class Simulation:
         if running is not None:
             running.cancel()
             await asyncio.wait([running])
+        if chooser is not None:
+            chooser.close()
         outcome, outcome.makespan = self.outcome, loop.time() - began_s
         outcome.engine_s = outcome.engine_s or outcome.makespan * len(self.engines)
         outcome.sequences = [engine.num_ended for engine in self.engines]
