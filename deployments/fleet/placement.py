@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 TICK_S: Final = BEAT_S
 # A stream waits so long at an engine before it moves to a free slot; twice as long after each move.
 PATIENCE_S: Final = 0.25
+ERROR: Final = 1.25  # estimates are off by as much
 MAX_LOOKED_AT: Final = 32  # waiting streams, each time
 MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
 
@@ -242,7 +243,7 @@ class Placement(ABC):
             due_s = live.due_s
             best = self._by_policy(usable, [live])[0]
             here, there = each.facts(costs), facts_of(best, [live], costs)
-            is_sooner = there.first_token_ms + here.step_ms * 2**live.num_moves < here.first_token_ms
+            is_sooner = (ERROR * there.first_token_ms + here.step_ms) * 2**live.num_moves < here.first_token_ms
             # Where the estimate was wrong, it has waited as long as beginning elsewhere takes.
             waited_ms = 1e3 * (now_s - live.placed_s)
             if is_sooner or (best.num_free > 0 and now_s > due_s and waited_ms > there.first_token_ms):

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 from llama_core.scheduling.step_costs import CostModel
 
 TIE_MS: Final = 4.0  # and half a step: engines whose costs differ by less are equal
-# A prompt's work delays those that come after it: so many of them at the load at which routing matters.
+# A prompt's work delays those that come after it: as many as this, at loads at which routing matters.
 DELAYED: Final = 1.0
-ROWS: Final = 0.5
+# A row delays each row beside it a little in every step: this much of the sum, beside the wait for a first token.
+ROWS: Final = 0.7
 NOMINAL: Final = CostModel(20.0, 0.5, 1.0, 50.0, 64.0)  # until an engine has told its costs
 
 
