@@ -77,9 +77,9 @@ def _answer(future: asyncio.Future[StepOutput], output: StepOutput) -> None:
 class ModelledEngine:
     """waiting: of streams that it was sent and has not admitted, uncached tokens and blocks, where somebody counts them."""
 
-    def __init__(self, name: str, args: EngineArgs, costs: Costs, num_blocks: int) -> None:
-        self.name = name
-        self.ranks = ModelledRanks(costs, num_blocks)
+    def __init__(self, name: str, args: EngineArgs, ranks: Any) -> None:
+        """ranks: `ModelledRanks`, or another FakeGroup."""
+        self.name, self.ranks = name, ranks
         self.num_ended = 0
         self.waiting: dict[tuple[Link, int], tuple[int, int]] = {}
         unread = ("watch", "on_step", "on_compute_ms", "on_failure")
