@@ -147,9 +147,13 @@ class ModelledLink(Link):
     def close(self) -> None:
         self.session.close("the front has closed it")
 
-    def hear(self, message: messages.FromEngine) -> None:
-        self.note_heard()
-        self.take(message)
+    def hear(self, message: messages.FromEngine | None) -> None:
+        """message: None is the end."""
+        if message is None:
+            self.lose()
+        else:
+            self.note_heard()
+            self.take(message)
 
 
 OnSent = Callable[[RoutedStream, ModelledLink], object]
@@ -176,7 +180,7 @@ class _Session(FrontSession):
         if self in self._sessions:
             del self._sessions[self]
             self.cancel(self.streams)
-            asyncio.get_running_loop().call_later(DELAY_S, self._link.lose)
+            self._pipe.send(None)
 
 
 class CountedStream:
