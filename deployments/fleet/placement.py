@@ -214,8 +214,8 @@ class Placement(ABC):
             self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
 
     def _balance(self) -> None:
-        """Streams that wait at an engine move to one that would begin them sooner, or has a slot where theirs has none: first
-        those that have begun, then the oldest."""
+        """Streams that wait at an engine move to one that would begin them sooner: first those that have begun, then the
+        oldest."""
         self._balancing, now_s = None, time.monotonic()
         ready = [link for link in self.links if link.is_ready and not link.is_full]
         if len(self.links) < 2 or not ready or self._stood_still:
@@ -242,8 +242,10 @@ class Placement(ABC):
             due_s = live.due_s
             best = self._by_policy(usable, [live])[0]
             here, there = each.facts(costs), facts_of(best, [live], costs)
-            gains_slot = best.num_free > 0 and (link.num_free <= 0 or now_s > due_s)
-            if gains_slot or there.first_token_ms + here.step_ms * 2**live.num_moves < here.first_token_ms:
+            is_sooner = there.first_token_ms + here.step_ms * 2**live.num_moves < here.first_token_ms
+            # Where the estimate was wrong, it has waited as long as beginning elsewhere takes.
+            waited_ms = 1e3 * (now_s - live.placed_s)
+            if is_sooner or (best.num_free > 0 and now_s > due_s and waited_ms > there.first_token_ms):
                 link.cancel([live])
                 live.num_moves += 1
                 live.is_copy = False

@@ -64,7 +64,7 @@ class ExpectedTime:
         self._asked_s: float | None = None  # when engines were asked for that are not there yet
         self._start_s = 0.0  # from then until all were there, the last time
         self._recent: deque[tuple[float, int]] = deque()  # (when, engines needed) within the look-back period
-        self._told: tuple[Signal, int] | None = None  # in the log
+        self._told: int | None = None  # the latest decision, until Serve has followed it
         self._gauges: Mapping[str, Gauge] = {}
         self._recorded_s = 0.0
 
@@ -101,12 +101,14 @@ class ExpectedTime:
     def _tell(self, context: AutoscalingContext, signal: Signal, number: int, now_s: float) -> None:
         """One line for each decision, and metrics."""
         target, current = context.target_num_replicas, context.current_num_replicas
-        if number != target and (self._told is None or self._told[1] != number):
+        most, least = context.capacity_adjusted_max_replicas, context.capacity_adjusted_min_replicas
+        decision = max(least, min(most, number))
+        if decision not in (target, self._told):
             log.info(
                 f"scaling {context.app_name}: {number} engines are needed, {target} asked for, {current} there; "
                 f"work of {signal.offered:.2f} engines, {signal.backlog_s:.1f} s of it wait, delay {signal.delay_s:.2f} s"
             )
-        self._told = signal, number
+        self._told = None if decision == target else decision
         if now_s - self._recorded_s >= RECORD_AGAIN_S and ray.is_initialized():
             self._recorded_s = now_s
             self._gauges = self._gauges or gauges()

@@ -77,7 +77,7 @@ class EngineProcess(AdapterCalls):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """For the policies of `scaling.py`. Serve calls it every few seconds."""
         held = (0, 0) if self.fronts is None else self.fronts.held
-        return self.clock.read(self.service.loop.scheduler, *held)
+        return self.clock.read(self.service.loop, *held)
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""

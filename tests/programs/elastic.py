@@ -12,6 +12,8 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +22,19 @@ import ray
 import yaml
 
 from benchmarks.harness.programs import free_port
+from cluster.rank.runner_factory import load_model_runner
+from cluster.wire.rank_runner import RankRunner, RendezvousSpec
+from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
 from tests.chaos.asks import asks
 from tests.chaos.load import Streams
 from tests.programs.own_cluster import Cluster, _listens, wait
+from tests.support.fake_runner import Faults, FaultyRunner
 from tests.support.waiting import until_true
 
 KINDS: Final = ("greedy", "seeded", "logprobs", "chat")
 NUM_STREAMS, NUM_LEFT, MAX_ENGINES = 40, 2, 4
+STEP_S: Final = 0.03
 DOWNSCALE_DELAY_S: Final = 10.0
 LOOK_BACK_S: Final = 10.0
 COMMON: Final = "--num-cpus=0 --object-store-memory=100000000 --block --min-worker-port=0 --max-worker-port=0"
@@ -46,6 +54,19 @@ SCALING: Final[dict[str, Any]] = {
     "downscale_delay_s": DOWNSCALE_DELAY_S,
     "policy": {"policy_function": "deployments.fleet.scaling:ExpectedTime", "policy_kwargs": {"ttft_s": 1.0}},
 }
+
+
+class SlowRunner(FaultyRunner):
+    """A rank's own, whose steps take STEP_S more."""
+
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
+        time.sleep(STEP_S)
+        output = super().start(batch).result()
+        return Pending.done(replace(output, elapsed_ms=output.elapsed_ms + 1e3 * STEP_S))
+
+
+def slow_ranks(config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]) -> RankRunner:
+    return SlowRunner(load_model_runner(config, rendezvous, on_progress), Faults(lambda phase, step: None))
 
 
 class ElasticCluster(Cluster):
@@ -88,6 +109,7 @@ class ElasticCluster(Cluster):
         front = {"name": "LlamaIngress", "ray_actor_options": {"num_cpus": 0, "resources": {"front": 1}}}
         ingress = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_ingress", "args": {}}
         args = ARGS | {"max_batch_size": 4, "max_queue": 1000, "placement_strategy": "STRICT_PACK", "device": "cpu"}
+        args |= {"runner_factory": "tests.programs.elastic:slow_ranks"}
         place = {"name": "demo", "route_prefix": None, "import_path": "deployments.app:build_engine", "args": args}
         config = {
             "proxy_location": "HeadOnly",
@@ -102,8 +124,9 @@ class ElasticCluster(Cluster):
 
     def decisions(self) -> list[str]:
         """What Serve has changed, in turn."""
-        (log,) = self.directory.glob("ray/session_latest/logs/serve/controller_*.log")
+        (log,) = self.directory.glob("ray/session_latest/logs/serve/controller_[0-9]*.log")
         lines = log.read_text(errors="replace").splitlines()
+        print(*(line for line in lines if "scaling " in line), sep="\n", file=sys.stderr)
         return [line.partition("from ")[2].partition(" replicas")[0] for line in lines if "scaling Deployment(" in line]
 
 
@@ -136,9 +159,9 @@ async def run(cluster: ElasticCluster) -> dict[str, Any]:
     await until_true("an engine", lambda: engines.count == 1, 240)
     requests = asks(NUM_STREAMS, "demo", 100, kinds=KINDS)
     many, few = Streams(url, requests, NUM_STREAMS - NUM_LEFT), Streams(url, requests, NUM_LEFT)
+    began_s = time.monotonic()
     await few.learn()
     many.expected = few.expected
-    began_s = time.monotonic()
     many.start()
     few.start()
     await until_true("four engines", lambda: engines.count == MAX_ENGINES, 300)

@@ -11,7 +11,7 @@ from deployments.fleet.engine_clock import EngineClock
 from deployments.fleet.scaling import BUSY, DELAY_S, HELD, HELD_MS, KV_USE, QUEUED_MS, SEQUENCES, ExpectedTime
 from deployments.links import messages
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step_costs import StepCosts, StepShape
+from llama_core.scheduling.step_costs import StepShape
 from tests.support.fleets import FleetOfEngines, seeded
 
 QUIET = {BUSY: 0.0, KV_USE: 0.0, QUEUED_MS: 0.0, DELAY_S: 0.0, HELD: 0.0, HELD_MS: 0.0, SEQUENCES: 0.0}
@@ -42,6 +42,8 @@ class Controller:
             current_num_replicas=self.current,
             target_num_replicas=self.target,
             current_time=self.now_s,
+            capacity_adjusted_min_replicas=0,
+            capacity_adjusted_max_replicas=4,
             config=SimpleNamespace(look_back_period_s=30.0),
         )
         number, state = self.policy(context)
@@ -138,6 +140,18 @@ def test_a_model_sleeps_when_nothing_has_run_or_waited_for_the_look_back_period(
     assert number == 0
 
 
+def test_each_decision_is_a_line_and_what_the_limits_prevent_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    controller = Controller(ExpectedTime(ttft_s=2.0), current=4)
+    with caplog.at_level("INFO", logger="ray.serve"):
+        controller.told(*[engine(1.0, queued_ms=9000.0)] * 4)
+        assert not caplog.messages
+        controller.target = 1
+        controller.told(*[engine(1.0, queued_ms=9000.0)] * 4)
+        controller.told(*[engine(1.0, queued_ms=9900.0)] * 4)
+    (line,) = caplog.messages
+    assert line.startswith("scaling demo: ") and "1 asked for, 4 there; work of 4.00 engines, 36.0 s of it wait" in line
+
+
 @pytest.mark.parametrize("arguments", [{"ttft_s": 0}, {"utilization": 0}, {"utilization": 1.5}])
 def test_arguments_without_a_meaning_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="ttft_s must be positive"):
@@ -148,20 +162,20 @@ async def test_an_engine_tells_its_work_what_waits_and_what_fronts_hold() -> Non
     """One stream of a batch of 8 keeps the ranks at work all the time, and the engine is far from full."""
     async with FleetOfEngines(seeded) as fleet:
         engine = await fleet.start(max_batch_size=8)
-        clock, scheduler = EngineClock(), engine.service.loop.scheduler
-        costs = scheduler.speculation.costs = StepCosts()
+        clock, loop = EngineClock(), engine.service.loop
+        costs = loop._pacing.costs
         costs.observe(StepShape(1, 0, 0), 10.0)
         costs.observe(StepShape(0, 100, 0), 100.0)
         for _ in range(10):
             clock.on_step(step(elapsed_ms=10.0, num_sampled=1))
         await asyncio.sleep(0.1)
-        stats = clock.read(scheduler, 3, 500)
+        stats = clock.read(loop, 3, 500)
         assert 0 < stats[BUSY] <= 1 / 8
         assert (stats[HELD], stats[HELD_MS], stats[SEQUENCES], stats[QUEUED_MS]) == (3, 450.0, 0, 0.0)
         clock.on_step(step(elapsed_ms=70.0, num_computed=70))
         await asyncio.sleep(0.1)
-        assert 0.3 < clock.read(scheduler, 0, 0)[BUSY] <= 0.7
-        stats = clock.read(scheduler, 0, 0)
+        assert 0.3 < clock.read(loop, 0, 0)[BUSY] <= 0.7
+        stats = clock.read(loop, 0, 0)
         assert stats[BUSY] == 0 and all(isinstance(value, int | float) for value in stats.values())
 
 
