@@ -3,7 +3,7 @@
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -132,12 +132,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--ttft-ms", type=float, default=2000.0, help="a first token that comes later is a miss")
     parser.add_argument("--most", type=int, default=16, help="engines")
     parser.add_argument("--utilization", type=float, nargs="+", default=[0.5, 0.7, 0.9])
-    parser.add_argument(
-        "--sequences", type=float, nargs="+", default=[2, 4, 8, 16, 32], help="of an engine, for the others"
-    )
-    parser.add_argument(
-        "--delays", type=float, nargs=2, default=[30.0, 600.0], metavar=("UP", "DOWN"), help="Serve's, in s"
-    )
+    parser.add_argument("--sequences", type=float, nargs="+", default=[2, 4, 8, 16, 32], help="for the others")
+    parser.add_argument("--delays", type=float, nargs=2, default=[30.0, 600.0], help="Serve's up and down, in s")
     options = parser.parse_args(argv)
     calls, target_s, rows = workload(options), options.ttft_ms / 1e3, []
     found: dict[str, list[tuple[float, float]]] = {}
@@ -158,8 +154,6 @@ def main(argv: Sequence[str]) -> None:
         ["policy", "knob", "engine seconds", "misses", "decisions", "most engines", "failed"],
         rows,
     )
-    ratios: Mapping[str, list[float]] = {
-        name: [late / max(1e-9, misses_at(engine_s, points)) for engine_s, late in found.get("expected_time", [])]
-        for name, points in found.items()
-    }
+    ours = found.get("expected_time", [])
+    ratios = {name: [late / (misses_at(spent, each) or 1e-9) for spent, late in ours] for name, each in found.items()}
     emit("autoscale", {"rows": rows, "misses of expected_time against": ratios}, options)
