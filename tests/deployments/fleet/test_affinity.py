@@ -84,6 +84,14 @@ def test_a_prompt_that_an_engine_never_computes_is_expected_for_a_time(monkeypat
     assert num_known(index, "engine") == 0
 
 
+def test_an_expected_prompt_whose_blocks_are_evicted_is_expected_no_more() -> None:
+    index = PrefixIndex()
+    index.learn("engine", hashes(), [], is_whole=True)
+    index.expect("engine", PromptPrefixes(Terms(), PREFIX).keys(BLOCK))
+    index.learn("engine", [], hashes()[2:], is_whole=False)
+    assert num_known(index, "engine") == 2
+
+
 def test_an_index_of_many_engines_knows_what_a_set_for_each_would_know() -> None:
     """Engines come, lose some or all of their blocks, and go, while others take their places."""
     chance, index = random.Random(1), PrefixIndex()

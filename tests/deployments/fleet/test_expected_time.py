@@ -13,8 +13,12 @@ from deployments.fleet.routing import NOMINAL
 from deployments.links.affinity import PromptPrefixes
 from deployments.links.link import Link
 from deployments.links.messages import BEAT_S, LOAD_S
-from llama_core.scheduling.request import Terms
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import FinishReason, Terms
+from llama_core.scheduling.request import Sequence as Sequence_
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
 from tests.support.fake_rank_group import FakeGroup, until
@@ -168,3 +172,70 @@ async def test_a_stream_waits_where_its_prompt_is_known_if_that_is_sooner() -> N
         (engine,) = [each for each in fleet.engines if each.service.engine_id == knows.engine_id]
         assert stream.sequence.num_cached and engine.service.loop.scheduler.num_prefix_hits >= 2900
         await read(before)
+
+
+async def test_a_front_hears_of_what_waits_at_an_engine_during_a_long_step() -> None:
+    async with FleetOfEngines(group) as fleet, FleetOfEngines(group) as other:
+        await learned(fleet, 1, max_batch_size=1, max_queue=1000)
+        assert fleet.engines[0].invitation is not None
+        await other.meet(fleet.engines[0].invitation)
+        (link,) = other.links
+        running = await submit(fleet, 1, 2000)  # in steps of half a second
+        await asyncio.sleep(BEAT_S + 0.1)
+        waiting = [await submit(fleet, number, 1600) for number in (2, 3)]
+        began_s, num_waiting = asyncio.get_running_loop().time(), link.waiting
+        await until(lambda: link.waiting == num_waiting + 2)
+        assert asyncio.get_running_loop().time() - began_s <= LOAD_S + 0.005
+        for stream in (running, *waiting):
+            stream.cancel()
+
+
+async def test_prompts_that_share_a_template_spread_over_engines_that_know_it() -> None:
+    template = [1, *range(500, 500 + 63)]
+    async with FleetOfEngines(group) as fleet:
+        links = await learned(fleet, 4)
+        keys = PromptPrefixes(Terms(), template).keys(16)
+        for link in links:
+            link.prefixes.learn(link, [key.to_bytes(8, "little") for key in keys], [], is_whole=False)
+        chosen = set()
+        for number in range(12):
+            params = SamplingParams(temperature=0.0, max_tokens=1)
+            (stream,) = await fleet.submit([*template, *prompt(number, 40)], params)
+            chosen |= {link for link in links if link.streams}
+            await read(stream)
+            await asyncio.sleep(2 * BEAT_S)
+        assert len(chosen) >= 3
+
+
+async def test_a_stream_that_waits_for_longer_than_it_would_take_elsewhere_goes_there() -> None:
+    """A slot is to come free within 0.2 s by the mean of former outputs, and does not for 20 s."""
+    async with FleetOfEngines(group) as fleet:
+        await learned(fleet, 2, max_batch_size=1)
+        await read(await submit(fleet, 1, 3000))
+        await asyncio.sleep(2 * BEAT_S)
+        blocking = await submit(fleet, 1, 3100, 900)
+        await until(lambda: blocking.sequence.output)
+        began_s = asyncio.get_running_loop().time()
+        stream = await submit(fleet, 1, 3000)
+        await until(lambda: stream.sequence.output)
+        waited_s = asyncio.get_running_loop().time() - began_s
+        assert stream.sequence.num_cached == 0 and 6.0 < waited_s < 7.5, "3 s of waiting, then 3 s of its prompt"
+        blocking.cancel()
+
+
+def test_queued_tokens_are_those_that_wait_and_those_that_steps_have_not_computed() -> None:
+    config = SchedulerConfig(1, 600, frozenset({2}))
+    scheduler = Scheduler(config, BlockPool(1000, 16))
+    scheduler.prompt_budget.limit(600)
+    running, waiting = (Sequence_(prompt(number, 999), SamplingParams(), 1100) for number in range(2))
+    scheduler.add(running)
+    scheduler.add(waiting)
+    assert scheduler.num_queued_tokens == 2000
+    batch = scheduler.schedule()
+    assert batch is not None and batch.num_tokens < 1000 and scheduler.num_queued_tokens == 2000, (
+        "the step is in flight"
+    )
+    scheduler.commit(StepOutput(batch.epoch, batch.step, []))
+    assert scheduler.num_queued_tokens == 2000 - batch.num_tokens
+    scheduler.finish(waiting, FinishReason.ABORT)
+    assert scheduler.num_queued_tokens == 1000 - batch.num_tokens

@@ -227,3 +227,21 @@ async def test_streams_of_an_unloaded_adapter_end_on_the_engine_that_has_it(
         for stream in (unloaded, named, plain):
             assert await read(stream) == expected_output(stream.sequence)
         await first.stop()
+
+
+async def test_streams_of_an_adapter_go_where_it_has_a_place(fleet: FleetOfEngines, root: Path) -> None:
+    async with fleet:
+        for _ in range(3):
+            await fleet.start(ckpt_dir=MODEL, lora_root=str(root))
+        await loader_of(fleet).load("poet", "poet", None, replaces=False)
+        await until(lambda: all("poet" in fleet.fleet.models for _ in fleet.engines))
+        first = await begin(fleet, "poet")
+        (place,) = [link for link in fleet.links if link.streams]
+        await read(first)
+        await asyncio.sleep(1.0)
+        assert [bool(link.places) for link in fleet.links].count(True) == 1 and place.places
+        for number in range(6):
+            model = engine_of(fleet.fleet, "poet")
+            (stream,) = await model.submit(Request([[1, 7 + number]], [LONG]))
+            assert [link for link in fleet.links if link.streams] == [place]
+            await read(stream)
