@@ -13,6 +13,7 @@ from tests.support.rooms import (
     NEVER_IMPORTED,
     NEVER_LOADED,
     NOT_IMPORTED_HERE,
+    OF_TESTS,
     PACKAGES,
     PROCESSES,
     PRODUCT,
@@ -91,6 +92,12 @@ def test_every_module_imports_only_rooms_that_its_own_room_may() -> None:
             if target.partition(".")[0] not in PRODUCT or room_of(target) not in (room, *ROOMS[room]):
                 wrong.append(f"{module} imports {target}")
     assert wrong == [], "\n".join(wrong)
+
+
+def test_benchmarks_import_nothing_of_tests_but_the_simulated_fleet() -> None:
+    graph = import_graph()
+    own = {target for module in graph if module.startswith("benchmarks.") for target in graph[module]}
+    assert {target for target in own if target.startswith("tests.")} == set(OF_TESTS)
 
 
 def test_no_module_of_the_replica_imports_a_module_of_cluster_rank() -> None:

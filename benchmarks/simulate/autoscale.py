@@ -3,7 +3,7 @@
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -21,7 +21,7 @@ from ray.serve.config import AutoscalingConfig
 from benchmarks.harness.common import emit, print_table
 from benchmarks.harness.options import question_parser
 from benchmarks.simulate.command import add_fleet_options, add_workload_options, setting_of, workload
-from benchmarks.simulate.run import Outcome, Simulation, run
+from benchmarks.simulate.run import Simulation, run
 from benchmarks.simulate.workload import with_later
 from tests.support.modelled_fleet import ModelledEngine
 
@@ -35,19 +35,20 @@ POLICIES: Final = ("expected_time", "by_sequences", "serve_default")
 class Autoscaler:
     """The controller's part of Serve, for the engines of one simulation. decisions: when the target changed, and to what."""
 
-    def __init__(self, simulation: Simulation, config: AutoscalingConfig, start_s: float) -> None:
-        self._simulation, self._config, self._start_s = simulation, config, start_s
+    def __init__(self, config: AutoscalingConfig, start_s: float) -> None:
+        self._config, self._start_s = config, start_s
         self._state = DeploymentAutoscalingState(ENGINE)
         own = SimpleNamespace(autoscaling_config=config, gang_scheduling_config=None)
         info = SimpleNamespace(deployment_config=own, target_capacity=None, target_capacity_direction=None)
         self._target = self._state.register(cast(DeploymentInfo, info), config.min_replicas)
-        self._engines = dict.fromkeys(simulation.engines, time.time())  # those that serve, and since when they cost
+        self._engines: dict[ModelledEngine, float] = {}  # those that serve, and since when they cost
         self._starting: list[asyncio.Task[None]] = []
         self._series: dict[ModelledEngine, dict[str, list[TimeStampedValue]]] = {}
         self.decisions: list[tuple[float, int]] = []
 
-    async def run(self) -> None:
-        next_s = time.time()
+    async def run(self, simulation: Simulation) -> None:
+        self._simulation, next_s = simulation, time.time()
+        self._engines = dict.fromkeys(simulation.engines, next_s)
         try:
             while True:
                 if time.time() >= next_s:
@@ -131,12 +132,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--ttft-ms", type=float, default=2000.0, help="a first token that comes later is a miss")
     parser.add_argument("--most", type=int, default=16, help="engines")
     parser.add_argument("--utilization", type=float, nargs="+", default=[0.5, 0.7, 0.9])
-    parser.add_argument(
-        "--sequences", type=float, nargs="+", default=[2, 4, 8, 16, 32], help="of an engine, for the others"
-    )
-    parser.add_argument(
-        "--delays", type=float, nargs=2, default=[30.0, 600.0], metavar=("UP", "DOWN"), help="Serve's, in s"
-    )
+    parser.add_argument("--sequences", type=float, nargs="+", default=[2, 4, 8, 16, 32], help="for the others")
+    parser.add_argument("--delays", type=float, nargs=2, default=[30.0, 600.0], help="Serve's up and down, in s")
     options = parser.parse_args(argv)
     calls, target_s, rows = workload(options), options.ttft_ms / 1e3, []
     found: dict[str, list[tuple[float, float]]] = {}
@@ -145,30 +142,18 @@ def main(argv: Sequence[str]) -> None:
             limits = {"min_replicas": 1, "max_replicas": options.most, "look_back_period_s": 30.0}
             delays = dict(zip(("upscale_delay_s", "downscale_delay_s"), options.delays, strict=True))
             config = AutoscalingConfig(**limits, **delays, **policy_of(name, knob, target_s))
-            scalers: list[Autoscaler] = []
-
-            def beside(
-                simulation: Simulation, config: AutoscalingConfig = config, made: list[Autoscaler] = scalers
-            ) -> Callable[[], Coroutine[Any, Any, None]]:
-                async def scale() -> None:
-                    made.append(Autoscaler(simulation, config, options.start_s))
-                    await made[0].run()
-
-                return scale
-
-            outcome: Outcome = run(calls, setting_of(options, "expected_time", 1), beside)
+            scaler = Autoscaler(config, options.start_s)
+            outcome = run(calls, setting_of(options, "expected_time", 1), scaler.run)
             late = sum(ttft > target_s for ttft in outcome.ttft) / len(outcome.ttft)
-            most = max((number for _, number in scalers[0].decisions), default=1)
+            most = max((number for _, number in scaler.decisions), default=1)
             found.setdefault(name, []).append((outcome.engine_s, late))
-            rows.append([name, knob, outcome.engine_s, late, len(scalers[0].decisions), most, outcome.failed])
+            rows.append([name, knob, outcome.engine_s, late, len(scaler.decisions), most, outcome.failed])
             print(*rows[-1], f"{outcome.wall:.1f} s", flush=True)
     print_table(
         f"{len(with_later(calls))} requests, starts of {options.start_s:g} s, target {target_s:g} s",
         ["policy", "knob", "engine seconds", "misses", "decisions", "most engines", "failed"],
         rows,
     )
-    ratios: Mapping[str, list[float]] = {
-        name: [late / max(1e-9, misses_at(engine_s, points)) for engine_s, late in found.get("expected_time", [])]
-        for name, points in found.items()
-    }
+    ours = found.get("expected_time", [])
+    ratios = {name: [late / (misses_at(spent, each) or 1e-9) for spent, late in ours] for name, each in found.items()}
     emit("autoscale", {"rows": rows, "misses of expected_time against": ratios}, options)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.harness.common import emit, percentile, print_table
 from benchmarks.harness.options import question_parser
@@ -68,15 +68,12 @@ def joined(seed: int) -> tuple[float, float]:
     """48 requests at one engine of 8 rows, and three engines join after 1 s: ended in 1.3 times the time of four."""
     calls = [Call(0.001 * i, [(NAMES + 1000 * seed + i, 100)], 48) for i in range(48)]
 
-    def beside(simulation: Simulation) -> Callable[[], Any]:
-        async def join() -> None:
-            await asyncio.sleep(1.0)
-            for _ in range(3):
-                await simulation.add_engine()
+    async def join(simulation: Simulation) -> None:
+        await asyncio.sleep(1.0)
+        for _ in range(3):
+            await simulation.add_engine()
 
-        return join
-
-    found = run(calls, setting(engines=1, rows=8), beside).makespan
+    found = run(calls, setting(engines=1, rows=8), join).makespan
     return found, 1.3 * run(calls, setting(rows=8)).makespan
 
 
@@ -100,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
 
     def asked(calls: Sequence[Call], setting: Setting) -> Outcome:
         is_live = options.live and setting.policy != POOLED
-        return live(calls, setting, is_real=False)[0] if is_live else run(calls, setting)
+        return live(calls, setting)[0] if is_live else run(calls, setting)
 
     found = {}
     for name in options.case:

@@ -28,6 +28,7 @@ class Chooser:
         """Its first token has come."""
 
     def ended(self, live: RoutedStream) -> None: ...
+    def close(self) -> None: ...
 
 
 class ChosenModel(ServedModel):

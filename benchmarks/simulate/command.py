@@ -17,7 +17,7 @@ from deployments.fleet.routing import POLICIES
 from tests.support.modelled_fleet import Costs
 
 MOST_ENGINES: Final = 256
-TIMES: Final = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "latency_mean_s", "makespan_s")
+TIMES: Final = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "latency_mean_s", "makespan_s", "hit_share")
 
 
 def scaled(calls: Sequence[Call], factor: float) -> list[Call]:
@@ -51,34 +51,34 @@ def engines_for(calls: Sequence[Call], setting: Setting, ttft_s: float, percent:
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "workload", help=f"a file in the format of a published trace, or one of {', '.join(GENERATORS)}"
-    )
+    parser.add_argument("workload", help=f"the file of a published trace, or one of {', '.join(GENERATORS)}")
     parser.add_argument("--block", type=int, default=TRACE_BLOCK, help=f"tokens for {TRACE_BLOCK} of a trace's prompts")
-    parser.add_argument(
-        "--spread", action="store_true", help="a trace's arrivals of one time evenly until the next time"
-    )
+    parser.add_argument("--spread", action="store_true", help="a trace's arrivals of one time evenly until the next")
     parser.add_argument("--requests", type=int, help="a trace's first ones")
-    parser.add_argument("--rate", type=float, default=2.0, help="of a generator: sessions, groups or requests a second")
+    parser.add_argument("--rate", type=float, help="sessions, groups or requests a second; if absent, a trace's, or 2")
     parser.add_argument("--seconds", type=float, default=300.0, help="of a generator")
     parser.add_argument("--seed", type=int, default=1, help="of a generator")
 
 
 def workload(options: argparse.Namespace) -> list[Call]:
     if options.workload in GENERATORS:
-        return GENERATORS[options.workload](Random(options.seed), options.rate, options.seconds)
-    return read(Path(options.workload), options.block, spreads=options.spread)[: options.requests]
+        return GENERATORS[options.workload](Random(options.seed), options.rate or 2.0, options.seconds)
+    calls = read(Path(options.workload), options.block, spreads=options.spread)[: options.requests]
+    return scaled(calls, rate_of(calls) / options.rate) if options.rate else calls
+
+
+def rate_of(calls: Sequence[Call]) -> float:
+    """Requests a second, as if those that follow others came with them."""
+    return len(with_later(calls)) / (calls[-1].at_s or 1.0)
 
 
 def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("fleet")
+    names, text = ("BASE", "TOKEN", "ROW"), "ms of a step, of a prompt's token and of a decode row in it"
+    group.add_argument("--costs", type=float, nargs=3, default=(10.0, 0.08, 0.2), metavar=names, help=text)
     group.add_argument("--engines", type=int, default=4)
-    group.add_argument(
-        "--speeds", type=float, nargs="+", help="of each engine, in place of --engines; 2 halves its costs"
-    )
+    group.add_argument("--speeds", type=float, nargs="+", help="of each engine; 2 halves its costs")
     group.add_argument("--fronts", type=int, default=1)
-    group.add_argument("--costs", type=float, nargs=3, default=(10.0, 0.08, 0.2), metavar=("BASE", "TOKEN", "ROW"),
-                       help="ms of a step, of a prompt's token and of a decode row in it")  # fmt: skip
     group.add_argument("--blocks", type=int, default=1000, help="of an engine's cache")
     group.add_argument("--block-size", type=int, default=TRACE_BLOCK, help="tokens of such a block")
     group.add_argument("--rows", type=int, default=64, help="sequences that run at once: max_batch_size")
@@ -91,44 +91,42 @@ def setting_of(options: argparse.Namespace, policy: str, engines: int = 0) -> Se
 
 
 def main(argv: Sequence[str]) -> None:
-    names = [*POLICIES, *CHOOSERS]
     parser = question_parser("simulate", __doc__)
     add_workload_options(parser)
     add_fleet_options(parser)
+    names = [*POLICIES, *CHOOSERS]
     parser.add_argument("--policy", nargs="+", choices=names, default=[*POLICIES, POOLED])
     parser.add_argument("--saturated", action="store_true", help="all requests come at once")
     parser.add_argument("--load", type=float, help="share of the requests a second of perfect placement at saturation")
     parser.add_argument("--capacity", type=float, help="these, where they are known")
-    parser.add_argument(
-        "--ttft-ms", type=float, help="how many engines does each policy need for this time to first token?"
-    )
+    parser.add_argument("--ttft-ms", type=float, help="how many engines does each policy need for it?")
     parser.add_argument("--percentile", type=float, default=99.0, help="of --ttft-ms")
     options = parser.parse_args(argv)
     calls, capacity = workload(options), options.capacity
     if options.load and not capacity:
         capacity = len(with_later(calls)) / run(scaled(calls, 0.0), setting_of(options, POOLED)).makespan
-    rate = len(with_later(calls)) / (calls[-1].at_s or 1.0)
-    calls = scaled(calls, 0.0 if options.saturated else rate / capacity / options.load if options.load else 1.0)
+    if options.saturated or options.load:
+        calls = scaled(calls, 0.0 if options.saturated else rate_of(calls) / capacity / options.load)
+    settings = {name: setting_of(options, name) for name in options.policy}
     if options.ttft_ms:
         target = options.ttft_ms / 1e3, options.percentile
-        needed = {name: engines_for(calls, setting_of(options, name), *target) for name in options.policy}
-        print_table(
-            f"Engines for a TTFT of {options.ttft_ms:g} ms", ["policy", "engines"], [*map(list, needed.items())]
-        )
+        needed = {name: engines_for(calls, setting, *target) for name, setting in settings.items()}
+        print_table(f"For a TTFT of {options.ttft_ms:g} ms", ["policy", "engines"], [*map(list, needed.items())])
         emit("simulate", {"engines": needed}, options)
-        return
-    found = {}
-    for name in options.policy:
-        found[name] = run(calls, setting_of(options, name)).figures()
-        print(f"{name}: {found[name]['wall_s']:.1f} s", flush=True)
-    closed = {figure: gaps(found, figure) for figure in ("ttft_mean_s", "makespan_s")}
-    print_table(
-        f"{len(with_later(calls))} requests, {options.fronts} fronts; gap: share of that from power_of_two to {POOLED}",
-        ["policy", *TIMES, "hit_share", "sequences", "TTFT gap", "makespan gap"],
-        [
-            [name, *(each[time] for time in TIMES), each["hit_share"], "/".join(map(str, each["sequences"]))]
-            + [gap.get(name, "-") for gap in closed.values()]
-            for name, each in found.items()
-        ],
-    )
-    emit("simulate", {"capacity": capacity, "gap_closed": closed, "policies": found}, options)
+    else:
+        found = {name: run(calls, setting).figures() for name, setting in settings.items()}
+        print_times(f"{len(with_later(calls))} requests, {options.fronts} fronts", found)
+        emit("simulate", {"capacity": capacity, "gap_closed": closed_by(found), "policies": found}, options)
+
+
+def closed_by(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    return {figure: gaps(found, figure) for figure in ("ttft_mean_s", "makespan_s")}
+
+
+def print_times(title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
+    rows: list[list[str | float]] = []
+    for name, each in found.items():
+        closed = [gap.get(name, "-") for gap in closed_by(found).values()]
+        rows.append([name, *(each[time] for time in TIMES), "/".join(map(str, each["sequences"])), *closed])
+    head = ["policy", *TIMES, "sequences", "TTFT gap", "makespan gap"]
+    print_table(f"{title}; gap: share of that from power_of_two to {POOLED}", head, rows)

@@ -4,10 +4,12 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -19,22 +21,21 @@ from benchmarks.harness.options import question_parser
 from benchmarks.harness.paced import NUM_BLOCKS, ROW_MS, STEP_MS, TOKEN_MS, PacedRunner
 from benchmarks.simulate.command import add_fleet_options, add_workload_options, setting_of, workload
 from benchmarks.simulate.run import Outcome, Setting, run
-from benchmarks.simulate.workload import Call
+from benchmarks.simulate.workload import Call, with_later
 from deployments.args import EngineArgs, IngressArgs
 from deployments.engine.callers import Callers
 from deployments.engine.service import LlamaService
 from deployments.fleet.fleet import Fleet
 from deployments.links.invitation import Invitation
 from deployments.openai.plan import engine_of
-from deployments.replicas.engine_process import EngineProcess
 from llama_core.config import EngineConfig
 from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
-from tests.support.fake_cluster import NODE, FakeCluster, Member, QuietMetrics
+from tests.support.fake_cluster import NODE
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
-from tests.support.modelled_fleet import Costs
+from tests.support.modelled_fleet import Costs, ModelledEngine
 
 LEAD_S: Final = 1.0  # until the first request, when every process is ready
 Steps = list[tuple[int, int, float]]  # tokens of prompts, decodes, milliseconds
@@ -77,15 +78,15 @@ def _runner_of(args: EngineArgs, setting: Setting, *, is_real: bool) -> Any:
     return runner
 
 
-def _engine(pipe: Connection, args: EngineArgs, setting: Setting, is_real: bool) -> None:
+def _engine(pipe: Connection, name: str, args: EngineArgs, setting: Setting, is_real: bool) -> None:
     async def serve() -> None:
         ranks = ThreadRanks(_runner_of(args, setting, is_real=is_real), setting.num_blocks)
-        engine = EngineProcess(args, FakeGroupPool(lambda: ranks), Member(FakeCluster()), QuietMetrics())
-        await engine.start()
-        pipe.send(await engine.invitation())
+        engine = ModelledEngine(name, args, ranks)
+        await engine.process.start()
+        pipe.send(await engine.process.invitation())
         await asyncio.to_thread(pipe.recv)
-        pipe.send(ranks.measured)
-        await engine.end()
+        pipe.send((ranks.measured, engine.num_ended))
+        await engine.process.end()
 
     uvloop.run(serve())
 
@@ -95,20 +96,14 @@ def _front(pipe: Connection, invitations: Sequence[Invitation], policy: str, cal
 
     async def ask(fleet: Fleet, call: Call, begin_s: float) -> None:
         await asyncio.sleep(begin_s + call.at_s - time.monotonic())
-        began_s, first_s, num_cached = time.monotonic(), 0.0, 0
+        began_s, first_s = time.monotonic(), 0.0
         params = SamplingParams(temperature=0.0, top_p=1.0, max_tokens=call.output, ignore_eos=True)
         request = Request([call.tokens()], [params], terms=Terms(call.owner))
         (stream,) = await engine_of(fleet, None).submit(request)
         async for _ in stream:
             first_s = first_s or time.monotonic()
-        now_s, num_cached = time.monotonic(), stream.num_cached_tokens
-        outcome.ttft.append(first_s - began_s)
-        outcome.latency.append(now_s - began_s)
-        outcome.makespan = max(outcome.makespan, now_s - begin_s)
-        outcome.cached_tokens += num_cached
-        outcome.prompt_tokens += call.length - call.output
-        outcome.output_tokens += call.output
-        await asyncio.gather(*(ask(fleet, later, now_s) for later in call.then))
+        outcome.note(call, began_s, first_s, time.monotonic(), stream.num_cached_tokens)
+        await asyncio.gather(*(ask(fleet, later, time.monotonic()) for later in call.then))
 
     async def drive() -> None:
         fleet = Fleet(NODE, Callers(IngressArgs()), 60.0, routing=policy)
@@ -117,6 +112,7 @@ def _front(pipe: Connection, invitations: Sequence[Invitation], policy: str, cal
         pipe.send(None)
         begin_s = await asyncio.to_thread(pipe.recv)
         await asyncio.gather(*(ask(fleet, call, begin_s) for call in calls))
+        outcome.makespan = time.monotonic() - begin_s
         pipe.send(outcome)
         await fleet.stop()
 
@@ -136,35 +132,35 @@ def _process(target: Any, *args: Any) -> Iterator[Connection]:
         process.kill()
 
 
-def live(calls: Sequence[Call], setting: Setting, *, is_real: bool) -> tuple[Outcome, Steps]:
-    from contextlib import ExitStack
-
-    args = setting.engine_args(max(call.length for call in calls))
+def live(calls: Sequence[Call], setting: Setting, ckpt_dir: str | None = None) -> tuple[Outcome, Steps]:
+    """ckpt_dir: of real ranks, in place of paced ones. Also what each step took."""
+    args = setting.engine_args(max(call.length for call in with_later(calls)))
+    args = args.model_copy(update={"ckpt_dir": ckpt_dir} if ckpt_dir else {})
     with ExitStack() as stack:
-        engines = [stack.enter_context(_process(_engine, args, setting, is_real)) for _ in setting.speeds]
-        invitations = [pipe.recv() for pipe in engines]
-        own = [(invitations, setting.policy, calls[i :: setting.num_fronts]) for i in range(setting.num_fronts)]
-        fronts = [stack.enter_context(_process(_front, *each)) for each in own]
+        given = args, setting, ckpt_dir is not None
+        engines = [stack.enter_context(_process(_engine, f"engine-{i}", *given)) for i in range(len(setting.speeds))]
+        own = [pipe.recv() for pipe in engines], setting.policy
+        parts = [calls[i :: setting.num_fronts] for i in range(setting.num_fronts)]
+        fronts = [stack.enter_context(_process(_front, *own, part)) for part in parts]
         for pipe in fronts:
             pipe.recv()
         begin_s = time.monotonic() + LEAD_S
         for pipe in fronts:
             pipe.send(begin_s)
-        parts: list[Outcome] = [pipe.recv() for pipe in fronts]
+        outcomes: list[Outcome] = [pipe.recv() for pipe in fronts]
         for pipe in engines:
             pipe.send(None)
-        steps: Steps = [step for pipe in engines for step in pipe.recv()]
-    whole = Outcome(makespan=max(part.makespan for part in parts))
-    for part in parts:
-        for name in ("ttft", "latency", "prompt_tokens", "cached_tokens", "output_tokens"):
-            setattr(whole, name, getattr(whole, name) + getattr(part, name))
-    return whole, steps
+        told: list[tuple[Steps, int]] = [pipe.recv() for pipe in engines]
+    whole = Outcome(makespan=max(part.makespan for part in outcomes), sequences=[number for _, number in told])
+    for part, name in product(outcomes, ("ttft", "latency", "prompt_tokens", "cached_tokens", "output_tokens")):
+        setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return whole, [step for steps, _ in told for step in steps]
 
 
 def fitted(steps: Steps) -> Costs:
-    """Least squares of the measured steps."""
-    table = np.array([(1.0, tokens, rows) for tokens, rows, _ in steps])
-    found, *_ = np.linalg.lstsq(table, np.array([elapsed_ms for *_, elapsed_ms in steps]), rcond=None)
+    """Least squares of the relative errors of the measured steps."""
+    table = np.array([(1.0, tokens, rows) for tokens, rows, _ in steps]) / np.array([[each[2]] for each in steps])
+    found, *_ = np.linalg.lstsq(table, np.ones(len(steps)), rcond=None)
     return Costs(*(max(0.0, float(each)) for each in found))
 
 
@@ -173,7 +169,7 @@ def main(argv: Sequence[str]) -> None:
     add_workload_options(parser)
     add_fleet_options(parser)
     parser.add_argument("--policy", nargs="+", default=["expected_time"])
-    parser.add_argument("--real", action="store_true", help="ranks that compute the demo model, in place of paced ones")
+    parser.add_argument("--ckpt", metavar="DIR", help="real ranks with this checkpoint, of one thread each")
     parser.add_argument(
         "--given", action="store_true", help="simulate with the given costs, not those of the live steps"
     )
@@ -181,20 +177,23 @@ def main(argv: Sequence[str]) -> None:
     calls, rows = workload(options), []
     for policy in options.policy:
         setting = setting_of(options, policy)
-        measured, steps = live(calls, setting, is_real=options.real)
+        measured, steps = live(calls, setting, options.ckpt)
         costs = fitted(steps)
         simulated = run(calls, setting if options.given else replace(setting, costs=costs))
         row: list[Any] = [policy, len(setting.speeds), "/".join(f"{cost:.3g}" for cost in costs)]
-        for figure in ("throughput", 50.0, 99.0):
-            pair = [
-                each.output_tokens / each.makespan if isinstance(figure, str) else percentile(each.ttft, figure)
-                for each in (measured, simulated)
-            ]
-            row += [*pair, pair[1] / pair[0]]
+        figures: list[Callable[[Outcome], float]] = [_throughput, partial(_ttft, 50), partial(_ttft, 99)]
+        for figure in figures:
+            row += [figure(measured), figure(simulated), figure(simulated) / figure(measured)]
         rows.append([*row, measured.cached_tokens, simulated.cached_tokens])
-    names = [
-        f"{kind} {name}" for name in ("tok/s", "TTFT p50", "TTFT p99") for kind in ("live", "simulated", "ratio of")
-    ]
+    names = [" ".join(pair) for pair in product(("tok/s", "TTFT p50", "TTFT p99"), ("live", "simulated", "ratio"))]
     title = f"{len(calls)} requests, {options.fronts} fronts; costs fitted to the live steps, in ms"
-    print_table(title, ["policy", "engines", "costs", *names, "live hits", "simulated hits"], rows)
+    print_table(title, ["policy", "engines", "costs", *names, "hits live", "hits simulated"], rows)
     emit("validate", {"rows": rows}, options)
+
+
+def _throughput(outcome: Outcome) -> float:
+    return outcome.output_tokens / outcome.makespan
+
+
+def _ttft(percent: float, outcome: Outcome) -> float:
+    return percentile(outcome.ttft, percent)

@@ -10,7 +10,7 @@ from deployments.links.affinity import KEY_BITS
 from deployments.links.link import RoutedStream
 from llama_core.scheduling.prefix_cache import UNREAD, PrefixCache
 from llama_core.scheduling.request import Sequence as Seq
-from tests.support.modelled_fleet import ModelledEngine, ModelledLink
+from tests.support.modelled_fleet import Costs, ModelledEngine, ModelledLink
 
 
 def _key(prefix: bytes) -> int:
@@ -103,7 +103,8 @@ class _PooledPrefixes(PrefixCache):
 
 def _expected_ms(engine: ModelledEngine, own_tokens: int, own_blocks: int) -> float:
     """To the first token of a new request."""
-    scheduler, costs, waits = engine.service.loop.scheduler, engine.ranks.costs, engine.waiting.values()
+    scheduler, waits = engine.service.loop.scheduler, engine.waiting.values()
+    costs: Costs = engine.ranks.costs
     blocks, running = scheduler.pool, scheduler._running
     pending = [seq.num_pending for seq in running if seq.num_pending > 1]
     backlog = own_tokens + sum(pending) + sum(tokens for tokens, _ in waits)

@@ -4,16 +4,16 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest import mock
 
 from benchmarks.harness.common import percentile
 from benchmarks.simulate.choosers import Chooser, ChosenModel
-from benchmarks.simulate.peers import RayPrefixTree
+from benchmarks.simulate.peers import DynamoSelection, RayPrefixTree
 from benchmarks.simulate.pooled import Pool
 from benchmarks.simulate.workload import Call, with_later
 from deployments.args import EngineArgs
@@ -24,13 +24,18 @@ from llama_core.errors import LlamaError
 from llama_core.scheduling import request as requests
 from llama_core.scheduling.request import Request, Terms
 from llama_core.scheduling.sampling_params import SamplingParams
-from tests.support.modelled_fleet import Costs, CountedStream, ModelledEngine, ModelledFront
+from tests.support.modelled_fleet import Costs, CountedStream, ModelledEngine, ModelledFront, ModelledRanks
 from tests.support.virtual_loop import VirtualLoop
 
 POOLED: Final = "pooled"
-CHOOSERS: Final[Mapping[str, Callable[[], Chooser]]] = {POOLED: Pool, "ray_prefix_tree": RayPrefixTree}
+CHOOSERS: Final[Mapping[str, Callable[[], Chooser]]] = {
+    POOLED: Pool,
+    "ray_prefix_tree": RayPrefixTree,
+    "dynamo": DynamoSelection,
+}
 LONGEST_S: Final = 1e7
 _UNLIMITED: Final = 10**9  # requests and tokens that may wait
+Beside = Callable[["Simulation"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,14 @@ class Outcome:
     busy: list[float] = field(default_factory=list)
     wall: float = 0.0
 
+    def note(self, call: Call, began_s: float, first_s: float, ended_s: float, num_cached: int) -> None:
+        """An answered call."""
+        self.ttft.append(first_s - began_s)
+        self.latency.append(ended_s - began_s)
+        self.prompt_tokens += call.length - call.output
+        self.cached_tokens += num_cached
+        self.output_tokens += call.output
+
     def figures(self) -> dict[str, Any]:
         return {
             "requests": len(self.ttft),
@@ -104,8 +117,7 @@ class Simulation:
         self._num_open = 0
         self._idle = asyncio.Event()
 
-    async def run(self, calls: Sequence[Call], beside: Callable[[], Any] | None = None) -> None:
-        """beside: a coroutine that runs meanwhile."""
+    async def run(self, calls: Sequence[Call], beside: Beside | None) -> None:
         setting, chooser, loop = self._setting, self._chooser, asyncio.get_running_loop()
         own: tuple[Any, ...] = (setting.policy,)
         if chooser is not None:
@@ -114,7 +126,7 @@ class Simulation:
         for speed in setting.speeds:
             await self.add_engine(speed)
         began_s = loop.time()
-        running = loop.create_task(beside()) if beside is not None else None
+        running = loop.create_task(beside(self)) if beside is not None else None
         self._num_open = len(calls)
         for call in calls:
             loop.call_at(began_s + call.at_s, self._begin, call)
@@ -122,6 +134,8 @@ class Simulation:
         if running is not None:
             running.cancel()
             await asyncio.wait([running])
+        if chooser is not None:
+            chooser.close()
         outcome, outcome.makespan = self.outcome, loop.time() - began_s
         outcome.engine_s = outcome.engine_s or outcome.makespan * len(self.engines)
         outcome.sequences = [engine.num_ended for engine in self.engines]
@@ -130,8 +144,8 @@ class Simulation:
     async def add_engine(self, speed: float = 1.0) -> ModelledEngine:
         """That all fronts have met."""
         setting = self._setting
-        costs = Costs(*(cost / speed for cost in setting.costs))
-        engine = ModelledEngine(f"engine-{len(self.engines)}", self._args, costs, setting.num_blocks)
+        ranks = ModelledRanks(Costs(*(cost / speed for cost in setting.costs)), setting.num_blocks)
+        engine = ModelledEngine(f"engine-{len(self.engines)}", self._args, ranks)
         self.engines.append(engine)
         await engine.start()
         if self._chooser is not None:
@@ -152,24 +166,17 @@ class Simulation:
         front.num_open += 1
         began_s = loop.time()
         params = SamplingParams(temperature=0.0, top_p=1.0, max_tokens=call.output)
-        error: LlamaError | None
         try:
             (stream,) = await front.model.submit(Request([call.tokens()], [params], terms=Terms(call.owner)))
-            assert isinstance(stream, CountedStream)
-            await stream.done
-            error = stream.error
-        except LlamaError as refusal:
-            error = refusal
+            await cast(CountedStream, stream).done
+            first_s, num_cached = stream.timeline.first_token_s, stream.sequence.num_cached
+        except LlamaError:
+            first_s = None
         front.num_open -= 1
-        outcome.failed += error is not None
-        if error is None:
-            seq, first_token_s = stream.sequence, stream.timeline.first_token_s
-            assert first_token_s is not None
-            outcome.ttft.append(first_token_s - began_s)
-            outcome.latency.append(loop.time() - began_s)
-            outcome.prompt_tokens += seq.prompt_len
-            outcome.cached_tokens += seq.num_cached or 0
-            outcome.output_tokens += seq.length - seq.prompt_len
+        if first_s is None:
+            outcome.failed += 1
+        else:
+            outcome.note(call, began_s, first_s, loop.time(), num_cached or 0)
         for following in call.then:
             loop.call_later(following.at_s, self._begin, following)
         self._num_open += len(call.then) - 1
@@ -196,10 +203,8 @@ def _light(loop: VirtualLoop) -> Iterator[None]:
         yield
 
 
-def run(
-    calls: Sequence[Call], setting: Setting, beside: Callable[[Simulation], Callable[[], Any]] | None = None
-) -> Outcome:
-    """Equal arguments give equal outcomes, but for `wall`. beside: what `Simulation.run` runs meanwhile."""
+def run(calls: Sequence[Call], setting: Setting, beside: Beside | None = None) -> Outcome:
+    """Equal arguments give equal outcomes, but for `wall`. beside: runs meanwhile."""
     logging.getLogger("deployments").setLevel(logging.WARNING)
     loop, began_s = VirtualLoop(max_run_s=LONGEST_S), time.perf_counter()
     gc.collect()
@@ -207,7 +212,7 @@ def run(
     try:
         with _light(loop):
             simulation = Simulation(setting, max(call.length for call in with_later(calls)))
-            loop.run_until_complete(simulation.run(calls, beside(simulation) if beside is not None else None))
+            loop.run_until_complete(simulation.run(calls, beside))
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()

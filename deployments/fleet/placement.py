@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 TICK_S: Final = BEAT_S
 # A stream waits so long at an engine before it moves to a free slot; twice as long after each move.
 PATIENCE_S: Final = 0.25
+ERROR: Final = 1.25  # estimates are off by as much
 MAX_LOOKED_AT: Final = 32  # waiting streams, each time
 MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
 
@@ -214,8 +215,8 @@ class Placement(ABC):
             self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
 
     def _balance(self) -> None:
-        """Streams that wait at an engine move to one that would begin them sooner, or has a slot where theirs has none: first
-        those that have begun, then the oldest."""
+        """Streams that wait at an engine move to one that would begin them sooner: first those that have begun, then the
+        oldest."""
         self._balancing, now_s = None, time.monotonic()
         ready = [link for link in self.links if link.is_ready and not link.is_full]
         if len(self.links) < 2 or not ready or self._stood_still:
@@ -242,8 +243,10 @@ class Placement(ABC):
             due_s = live.due_s
             best = self._by_policy(usable, [live])[0]
             here, there = each.facts(costs), facts_of(best, [live], costs)
-            gains_slot = best.num_free > 0 and (link.num_free <= 0 or now_s > due_s)
-            if gains_slot or there.first_token_ms + here.step_ms * 2**live.num_moves < here.first_token_ms:
+            is_sooner = (ERROR * there.first_token_ms + here.step_ms) * 2**live.num_moves < here.first_token_ms
+            # Where the estimate was wrong, it has waited as long as beginning elsewhere takes.
+            waited_ms = 1e3 * (now_s - live.placed_s)
+            if is_sooner or (best.num_free > 0 and now_s > due_s and waited_ms > there.first_token_ms):
                 link.cancel([live])
                 live.num_moves += 1
                 live.is_copy = False

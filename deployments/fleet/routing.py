@@ -11,8 +11,10 @@ from typing import Final, NamedTuple
 from llama_core.scheduling.step_costs import CostModel
 
 TIE_MS: Final = 4.0  # and half a step: engines whose costs differ by less are equal
-# A prompt's work delays those that come after it: so many of them at the load at which routing matters.
+# A prompt's work delays those that come after it: as many as this, at loads at which routing matters.
 DELAYED: Final = 1.0
+# A row delays each row beside it a little in every step: this much of the sum, beside the wait for a first token.
+ROWS: Final = 0.7
 NOMINAL: Final = CostModel(20.0, 0.5, 1.0, 50.0, 64.0)  # until an engine has told its costs
 
 
@@ -69,10 +71,10 @@ class Facts(NamedTuple):
 
     @property
     def delay_ms(self) -> float:
-        """By how much the request delays each of the others: its prompt, and its row in their steps."""
+        """By how much the request delays others: its prompt those that come after it, its row each that runs."""
         costs = self.costs
         own_ms = self.num_new * costs.token_ms + self.loads_adapter * costs.adapter_ms
-        return own_ms + costs.row_ms * costs.output_tokens
+        return DELAYED * own_ms + ROWS * costs.row_ms * costs.output_tokens * self.num_sequences
 
 
 # The facts of the engines that could compute a prompt -> the same facts, the best engine first.
@@ -85,7 +87,7 @@ def by_time(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
     The prompt's name orders engines of about equal costs: so requests that share nothing spread over idle engines, and equal
     prompts meet, by whichever front they come."""
     tie_ms = TIE_MS + min((engine.costs.base_ms for engine in engines), default=0.0) / 2
-    return _ordered(engines, prompt, lambda engine: engine.first_token_ms + DELAYED * engine.delay_ms, tie_ms)
+    return _ordered(engines, prompt, lambda engine: engine.first_token_ms + engine.delay_ms, tie_ms)
 
 
 def round_robin(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:

@@ -77,9 +77,9 @@ def _answer(future: asyncio.Future[StepOutput], output: StepOutput) -> None:
 class ModelledEngine:
     """waiting: of streams that it was sent and has not admitted, uncached tokens and blocks, where somebody counts them."""
 
-    def __init__(self, name: str, args: EngineArgs, costs: Costs, num_blocks: int) -> None:
-        self.name = name
-        self.ranks = ModelledRanks(costs, num_blocks)
+    def __init__(self, name: str, args: EngineArgs, ranks: Any) -> None:
+        """ranks: `ModelledRanks`, or another FakeGroup."""
+        self.name, self.ranks = name, ranks
         self.num_ended = 0
         self.waiting: dict[tuple[Link, int], tuple[int, int]] = {}
         unread = ("watch", "on_step", "on_compute_ms", "on_failure")
@@ -147,9 +147,13 @@ class ModelledLink(Link):
     def close(self) -> None:
         self.session.close("the front has closed it")
 
-    def hear(self, message: messages.FromEngine) -> None:
-        self.note_heard()
-        self.take(message)
+    def hear(self, message: messages.FromEngine | None) -> None:
+        """message: None is the end."""
+        if message is None:
+            self.lose()
+        else:
+            self.note_heard()
+            self.take(message)
 
 
 OnSent = Callable[[RoutedStream, ModelledLink], object]
@@ -176,7 +180,7 @@ class _Session(FrontSession):
         if self in self._sessions:
             del self._sessions[self]
             self.cancel(self.streams)
-            asyncio.get_running_loop().call_later(DELAY_S, self._link.lose)
+            self._pipe.send(None)
 
 
 class CountedStream:

@@ -60,6 +60,10 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "deployments": (*ANSWERS, "deployments.local", "deployments.replicas"),
     "cli": (*REPLICA, "llama_core.backends", "llama_core.backends.memory_estimate", "deployments", "deployments.local"),
 }
+# What benchmarks import of tests: the loop with a virtual clock, and the fleet in it.
+OF_TESTS = tuple(
+    f"tests.support.{name}" for name in ("fake_cluster", "fake_rank_group", "modelled_fleet", "virtual_loop")
+)
 # Libraries that a room never loads: not even through another library, when each of its modules is imported.
 WEB = ("fastapi", "starlette", "pydantic")
 NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
