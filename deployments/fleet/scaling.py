@@ -7,7 +7,6 @@ Requests come from fronts, not through Serve, so Serve's own count of requests i
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -53,8 +52,8 @@ class ExpectedTime:
 
     What an engine's start outlasts starts none: the work is a mean over the time of the latest start, and a backlog has so long
     to shrink. While engines start, a backlog asks for no more of them. No engine is removed if the others would have more than
-    `utilization` with its share, now or at any time in `look_back_period_s`, or before each engine has told its load; the last
-    one goes when nothing ran or waited for so long. More engines than sequences are no use.
+    `utilization` with its share, or make requests wait for longer than `ttft_s`, or before each engine has told its load; the
+    last one goes when nothing has run or waited for `look_back_period_s`. More engines than sequences are no use.
     """
 
     def __init__(self, ttft_s: float = 2.0, utilization: float = 0.7) -> None:
@@ -63,7 +62,6 @@ class ExpectedTime:
         self._ttft_s, self._utilization = ttft_s, utilization
         self._asked_s: float | None = None  # when engines were asked for that are not there yet
         self._start_s = 0.0  # from then until all were there, the last time
-        self._recent: deque[tuple[float, int]] = deque()  # (when, engines needed) within the look-back period
         self._told: int | None = None  # the latest decision, until Serve has followed it
         self._gauges: Mapping[str, Gauge] = {}
         self._recorded_s = 0.0
@@ -74,12 +72,7 @@ class ExpectedTime:
         self._note_start(now_s, is_starting=target > current)
         horizon_s = max(self._ttft_s, self._start_s)
         signal = signal_of(context.raw_metrics or {}, horizon_s)
-        needed = self._needed(signal, current, target, horizon_s)
-        period_s: float = context.config.look_back_period_s  # type: ignore[union-attr]
-        self._recent.append((now_s, needed))
-        while self._recent[0][0] < now_s - period_s:
-            self._recent.popleft()
-        number = needed if needed >= target else min(target, max(recent for _, recent in self._recent))
+        number = self._needed(signal, current, target, horizon_s)
         self._tell(context, signal, number, now_s)
         return number, {}
 

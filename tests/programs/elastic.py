@@ -177,7 +177,7 @@ async def run(cluster: ElasticCluster) -> dict[str, Any]:
     return {
         "four_engines_after_s": round(up_s, 1),
         "one_engine_after_s": round(down_s, 1),
-        "delay_s": DOWNSCALE_DELAY_S + LOOK_BACK_S,
+        "delay_s": DOWNSCALE_DELAY_S,
         "first_request_after_ready_s": [
             round(engines.used_s.get(each, 1e9) - engines.ready_s[each], 2) for each in new
         ],

@@ -83,6 +83,11 @@ class SleepyCluster(Cluster):
         # Ray takes the other node's processes, which name the address, for a control service.
         (self.directory / "ray" / "ray_current_cluster").unlink(missing_ok=True)
 
+    def end(self) -> list[str]:
+        self._redis.terminate()
+        self._redis.wait()
+        return super().end()
+
     def deploy(self) -> None:
         ingress = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_ingress", "args": {}}
         front = {"name": "LlamaIngress", "num_replicas": 2}
