@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from llama_core.scheduling.step_costs import CostModel
 
 TIE_MS: Final = 4.0  # and half a step: engines whose costs differ by less are equal
-# A prompt's work delays those that come after it: as many as this, at loads at which routing matters.
-DELAYED: Final = 1.0
+# A prompt's work, or an adapter's load, delays those beside it and after it: as many as this, where routing matters. Found with
+# `python -m benchmarks simulate`: 1 recomputes groups of equal prompts, 8 is no better.
+DELAYED: Final = 4.0
 # A row delays each row beside it a little in every step: this much of the sum, beside the wait for a first token.
 ROWS: Final = 0.7
 NOMINAL: Final = CostModel(20.0, 0.5, 1.0, 50.0, 64.0)  # until an engine has told its costs

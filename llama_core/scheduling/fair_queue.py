@@ -84,6 +84,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
         self.num_expected = 0
+        self._prompts = Counter[int]()  # by their keys
         self.length = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}
@@ -216,7 +217,15 @@ class WaitingQueue:
         return part
 
     def _count_expected(self, seq: Sequence, sign: int) -> None:
-        seq.num_expected = seq.num_expected or seq.length
+        """The tokens of equal prompts, which several fronts may send at once, count once."""
+        if sign > 0:
+            seq.num_expected = seq.num_expected or seq.length
+            seq.prompt_key = hash((seq.terms.cache_scope, seq.terms.adapter, *seq.prompt))
+            if self._prompts[seq.prompt_key] and seq.length == seq.prompt_len:
+                seq.num_expected = 1
+        self._prompts[seq.prompt_key] += sign
+        if not self._prompts[seq.prompt_key]:
+            del self._prompts[seq.prompt_key]
         if not seq.terms.is_background:
             self.num_expected += sign * seq.num_expected
 

@@ -169,6 +169,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
     num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
+    prompt_key: int = 0  # equal for equal prompts that wait
     num_expected: int = 0  # tokens that it is expected to compute once admitted; 0: all
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...

@@ -237,5 +237,9 @@ def test_queued_tokens_are_those_that_wait_and_those_that_steps_have_not_compute
     )
     scheduler.commit(StepOutput(batch.epoch, batch.step, []))
     assert scheduler.num_queued_tokens == 2000 - batch.num_tokens
+    equal = Sequence_(waiting.prompt, SamplingParams(), 1100)
+    scheduler.add(equal)  # by another front, which does not know of the first one
+    assert scheduler.num_queued_tokens == 2001 - batch.num_tokens
+    scheduler.finish(equal, FinishReason.ABORT)
     scheduler.finish(waiting, FinishReason.ABORT)
     assert scheduler.num_queued_tokens == 1000 - batch.num_tokens

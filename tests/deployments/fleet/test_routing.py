@@ -44,7 +44,7 @@ LOADS: Final = IDLE._replace(engine="loads", loads_adapter=True)
         (by_time, [LOADING, FULL], [FULL, LOADING]),
         (by_time, [SLOW, FULL], [FULL, SLOW]),  # a prompt takes 2 s there
         (by_time, [CRAMPED, BUSY], [BUSY, CRAMPED]),
-        (by_time, [LOADS, READS, BUSY], [BUSY, LOADS, READS]),
+        (by_time, [LOADS, READS, BUSY], [BUSY, READS, LOADS]),  # all rows wait while an adapter is loaded
         # 1,300 tokens, read for the first time, delay others by as much as they take.
         (by_time, [KNOWS._replace(num_new=1), IDLE._replace(num_new=1300)], [KNOWS, IDLE._replace(num_new=1300)]),
         (by_time, [IDLE, KNOWS], [IDLE, KNOWS]),
