@@ -15,9 +15,7 @@ from llama_core.errors import NotReady, QueueFull
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = (
-    1024  # requests for models that this front has never seen; a model that it knows has a limit of its own
-)
+MAX_WAITING: Final = 1024  # requests for models that this front has never had; other models have limits of their own
 
 
 class SleepingModels:

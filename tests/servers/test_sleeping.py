@@ -30,7 +30,8 @@ ASK = {"model": "sleeper", "prompt": "Once upon a time", "max_tokens": 8, "tempe
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    engine = {"name": "sleeper", "route_prefix": None, "import_path": "deployments.app:build_engine", "args": ARGS}
+    engine: dict[str, Any] = {"name": "sleeper", "route_prefix": None, "args": ARGS}
+    engine |= {"import_path": "deployments.app:build_engine"}
     engine |= {"deployments": [{"name": "LlamaEngine", "autoscaling_config": SCALING}]}
     front = {"name": "llama", "route_prefix": "/", "import_path": "deployments.app:build_ingress", "args": {}}
     with served(applications=[front, engine]) as server:
