@@ -48,7 +48,7 @@ def test_equal_seeds_replay_exactly() -> None:
     assert sum(first.sequences) == len(MIXED), "each request ends at one engine"
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, *CHOOSERS.keys() - {POOLED}])
+@pytest.mark.parametrize("policy", [*POLICIES, *sorted(CHOOSERS.keys() - {POOLED})])
 def test_no_policy_is_better_than_perfect_placement(policy: str) -> None:
     if policy == "dynamo":
         pytest.importorskip("dynamo._core", reason="ai-dynamo-runtime is not installed")
