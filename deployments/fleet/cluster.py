@@ -17,7 +17,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Sleeping(NamedTuple):
-    """An application of engines that has none, and starts one for a call. adapters: names of its model's."""
+    """An application without an engine now; a call starts one. adapters: names of its model's."""
 
     application: str
     adapters: Set[str] = frozenset()
@@ -38,11 +38,11 @@ class Cluster(Protocol):
     async def applications(self) -> Set[str]:
         """All that Serve has and does not remove; none while that is unknown."""
 
-    async def asleep(self) -> Mapping[str, Sleeping]:
-        """By model."""
+    async def asleep(self) -> Mapping[str, Sleeping] | None:
+        """Sleeping applications by model; None while they are unknown."""
 
     async def invite(self, application: str) -> Any:
-        """The `Invitation` of an engine of the application, once it has one."""
+        """Ask Serve for an engine of the application, which starts one if there is none. Returns its `Invitation`."""
 
     async def call_all(self, deployment: str, method: str, *args: Any) -> list[Any]:
         """The results of all replicas of the deployments with this name, of those that answer."""

@@ -44,13 +44,19 @@ class RayCluster:
     async def applications(self) -> Set[str]:
         return {name for name, found in (await _applications()).items() if found.status != "DELETING"}
 
-    async def asleep(self) -> Mapping[str, Sleeping]:
+    async def asleep(self) -> Mapping[str, Sleeping] | None:
+        applications = await _applications()
         idle = [
-            name
-            for name, found in (await _applications()).items()
-            if ENGINE in found.deployments and not _runs(found, ENGINE)
+            name for name, found in applications.items() if ENGINE in found.deployments and not _runs(found, ENGINE)
         ]
-        return dict([found for name in idle if (found := await in_passing_thread(_sleeping, name)) is not None])
+        try:
+            found = [
+                await in_passing_thread(_sleeping, name) for name in idle if applications[name].status != "DELETING"
+            ]
+        except Exception as error:  # the controller is away, or has just removed one
+            log.debug("which models sleep is unknown: %s", type(error).__name__)
+            return None
+        return dict(each for each in found if each is not None) if applications else None
 
     async def invite(self, application: str) -> Any:
         return await _handle(ENGINE, application).invitation.remote()
@@ -120,17 +126,13 @@ async def _call(application: str, deployment: str, method: str, *args: Any) -> l
 def _sleeping(name: str) -> tuple[str, Sleeping] | None:
     """The model of an application that may have no engines; None for others. By a private interface of Serve's: the arguments
     of an application of `serve.run` are in no status."""
-    try:
-        client: Any = serve.context._get_global_client()
-        info, _ = client.get_deployment_info(ENGINE, name)
-        scaling = info.deployment_config.autoscaling_config
-        if scaling is None or scaling.min_replicas:
-            return None
-        args = info.replica_config.init_args[0]
-        return args.model_id, Sleeping(name, {*args.lora_adapters, *_adapters(args.model_id)})
-    except Exception as error:  # it is being removed, or the controller is away
-        log.debug("the model of %s is unknown: %s", name, type(error).__name__)
+    client: Any = serve.context._get_global_client()
+    info, _ = client.get_deployment_info(ENGINE, name)
+    scaling = info.deployment_config.autoscaling_config
+    if scaling is None or scaling.min_replicas:
         return None
+    args = info.replica_config.init_args[0]
+    return args.model_id, Sleeping(name, {*args.lora_adapters, *_adapters(args.model_id)})
 
 
 def _deployed_args(name: str) -> dict[str, Any] | None:

@@ -53,30 +53,31 @@ def facts_of(link: Link, lives: Sequence[RoutedStream], costs: Costs) -> Facts:
 
 
 class Waiting(NamedTuple):
-    """A stream in an engine's queue. num_behind, tokens_behind: streams of this front behind it, and their tokens to be
-    computed, with its own."""
+    """A stream in an engine's queue. num_from, tokens_from: it and this front's later ones, and their tokens to be computed."""
 
     live: RoutedStream
     link: Link
-    num_behind: int
-    tokens_behind: int
+    num_from: int
+    tokens_from: int
 
-    def facts(self, costs: Costs) -> Facts:
-        """As if it came now, and at its place in the queue."""
+    def facts(self, costs: Costs, num_gone: int = 0, tokens_gone: int = 0) -> Facts:
+        """The engine as this stream sees it: without itself, those behind it, and those before it that have just gone."""
         facts = facts_of(self.link, [self.live], costs)
-        tokens = max(0, facts.queued_tokens - self.tokens_behind)
-        return facts._replace(waiting=max(0, facts.waiting - self.num_behind), queued_tokens=tokens)
+        waiting = max(0, facts.waiting - self.num_from - num_gone)
+        return facts._replace(
+            waiting=waiting, queued_tokens=max(0, facts.queued_tokens - self.tokens_from - tokens_gone)
+        )
 
 
 def turn(live: RoutedStream) -> tuple[bool, int, float]:
-    """Streams that have begun come first, then the oldest."""
+    """Streams that have begun come first, then by priority, then the oldest."""
     return not live.has_begun, live.stream.sequence.terms.priority, live.stream.timeline.submitted_s
 
 
 def waiting_at(link: Link) -> Iterable[Waiting]:
     """This front's, the last one first."""
     lives = [live for live in link.streams.values() if live.is_accepted and not live.is_admitted]
-    num_behind = tokens_behind = 0
+    num_from = tokens_from = 0
     for live in sorted(lives, key=turn, reverse=True):
-        num_behind, tokens_behind = num_behind + 1, tokens_behind + live.num_expected
-        yield Waiting(live, link, num_behind, tokens_behind)
+        num_from, tokens_from = num_from + 1, tokens_from + live.num_expected
+        yield Waiting(live, link, num_from, tokens_from)

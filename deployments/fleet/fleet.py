@@ -136,10 +136,15 @@ class Fleet:
         if self._met.get(link.invitation.engine) is link:  # else it has been met again
             del self._met[link.invitation.engine]
 
-    async def keep(self, applications: Set[str], asleep: Mapping[str, Sleeping] = {}) -> None:
-        """applications: all that Serve has and does not remove. A model of none of them is served no more. asleep:
-        by model."""
+    async def keep(self, applications: Set[str], asleep: Mapping[str, Sleeping] | None = None) -> None:
+        """applications: all that Serve has and does not remove. A model of none of them is served no more. asleep: as of
+        `Cluster`."""
+        if asleep is None:
+            asleep = {name: each for name, each in self._sleeping.asleep.items() if each.application in applications}
         self._sleeping.asleep = asleep
+        for name, application in self._sleeping.awaited.items():
+            if application not in applications:
+                self._sleeping.fail(name, NotReady(f"the application of {name} has been removed"))
         self._deployed = {name: each for name, each in self._deployed.items() if name in applications}
         self._refusals = {name: each for name, each in self._refusals.items() if name in applications}
         deployed = {each.model for each in self._deployed.values()}

@@ -26,9 +26,9 @@ from llama_core.text.model_text import ModelText
 log = logging.getLogger(__name__)
 
 TICK_S: Final = BEAT_S
-# A stream waits so long at an engine before it moves to a free slot; twice as long after each move.
+# A stream waits at least so long at an engine before it moves to another; twice as long after each move.
 PATIENCE_S: Final = 0.25
-ERROR: Final = 1.25  # estimates are off by as much
+MARGIN: Final = 1.25  # another engine must be this much sooner, because estimates err
 MAX_LOOKED_AT: Final = 32  # waiting streams, each time
 MAX_FAILURES: Final = 4  # engines that end in turn with one stream in flight: the stream is the cause
 
@@ -59,7 +59,7 @@ class Placement(ABC):
         self._held: dict[RoutedStream, None] = {}
         self._lost_s = 0.0  # when the last engine was lost, by time.monotonic
         self._draining = self._stood_still = False
-        self._num_chosen = 0  # engines for requests
+        self._num_chosen = 0  # engines for requests, but for moves of waiting ones
         self._balancing: asyncio.TimerHandle | None = None
         self._ticking = asyncio.create_task(self._tick_always())
 
@@ -156,6 +156,7 @@ class Placement(ABC):
                 self._hold(live, has_engine=any(live.refused_by.get(link.engine_id, True) for link in able))
                 continue
             live.is_copy = False  # its prompt's first choice may be elsewhere
+            self._num_chosen += 1
             self._by_policy(usable, [live])[0].take_on(live)
             self._held.pop(live, None)
             placed.append(live)
@@ -183,9 +184,10 @@ class Placement(ABC):
             return
         live.refused_by.clear()  # they are asked again at the next tick
         live.lost_s = None if has_engine else live.lost_s or time.monotonic()
-        self._events["held"] += live not in self._held
+        is_new = live not in self._held
+        self._events["held"] += is_new
         self._held[live] = None
-        if not self.links:
+        if is_new and not self.links:
             self._on_unserved()
 
     def _has_other_tokenizer(self, live: RoutedStream) -> bool:
@@ -211,7 +213,7 @@ class Placement(ABC):
     def on_load(self) -> None:
         if self._balancing is None and len(self.links) > 1:
             num_streams = sum(len(each.streams) for each in self.links)
-            delay_s = LOAD_S * (1 + num_streams / 256)  # looking at 1,000 takes a millisecond
+            delay_s = LOAD_S * (1 + num_streams / 256)  # `_balance` takes about 1 ms for 1,000
             self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
 
     def _balance(self) -> None:
@@ -234,20 +236,25 @@ class Placement(ABC):
                     break  # nor would those before it gain
                 if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
                     waiting.append(each)
-        for each in sorted(waiting, key=lambda each: turn(each.live))[:MAX_LOOKED_AT]:
+        num_looked_at, taken = 0, dict.fromkeys(self.links, (0, 0))
+        for each in sorted(waiting, key=lambda each: turn(each.live)):
             live, link = each.live, each.link
             able = [other for other in self._able(live, but=link) if not other.is_full]
             usable = [other for other in able if other.engine_id not in live.refused_by]
             if not usable:
                 continue
+            num_looked_at += 1
+            if num_looked_at > MAX_LOOKED_AT:
+                break
             due_s = live.due_s
             best = self._by_policy(usable, [live])[0]
-            here, there = each.facts(costs), facts_of(best, [live], costs)
-            is_sooner = (ERROR * there.first_token_ms + here.step_ms) * 2**live.num_moves < here.first_token_ms
+            here, there = each.facts(costs, *taken[link]), facts_of(best, [live], costs)
+            is_sooner = (MARGIN * there.first_token_ms + here.step_ms) * 2**live.num_moves < here.first_token_ms
             # Where the estimate was wrong, it has waited as long as beginning elsewhere takes.
             waited_ms = 1e3 * (now_s - live.placed_s)
             if is_sooner or (best.num_free > 0 and now_s > due_s and waited_ms > there.first_token_ms):
                 link.cancel([live])
+                taken[link] = taken[link][0] + 1, taken[link][1] + live.num_expected
                 live.num_moves += 1
                 live.is_copy = False
                 self._events["moved"] += 1
@@ -318,12 +325,10 @@ class Placement(ABC):
         """For the prompts of these streams together, the best one first."""
         if not links or links[0].is_only:
             return links
-        self._num_chosen += 1
         look_up(links, lives)
         costs, prefixes, known = costs_of(links), lives[0].prefixes, lives[0].num_known
-        state = links[0].state
-        assert state is not None
-        name = prefixes.name(state.block_size, max(known.get(link, 0) for link in links))
+        block_size = min(link.state.block_size for link in links if link.state is not None)
+        name = prefixes.name(block_size, max(known.get(link, 0) for link in links))
         by_id = {link.engine_id: link for link in links}
         facts = [facts_of(link, lives, costs) for link in links]
         ordered = self._policy(facts, routing.Prompt(name, self._num_chosen))

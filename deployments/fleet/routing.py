@@ -66,7 +66,7 @@ class Facts(NamedTuple):
         lacking = max(0.0, self.num_sequences + 1.0 - self.slots)
         blocks = num_tokens / self.block_size - self.free_blocks
         if blocks > 0 and self.running:
-            lacking = max(lacking, self.running * blocks / (self.num_blocks - self.free_blocks + 1))
+            lacking = max(lacking, self.running * blocks / max(1, self.num_blocks - self.free_blocks))
         turn_ms = costs.output_tokens * (costs.base_ms + costs.row_ms * self.slots) / self.slots
         return prompts_ms + lacking * turn_ms + self.loads_adapter * costs.adapter_ms
 

@@ -25,6 +25,7 @@ DELAY_S: Final = "delay_s"  # mean time to first token, without the prompt's own
 HELD: Final = "held"  # streams that fronts hold, of the whole model
 HELD_MS: Final = "held_ms"  # its time for them
 
+LONGEST_START_S: Final = 300.0  # what takes longer waits for a machine
 RECORD_AGAIN_S: Final = 2.0  # Ray drops a series that is not recorded for a while
 
 
@@ -60,7 +61,9 @@ class ExpectedTime:
         if not (ttft_s > 0 and 0 < utilization <= 1):
             raise ValueError("ttft_s must be positive, utilization above 0 and at most 1")
         self._ttft_s, self._utilization = ttft_s, utilization
-        self._asked_s: float | None = None  # when engines were asked for that are not there yet
+        self._asked: tuple[float, int] | None = (
+            None  # when engines were asked for that are not there yet, and how many were
+        )
         self._start_s = 0.0  # from then until all were there, the last time
         self._told: int | None = None  # the latest decision, until Serve has followed it
         self._gauges: Mapping[str, Gauge] = {}
@@ -69,18 +72,20 @@ class ExpectedTime:
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now_s = context.current_time or time.time()
         current, target = context.current_num_replicas, context.target_num_replicas
-        self._note_start(now_s, is_starting=target > current)
+        self._note_start(now_s, current, is_starting=target > current)
         horizon_s = max(self._ttft_s, self._start_s)
         signal = signal_of(context.raw_metrics or {}, horizon_s)
         number = self._needed(signal, current, target, horizon_s)
         self._tell(context, signal, number, now_s)
         return number, {}
 
-    def _note_start(self, now_s: float, *, is_starting: bool) -> None:
+    def _note_start(self, now_s: float, current: int, *, is_starting: bool) -> None:
         if is_starting:
-            self._asked_s = self._asked_s or now_s
-        elif self._asked_s is not None:
-            self._start_s, self._asked_s = now_s - self._asked_s, None
+            self._asked = self._asked or (now_s, current)
+        elif self._asked is not None:
+            (asked_s, former), self._asked = self._asked, None
+            if current > former:  # else they were asked for in vain
+                self._start_s = min(now_s - asked_s, LONGEST_START_S)
 
     def _needed(self, signal: Signal, current: int, target: int, horizon_s: float) -> int:
         least = current if signal.told < current else 0

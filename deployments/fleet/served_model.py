@@ -282,6 +282,7 @@ class ServedModel(Placement):
             and link.has_adapter(request.terms.adapter)
             and link.continues(lives[0].stream.numerics)
         ]
+        self._num_chosen += 1
         for link in self._by_policy(usable, lives):
             try:
                 if await link.submit(lives, request):

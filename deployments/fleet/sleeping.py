@@ -15,7 +15,7 @@ from llama_core.errors import NotReady, QueueFull
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 1024  # requests for models that this front has never had; other models have limits of their own
+MAX_WAITING: Final = 1024  # requests for a model that this front has never had; other models have limits of their own
 
 
 class SleepingModels:
@@ -28,13 +28,14 @@ class SleepingModels:
         self._invite, self._meet = invite, meet
         self.asleep: Mapping[str, Sleeping] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}  # by model
-        self._arrivals: dict[str, asyncio.Event] = {}  # of the first engine of a model that requests wait for
+        # Of the first engine of a model that requests wait for, with the model's application.
+        self._arrivals: dict[str, tuple[str, asyncio.Future[None]]] = {}
         self._num_waiting = Counter[str]()
 
     @property
-    def awaited(self) -> list[str]:
-        """Models that requests wait for before they can be planned."""
-        return list(self._arrivals)
+    def awaited(self) -> Mapping[str, str]:
+        """Models that requests wait for before they can be planned, and their applications."""
+        return {model: application for model, (application, _) in self._arrivals.items()}
 
     def model_of(self, name: str) -> str:
         """The model, or the one that has the adapter; an empty text for others."""
@@ -51,19 +52,21 @@ class SleepingModels:
         try:
             async with asyncio.timeout(timeout_s):
                 invitation = await self._invite(self.asleep[model].application)
-            await self._meet(invitation)
+            if refusal := await self._meet(invitation):
+                self.fail(model, NotReady(refusal))
         except Exception as error:  # the next search asks again
-            log.warning("no engine of %s has answered: %s", model, type(error).__name__)
+            log.warning("no engine of %s has started: %s; it is asked for again", model, type(error).__name__)
 
     async def arrival(self, model: str, timeout_s: float) -> None:
         """Start an engine, and wait for it. Raises NotReady or QueueFull."""
-        if self._num_waiting.total() >= MAX_WAITING:
-            raise QueueFull(f"too many requests wait for an engine of {model}", retry_after_s=2.0)
-        arrival = self._arrivals.setdefault(model, asyncio.Event())
+        if self._num_waiting[model] >= MAX_WAITING:
+            raise QueueFull(f"{MAX_WAITING} requests wait for an engine of {model} already", retry_after_s=2.0)
+        new = self.asleep[model].application, asyncio.get_running_loop().create_future()
+        _, arrival = self._arrivals.setdefault(model, new)
         self.wake(model, timeout_s)
         self._num_waiting[model] += 1
         try:
-            await asyncio.wait_for(arrival.wait(), timeout_s)
+            await asyncio.wait_for(asyncio.shield(arrival), timeout_s)
         except TimeoutError:
             raise NotReady(f"no engine of {model} started within {timeout_s:g} s (hold_timeout_s)") from None
         finally:
@@ -72,8 +75,15 @@ class SleepingModels:
                 self._arrivals.pop(model, None)
 
     def arrived(self, model: str) -> None:
-        if (arrival := self._arrivals.pop(model, None)) is not None:
-            arrival.set()
+        if model in self._arrivals:
+            self._arrivals.pop(model)[1].set_result(None)
+
+    def fail(self, model: str, error: NotReady) -> None:
+        """End the requests that wait for this model's first engine."""
+        if model in self._arrivals:
+            _, arrival = self._arrivals.pop(model)
+            arrival.set_exception(error)
+            arrival.exception()  # read, also where nobody waits any more
 
     def stop(self) -> None:
         for call in list(self._calls.values()):

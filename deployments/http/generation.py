@@ -167,7 +167,9 @@ class _GenerationRequest:
                 raw = self._raw = await endpoint.stored.completed(raw, self._owner)
             body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         name = getattr(body, "model", None)
-        await endpoint.engine.meet_model(name)
+        if endpoint.engine.asleep:
+            async with DisconnectWatch(self._request.receive):
+                await endpoint.engine.meet_model(name)
         self._engine = engine = engine_of(endpoint.engine, name)
         # The owner as of the plan, which does not exist yet.
         owner = self._owner or str(getattr(body, "user", None) or "")[:MAX_OWNER_CHARS]

@@ -80,7 +80,7 @@ class EngineSide(Protocol):
         """Tell every front the state of this engine, and how its prefix cache has changed."""
 
     def load_changed(self) -> None:
-        """Tell every front soon."""
+        """Tell every front the load within LOAD_S, if there are several."""
 
 
 class FrontSession(ABC):
@@ -177,7 +177,9 @@ class FrontSession(ABC):
         """is_known: whether this version knows all of the message's fields. Raises WireError for what no front sends."""
         self.heard_s = time.monotonic()
         if isinstance(message, messages.Alive):
-            self.held = message
+            held = min(max(0, message.held), self.server.max_streams)
+            held_tokens = min(max(0, message.held_tokens), held * self.engine_loop.max_seq_len)
+            self.held = messages.Alive(held, held_tokens)
             return
         if isinstance(message, messages.Cancel):
             self.cancel(message.numbers, is_stop=message.is_stop)
@@ -194,7 +196,7 @@ class FrontSession(ABC):
             if isinstance(message, messages.Submit):
                 sequences = loop.sequences_of(message.request)
                 for seq, num_expected in zip(sequences, message.num_expected, strict=False):
-                    seq.num_expected = num_expected
+                    seq.num_expected = min(max(0, num_expected), seq.length)
                 streams = [FrontStream(self, first + i, seq) for i, seq in enumerate(sequences)]
                 self.send(messages.Accepted(first))
                 for stream in streams:
@@ -205,12 +207,12 @@ class FrontSession(ABC):
                 stream = self.streams[first] = FrontStream(self, first, _continued(message, loop))
                 if message.is_readmitted:
                     loop.make_room(message.terms, [len(message.prompt)])
-                stream.sequence.num_expected = message.num_expected
+                stream.sequence.num_expected = min(max(0, message.num_expected), stream.sequence.length)
                 loop.continue_(stream, message.num_failures, first=message.has_begun)
-            self.server.load_changed()
         except LlamaError as error:
             self.streams.pop(first, None)
             self.send(messages.Refused(first, fault_of(error)))
+        self.server.load_changed()
 
     def _count(self, message: messages.Submit | messages.Continue) -> int:
         """The streams of a message. Raises WireError for what no front sends."""
@@ -229,6 +231,7 @@ class FrontSession(ABC):
         for number in numbers:
             if (stream := self.streams.pop(number, None)) is not None:
                 (self.engine_loop.stop if is_stop else self.engine_loop.cancel)(stream.sequence)
+                self.server.load_changed()
 
 
 def _continued(message: messages.Continue, loop: EngineLoop) -> Sequence:

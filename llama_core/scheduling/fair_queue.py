@@ -84,7 +84,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
         self.num_expected = 0
-        self._prompts = Counter[int]()  # by their keys
+        self._prompts: dict[int, list[int]] = {}  # the sequences' expected tokens, by prompt_key
         self.length = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}
@@ -217,17 +217,18 @@ class WaitingQueue:
         return part
 
     def _count_expected(self, seq: Sequence, sign: int) -> None:
-        """The tokens of equal prompts, which several fronts may send at once, count once."""
+        """Of equal prompts, which several fronts may send at once, one is computed."""
+        if seq.terms.is_background:
+            return
         if sign > 0:
             seq.num_expected = seq.num_expected or seq.length
             seq.prompt_key = hash((seq.terms.cache_scope, seq.terms.adapter, *seq.prompt))
-            if self._prompts[seq.prompt_key] and seq.length == seq.prompt_len:
-                seq.num_expected = 1
-        self._prompts[seq.prompt_key] += sign
-        if not self._prompts[seq.prompt_key]:
+        equal = self._prompts.setdefault(seq.prompt_key, [])
+        self.num_expected -= max(equal) + len(equal) - 1 if equal else 0
+        (equal.append if sign > 0 else equal.remove)(seq.num_expected)
+        self.num_expected += max(equal) + len(equal) - 1 if equal else 0
+        if not equal:
             del self._prompts[seq.prompt_key]
-        if not seq.terms.is_background:
-            self.num_expected += sign * seq.num_expected
 
     def _count_waiting(self, owner: str, num_sequences: int, num_tokens: int) -> None:
         self.length += num_sequences

@@ -187,6 +187,7 @@ class Scheduler:
         if failure is not None:
             quarantine.ranks_failed(in_flight)
         self._in_flight.clear()
+        self._num_left = 0
         while self._running:
             self.admission.queue_first(self._vacate(self._running[-1]))
         for seq in waiting:

@@ -466,6 +466,11 @@ class Bench:
         assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
         assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
         assert queue.num_tokens == sum(counted.values()), "the waiting tokens are miscounted"
-        expected = [seq.num_expected for seq in queue if not seq.terms.is_background]
-        assert queue.num_expected == sum(expected) and all(expected), "the expected tokens are miscounted"
+        equal: dict[tuple[object, ...], list[int]] = {}
+        for seq in queue:
+            if not seq.terms.is_background:
+                prompt = seq.terms.cache_scope, seq.terms.adapter, *seq.prompt
+                equal.setdefault(prompt, []).append(seq.num_expected)
+        expected = sum(max(each) + len(each) - 1 for each in equal.values())
+        assert queue.num_expected == expected, "the expected tokens are miscounted"
         assert all(num == (seq.length if seq.num_cached is None else 0) for seq, num in counted.items())

@@ -52,12 +52,12 @@ async def submit(fleet: FleetOfEngines, number: int, length: int, max_tokens: in
     return stream
 
 
-async def learned(fleet: FleetOfEngines, engines: int, **args: Any) -> Sequence[Link]:
+async def learned(fleet: FleetOfEngines, engines: int, max_tokens: int = 8, **args: Any) -> Sequence[Link]:
     """The links of so many engines, which have measured steps with prompts and of several decodes."""
     for _ in range(engines):
         await fleet.start(max_seq_len=4096, **args)
     for length in (300, 20, 30):
-        streams = [await submit(fleet, 200 + i, length, 8) for i in range(3 * engines)]
+        streams = [await submit(fleet, 200 + i, length, max_tokens) for i in range(3 * engines)]
         await asyncio.gather(*map(read, streams))
     await asyncio.sleep(2 * BEAT_S)
     return fleet.links
@@ -141,7 +141,7 @@ async def test_short_requests_do_not_wait_behind_long_prompts_of_another_engine(
 
 async def test_what_waits_goes_to_an_engine_that_joins_oldest_first() -> None:
     async with FleetOfEngines(group) as fleet:
-        await learned(fleet, 1, max_batch_size=4, max_queue=1000)
+        await learned(fleet, 1, 100, max_batch_size=4, max_queue=1000)
         streams = [await submit(fleet, number, 20, 100) for number in range(16)]
         await until(lambda: streams[3].sequence.output)
         waiting = streams[4:]

@@ -190,7 +190,7 @@ async def test_an_adapter_of_a_sleeping_model_is_known_and_a_client_that_leaves_
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting
-    assert front.fleet._sleeping.awaited == []
+    assert front.fleet._sleeping.awaited == {}
     await front.fleet.meet_model("other")
     await fleet.stop(front)
 
