@@ -26,7 +26,7 @@ from benchmarks.simulate.workload import with_later
 from tests.support.modelled_fleet import ModelledEngine
 
 LOOP_S: Final = 0.5  # between two decisions; Serve's own loop takes a tenth of a second
-PUSH_S: Final = 2.0  # as RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S in cluster.env
+PUSH_S: Final = 2.0  # as metrics_interval_s in rayservice.yaml
 ENGINE: Final = DeploymentID("LlamaEngine", "llama")
 OURS: Final = "deployments.fleet.scaling"
 POLICIES: Final = ("expected_time", "by_sequences", "serve_default")

@@ -128,5 +128,5 @@ def print_times(title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
     for name, each in found.items():
         closed = [gap.get(name, "-") for gap in closed_by(found).values()]
         rows.append([name, *(each[time] for time in TIMES), "/".join(map(str, each["sequences"])), *closed])
-    head = ["policy", *TIMES, "sequences", "TTFT gap", "makespan gap"]
+    head = ["policy", *TIMES, "sequences", "TTFT gap closed", "makespan gap closed"]
     print_table(f"{title}; gap: share of that from power_of_two to {POOLED}", head, rows)

@@ -67,7 +67,7 @@ class EngineLoop:
 
     @property
     def costs(self) -> CostModel:
-        """For fronts."""
+        """Of this engine's steps, and the mean length of answers."""
         return self._pacing.costs.model(self._streams.output_tokens)
 
     def check_capacity(self, owner: str = "") -> None:

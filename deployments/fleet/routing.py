@@ -10,17 +10,19 @@ from typing import Final, NamedTuple
 
 from llama_core.scheduling.step_costs import CostModel
 
-TIE_MS: Final = 4.0  # and half a step: engines whose costs differ by less are equal
-# A prompt's work, or an adapter's load, delays those beside it and after it: as many as this, where routing matters. Found with
-# `python -m benchmarks simulate`: 1 recomputes groups of equal prompts, 8 is no better.
+TIE_MS: Final = (
+    4.0  # plus half the base time of the fastest engine's step: engines whose costs differ by less are equal
+)
+# How many other requests a prompt's computation, or an adapter's load, delays on average. Found by `python -m benchmarks
+# simulate`: with 1, groups of equal prompts are computed several times; 8 is no better.
 DELAYED: Final = 4.0
-# A row delays each row beside it a little in every step: this much of the sum, beside the wait for a first token.
+# Weight of the time that a new row adds to the rows that run, relative to the wait for the first token.
 ROWS: Final = 0.7
 NOMINAL: Final = CostModel(20.0, 0.5, 1.0, 50.0, 64.0)  # until an engine has told its costs
 
 
 class Prompt(NamedTuple):
-    """name: a hash of its first tokens that no engine knows. number: of the front's requests."""
+    """name: a hash of the prompt up to its first block that no engine knows. number: of the front's requests, in turn."""
 
     name: bytes
     number: int = 0
@@ -100,7 +102,7 @@ def round_robin(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
 
 
 def power_of_two(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
-    """The one with fewer sequences of two that chance names, then the others."""
+    """Of two chosen at random, the one with fewer sequences; then the others."""
     ranks = sorted(
         engines, key=lambda engine: (not engine.is_ready, _rank(b"%d" % prompt.number + prompt.name, engine))
     )

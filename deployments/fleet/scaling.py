@@ -21,7 +21,7 @@ SEQUENCES: Final = "sequences"  # that run or wait there
 BUSY: Final = "busy"  # share of what it could have computed in full batches
 KV_USE: Final = "kv_use"  # share of the cache that sequences hold
 QUEUED_MS: Final = "queued_ms"  # its time for the prompts that are queued there, and for sequences that have no slot
-DELAY_S: Final = "delay_s"  # mean time to first token, without the prompt's own computation
+DELAY_S: Final = "delay_s"  # mean wait for the first token, without the prompt's own computation, of ended sequences
 HELD: Final = "held"  # streams that fronts hold, of the whole model
 HELD_MS: Final = "held_ms"  # its time for them
 
@@ -51,8 +51,8 @@ class Signal(NamedTuple):
 class ExpectedTime:
     """So many engines that their work fills at most `utilization` of them, and that what waits is computed within `ttft_s`.
 
-    What an engine's start outlasts starts none: the work is a mean over the time of the latest start, and a backlog has so long
-    to shrink. While engines start, a backlog asks for no more of them. No engine is removed if the others would have more than
+    A burst shorter than an engine's start adds no engine: the work is a mean over the time of the latest start, and a backlog
+    has so long to shrink. While engines start, a backlog asks for no more. No engine is removed if the others would have more than
     `utilization` with its share, or make requests wait for longer than `ttft_s`, or before each engine has told its load; the
     last one goes when nothing has run or waited for `look_back_period_s`. More engines than sequences are no use.
     """
@@ -104,7 +104,7 @@ class ExpectedTime:
         if decision not in (target, self._told):
             log.info(
                 f"scaling {context.app_name}: {number} engines are needed, {target} asked for, {current} there; "
-                f"work of {signal.offered:.2f} engines, {signal.backlog_s:.1f} s of it wait, delay {signal.delay_s:.2f} s"
+                f"work of {signal.offered:.2f} engines, backlog {signal.backlog_s:.1f} s of one, delay {signal.delay_s:.2f} s"
             )
         self._told = None if decision == target else decision
         if now_s - self._recorded_s >= RECORD_AGAIN_S and ray.is_initialized():
@@ -120,7 +120,7 @@ def gauges() -> Mapping[str, Gauge]:
     texts = {
         "llama_scaling_offered": "Work that arrives, in engines that do nothing else",
         "llama_scaling_backlog_seconds": "Time of one engine for what waits",
-        "llama_scaling_delay_seconds": "Mean wait for other requests before the first token",
+        "llama_scaling_delay_seconds": "Longest of the engines' mean waits before the first token",
         "llama_scaling_engines_needed": "Engines that the policy finds needed, before Serve's delays and limits",
         "llama_scaling_engines_asked": "Engines that Serve is to run",
         "llama_scaling_engines_there": "Engines that run",

@@ -88,7 +88,7 @@ class PrefixIndex:
         for begin in range(0, len(keys), CHUNK):
             chunk, parts = keys[begin : begin + CHUNK], self._parts
             if reduce(and_, [parts[key >> PART_SHIFT].get(key, 0) for key in chunk], others) == others:
-                continue  # as fast as can be: most keys of a long prompt that is known
+                continue  # every engine that is left has all of the chunk: the common case
             for count, key in enumerate(chunk, begin):
                 if lost := others & ~self._engines_with(key):
                     others ^= lost

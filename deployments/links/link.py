@@ -34,7 +34,7 @@ class RoutedStream:
     batch since. placed_s: when it began to wait there. num_moves: from one engine's queue to another's, since it was in a
     batch. refused_by: ids of engines that did not take it since, and whether for want of room.
 
-    As of when it was placed: num_known: blocks of its prompt that each engine knows. num_expected: tokens that its engine is to
+    num_known: by engine, the known blocks of its prompt, as of the last choice. num_expected: tokens that its engine is to
     compute. due_s: when it is expected to have its first token. is_copy: another choice of the same prompt is before it.
     expected_s: when `prefixes` was told last that the engine will know the prompt.
     """

@@ -84,7 +84,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0  # as counted on arrival
         self.num_expected = 0
-        self._prompts: dict[int, list[int]] = {}  # the sequences' expected tokens, by prompt_key
+        self._prompts: dict[int, list[int]] = {}  # the waiting sequences' expected tokens, by prompt_key
         self.length = 0
         # Each owner's requests but begun ones, and their counted tokens.
         self._waiting_of: dict[str, tuple[int, int]] = {}

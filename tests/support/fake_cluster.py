@@ -42,7 +42,7 @@ class FakeCluster:
     entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
     is_away: bool = False
     digests: dict[str, list[str]] = field(default_factory=dict)
-    asleep: dict[str, Sleeping] = field(default_factory=dict)
+    asleep: dict[str, Sleeping] | None = field(default_factory=dict)
     invited: list[str] = field(default_factory=list)
 
     def remove(self, target: Any) -> None:
@@ -63,8 +63,8 @@ class Member:
     async def applications(self) -> Set[str]:
         return set() if self.cluster.is_away else set(self.cluster.running)
 
-    async def asleep(self) -> Mapping[str, Sleeping]:
-        return dict(self.cluster.asleep)
+    async def asleep(self) -> Mapping[str, Sleeping] | None:
+        return None if self.cluster.asleep is None else dict(self.cluster.asleep)
 
     async def invite(self, application: str) -> Any:
         self.cluster.invited.append(application)

@@ -11,7 +11,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.facts import costs_of
 from deployments.fleet.routing import NOMINAL
 from deployments.links.affinity import PromptPrefixes
-from deployments.links.link import Link
+from deployments.links.link import Link, RoutedStream
 from deployments.links.messages import BEAT_S, LOAD_S
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Terms
@@ -109,6 +109,27 @@ async def test_a_known_prefix_is_not_queued() -> None:
         assert 0 < link.load.queued_tokens <= 2 * 16, link.load
         again.cancel()
         blocking.cancel()
+
+
+@pytest.mark.parametrize("wrong", [2**62, -(10**9)])
+async def test_a_front_that_tells_a_wrong_number_of_tokens_does_not_mislead_others(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FleetOfEngines(group) as fleet, FleetOfEngines(group) as other:
+        await learned(fleet, 1, max_batch_size=1)
+        assert fleet.engines[0].invitation is not None
+        await other.meet(fleet.engines[0].invitation)
+        (link,) = other.links
+        monkeypatch.setattr(RoutedStream, "num_new", lambda live, link: wrong)
+        streams = [await submit(fleet, number, 1000) for number in range(4)]
+        monkeypatch.undo()
+        await asyncio.sleep(0.2)
+        assert not link.is_lost and 0 <= link.load.queued_tokens <= 4004
+        for stream in streams:
+            stream.cancel()
+        began_s = asyncio.get_running_loop().time()
+        await until(lambda: not link.waiting)
+        assert asyncio.get_running_loop().time() - began_s <= LOAD_S + 0.005, "cancels are told too"
 
 
 async def test_a_front_without_streams_hears_of_a_changed_load_within_50_ms() -> None:
@@ -240,6 +261,7 @@ def test_queued_tokens_are_those_that_wait_and_those_that_steps_have_not_compute
     equal = Sequence_(waiting.prompt, SamplingParams(), 1100)
     scheduler.add(equal)  # by another front, which does not know of the first one
     assert scheduler.num_queued_tokens == 2001 - batch.num_tokens
-    scheduler.finish(equal, FinishReason.ABORT)
     scheduler.finish(waiting, FinishReason.ABORT)
+    assert scheduler.num_queued_tokens == 2000 - batch.num_tokens
+    scheduler.finish(equal, FinishReason.ABORT)
     assert scheduler.num_queued_tokens == 1000 - batch.num_tokens

@@ -188,3 +188,16 @@ async def test_fronts_tell_engines_what_they_hold_and_each_engine_tells_the_sum(
 
 def step(elapsed_ms: float, num_sampled: int = 0, num_computed: int = 0) -> StepStats:
     return StepStats(1, 1, num_sampled, elapsed_ms, is_decode=num_sampled > 0, num_computed=num_computed)
+
+
+def test_a_start_that_waited_for_a_machine_does_not_blunt_later_decisions() -> None:
+    controller = Controller(ExpectedTime(ttft_s=2.0, utilization=0.7))
+    controller.target = 2
+    for _ in range(3600):  # two hours
+        controller.told(engine(0.5))
+    controller.current = 2
+    controller.told(engine(0.5), engine(0.5))
+    controller.current = controller.target = 1
+    for _ in range(200):
+        needed = controller.told(engine(1.0, queued_ms=600_000.0))
+    assert needed >= 3

@@ -209,3 +209,32 @@ async def test_a_removed_application_does_not_sleep(is_known: bool) -> None:
         assert await statuses(client) == {}
         assert (await client.post("/v1/completions", json=ASK)).status_code == 503
     await fleet.stop(front)
+
+
+async def test_requests_for_a_model_whose_application_is_removed_while_they_wait_end_soon() -> None:
+    fleet = Sleepy()
+    fleet._serve.cancel()
+    front = await fleet.front()
+    async with http_of(front) as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json=ASK | {"model": "demo"}))
+        await until(lambda: bool(fleet.cluster.invited))
+        fleet.cluster.running, fleet.cluster.asleep = {"llama"}, {}
+        answer = await asyncio.wait_for(asking, 15)
+        assert answer.status_code == 503 and "has been removed" in answer.text
+    await fleet.stop(front)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_model_sleeps_on_while_the_controller_does_not_answer(is_known: bool) -> None:
+    fleet = Sleepy()
+    front = await fleet.front(hold_timeout_s=30)
+    async with http_of(front) as client:
+        if is_known:
+            await client.post("/v1/completions", json=ASK)
+            await fleet.sleep()
+            await asyncio.sleep(15)
+        fleet.cluster.asleep = None
+        await asyncio.sleep(60)
+        assert await statuses(client) == {"demo": "sleeping"}
+        assert (await client.post("/v1/completions", json=ASK | {"model": "demo"})).status_code == 200
+    await fleet.stop(front)
