@@ -52,9 +52,9 @@ class ExpectedTime:
     """So many engines that their work fills at most `utilization` of them, and that what waits is computed within `ttft_s`.
 
     A burst shorter than an engine's start adds no engine: the work is a mean over the time of the latest start, and a backlog
-    has so long to shrink. While engines start, a backlog asks for no more. No engine is removed if the others would have more than
-    `utilization` with its share, or make requests wait for longer than `ttft_s`, or before each engine has told its load; the
-    last one goes when nothing has run or waited for `look_back_period_s`. More engines than sequences are no use.
+    has so long to shrink. While engines start, a backlog asks for no more. No engine is removed if the others would have more
+    than `utilization` with its share, or make requests wait for longer than `ttft_s`, or before each engine has told its load;
+    the last one goes when nothing has run or waited for `look_back_period_s`. More engines than sequences are no use.
     """
 
     def __init__(self, ttft_s: float = 2.0, utilization: float = 0.7) -> None:

@@ -143,7 +143,10 @@ def test_each_decision_is_a_line_and_what_the_limits_prevent_is_none(caplog: pyt
         controller.told(*[engine(1.0, queued_ms=9000.0)] * 4)
         controller.told(*[engine(1.0, queued_ms=9900.0)] * 4)
     (line,) = caplog.messages
-    assert line.startswith("scaling demo: ") and "1 asked for, 4 there; work of 4.00 engines, 36.0 s of it wait" in line
+    assert (
+        line.startswith("scaling demo: ")
+        and "1 asked for, 4 there; work of 4.00 engines, backlog 36.0 s of one" in line
+    )
 
 
 @pytest.mark.parametrize("arguments", [{"ttft_s": 0}, {"utilization": 0}, {"utilization": 1.5}])
