@@ -8,12 +8,12 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from deployments.engine.interface import EngineState, Readiness
 from deployments.fleet import routing
-from deployments.fleet.facts import Waiting, costs_of, facts_of, look_up, turn, waiting_at
+from deployments.fleet.facts import Costs, Waiting, costs_of, facts_of, look_up, turn, waiting_at
 from deployments.fleet.model_view import EngineText
 from deployments.links import messages
 from deployments.links.affinity import EXPECTED_S
@@ -223,21 +223,8 @@ class Placement(ABC):
         ready = [link for link in self.links if link.is_ready and not link.is_full]
         if len(self.links) < 2 or not ready or self._stood_still:
             return
-        costs = costs_of(self.links)
-        least_ms = min(facts_of(link, (), costs).first_token_ms for link in ready)
-        has_slot = any(link.num_free > 0 for link in ready)
-        waiting: list[Waiting] = []
-        for link in self.links:
-            for each in waiting_at(link):
-                is_late = has_slot and now_s > each.live.due_s
-                if not is_late and each.facts(costs).first_token_ms <= least_ms:
-                    if has_slot:
-                        continue
-                    break  # nor would those before it gain
-                if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
-                    waiting.append(each)
-        num_looked_at, taken = 0, dict.fromkeys(self.links, (0, 0))
-        for each in sorted(waiting, key=lambda each: turn(each.live)):
+        costs, num_looked_at, taken = costs_of(self.links), 0, dict.fromkeys(self.links, (0, 0))
+        for each in sorted(self._may_gain(ready, costs, now_s), key=lambda each: turn(each.live)):
             live, link = each.live, each.link
             able = [other for other in self._able(live, but=link) if not other.is_full]
             usable = [other for other in able if other.engine_id not in live.refused_by]
@@ -262,6 +249,20 @@ class Placement(ABC):
                 self._resume(live)
             else:
                 live.due_s = due_s
+
+    def _may_gain(self, ready: Sequence[Link], costs: Costs, now_s: float) -> Iterator[Waiting]:
+        """Streams that have waited for a while, and are overdue beside a free slot, or have more work before them than some
+        engine."""
+        least_ms = min(facts_of(link, (), costs).first_token_ms for link in ready)
+        has_slot = any(link.num_free > 0 for link in ready)
+        for link in self.links:
+            for each in waiting_at(link):
+                is_overdue = has_slot and now_s > each.live.due_s
+                if is_overdue or each.facts(costs).first_token_ms > least_ms:
+                    if now_s - each.live.placed_s > PATIENCE_S * 2**each.live.num_moves:
+                        yield each
+                elif not has_slot:
+                    break  # nor would those before it gain
 
     async def _tick_always(self) -> None:
         while True:

@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 from llama_core.scheduling.step_costs import CostModel
 
-TIE_MS: Final = (
-    4.0  # plus half the base time of the fastest engine's step: engines whose costs differ by less are equal
-)
+# Engines whose costs differ by less are equal; half the base time of the fastest engine's step comes on top.
+TIE_MS: Final = 4.0
 # How many other requests a prompt's computation, or an adapter's load, delays on average. Found by `python -m benchmarks
 # simulate`: with 1, groups of equal prompts are computed several times; 8 is no better.
 DELAYED: Final = 4.0
