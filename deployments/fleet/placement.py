@@ -211,7 +211,9 @@ class Placement(ABC):
         ]
 
     def on_load(self) -> None:
-        if self._balancing is None and len(self.links) > 1:
+        if self._balancing is not None or len(self.links) < 2:
+            return
+        if any(link.num_sequences > link.load.running for link in self.links):
             num_streams = sum(len(each.streams) for each in self.links)
             delay_s = LOAD_S * (1 + num_streams / 256)  # `_balance` takes about 1 ms for 1,000
             self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
