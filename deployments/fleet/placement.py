@@ -210,10 +210,8 @@ class Placement(ABC):
             and link.has_adapter(adapter)
         ]
 
-    def on_load(self) -> None:
-        if self._balancing is not None or len(self.links) < 2:
-            return
-        if any(link.num_sequences > link.load.running for link in self.links):
+    def on_load(self, link: Link) -> None:
+        if self._balancing is None and link.has_waiting and len(self.links) > 1:
             num_streams = sum(len(each.streams) for each in self.links)
             delay_s = LOAD_S * (1 + num_streams / 256)  # `_balance` takes about 1 ms for 1,000
             self._balancing = asyncio.get_running_loop().call_later(delay_s, self._balance)
@@ -284,8 +282,8 @@ class Placement(ABC):
         if not (stood_still or self._stood_still):
             self._suspect_silent(now_s)
             self._place(list(self._held))
-            self.on_load()
             for link in self.links:
+                self.on_load(link)
                 for live in link.streams.values():
                     if not live.is_admitted and now_s - live.expected_s > EXPECTED_S:
                         link.expect(live)

@@ -79,8 +79,8 @@ class LinkOwner(Protocol):
     def on_refused(self, link: "Link", live: RoutedStream, error: LlamaError) -> None:
         """The engine did not take a stream that it was to continue."""
 
-    def on_load(self) -> None:
-        """An engine has told its load."""
+    def on_load(self, link: "Link") -> None:
+        """The engine has told its load."""
 
     def on_state(self, link: "Link") -> None:
         """The engine's state has changed."""
@@ -171,6 +171,11 @@ class Link(ABC):
     @property
     def waiting(self) -> int:
         return self.load.waiting
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether sequences wait there, of any front."""
+        return self.load.waiting > 0 or bool(self._unseen)
 
     @property
     def num_sequences(self) -> int:
@@ -290,7 +295,7 @@ class Link(ABC):
             self._take_load(message.load)
             if self._owner is not None:
                 self._owner.on_step(self, message)
-                self._owner.on_load()
+                self._owner.on_load(self)
         elif isinstance(message, messages.Accepted):
             if (submission := self._accepting.get(message.number)) is not None and not submission.result.done():
                 for live in submission.lives:

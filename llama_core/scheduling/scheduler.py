@@ -252,8 +252,9 @@ class Scheduler:
             budget -= self._add_prefill(seq, step, budget)
         while budget and self._waiting.length and (admitted := self._admit(step)) is not None:
             budget -= self._add_prefill(admitted, step, budget)
-        self._num_left = sum(seq.num_pending for seq in {*prefills, *step.sequences[num_decodes:]})
         prompts = step.batch.rows[num_decodes:]
+        unfinished = {*prefills, *step.sequences[num_decodes:]} if prefills or prompts else ()
+        self._num_left = sum(seq.num_pending for seq in unfinished)
         self._leaves_prompt = bool(prompts) and not all(row.samples for row in prompts)
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
