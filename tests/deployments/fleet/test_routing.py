@@ -82,6 +82,14 @@ def test_equal_costs_spread_prompts_and_every_front_chooses_the_same_engine_for_
     assert firsts == [by_time(engines[::-1], prompt)[0].engine for prompt in prompts]
 
 
+def test_idle_engines_whose_measured_costs_differ_a_little_share_prompts() -> None:
+    engines = [
+        IDLE._replace(engine=name, costs=replace(COSTS, token_ms=token_ms)) for name, token_ms in (("a", 1.0), ("b", 1.1))
+    ]
+    firsts = Counter(by_time(engines, Prompt(b"%d" % number))[0].engine for number in range(100))
+    assert min(firsts["a"], firsts["b"]) > 25
+
+
 def test_a_prompt_whose_first_engine_is_gone_goes_to_its_second_one() -> None:
     engines = [IDLE._replace(engine=name) for name in "abc"]
     for name in (b"1", b"2", b"3", b"4"):
