@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from llama_core.scheduling.step_costs import CostModel
 
-# Engines whose costs differ by less are equal, and by half the base time of the fastest engine's step; and by this share, because
-# step costs are measured: among idle engines the one with the luckiest measurement would get every request.
+# Engines whose costs differ by less are equal. Half the base time of the fastest engine's step comes on top, and a share of what
+# the prompt costs: step costs are measured, and the luckiest measurement would get every request of an idle fleet.
 TIE_MS: Final = 4.0
-TIE_SHARE: Final = 0.15
+TIE_SHARE: Final = 0.1
 # How many other requests a prompt's computation, or an adapter's load, delays on average. Found by `python -m benchmarks
 # simulate`: with 1, groups of equal prompts are computed several times; 8 is no better.
 DELAYED: Final = 4.0
@@ -90,8 +90,9 @@ def by_time(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
 
     The prompt's name orders engines of about equal costs: so requests that share nothing spread over idle engines, and equal
     prompts meet, by whichever front they come."""
-    tie_ms = TIE_MS + min((engine.costs.base_ms for engine in engines), default=0.0) / 2
-    return _ordered(engines, prompt, lambda engine: engine.first_token_ms + engine.delay_ms, tie_ms, TIE_SHARE)
+    own_ms = min(((1 + DELAYED) * engine.num_new * engine.costs.token_ms for engine in engines), default=0.0)
+    tie_ms = TIE_MS + min((engine.costs.base_ms for engine in engines), default=0.0) / 2 + TIE_SHARE * own_ms
+    return _ordered(engines, prompt, lambda engine: engine.first_token_ms + engine.delay_ms, tie_ms)
 
 
 def round_robin(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
@@ -131,12 +132,11 @@ POLICIES: Final[Mapping[str, Policy]] = {
 
 
 def _ordered(
-    engines: Sequence[Facts], prompt: Prompt, cost: Callable[[Facts], float], tie: float = 1e-9, share: float = 0.0
+    engines: Sequence[Facts], prompt: Prompt, cost: Callable[[Facts], float], tie: float = 1e-9
 ) -> list[Facts]:
-    """tie, share: costs that exceed the least one by less than this and a share of it count as equal."""
+    """tie: costs that exceed the least one by less count as equal."""
     costs = {engine.engine: cost(engine) for engine in engines}
     least = min((costs[engine.engine] for engine in engines if engine.is_ready), default=0.0)
-    tie += share * least
 
     def key(engine: Facts) -> tuple[bool, float, bytes]:
         own = costs[engine.engine]

@@ -31,7 +31,7 @@ FULL: Final = IDLE._replace(engine="full", running=4)  # a slot comes free after
 LOADING: Final = IDLE._replace(engine="loading", is_ready=False)
 KNOWS: Final = READS._replace(engine="knows", num_new=1, num_known=1200)
 SLOW: Final = IDLE._replace(engine="slow", costs=replace(COSTS, token_ms=20.0))
-CRAMPED: Final = BUSY._replace(engine="cramped", num_blocks=100, free_blocks=0)
+CRAMPED: Final = BUSY._replace(engine="cramped", num_blocks=20, free_blocks=0)
 LOADS: Final = IDLE._replace(engine="loads", loads_adapter=True)
 
 
@@ -84,7 +84,8 @@ def test_equal_costs_spread_prompts_and_every_front_chooses_the_same_engine_for_
 
 def test_idle_engines_whose_measured_costs_differ_a_little_share_prompts() -> None:
     engines = [
-        IDLE._replace(engine=name, costs=replace(COSTS, token_ms=token_ms)) for name, token_ms in (("a", 1.0), ("b", 1.1))
+        IDLE._replace(engine=name, costs=replace(COSTS, token_ms=token_ms))
+        for name, token_ms in (("a", 1.0), ("b", 1.1))
     ]
     firsts = Counter(by_time(engines, Prompt(b"%d" % number))[0].engine for number in range(100))
     assert min(firsts["a"], firsts["b"]) > 25
