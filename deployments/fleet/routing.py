@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from llama_core.scheduling.step_costs import CostModel
 
-# Engines whose costs differ by less are equal. Half the base time of the fastest engine's step comes on top, and a share of what
-# the prompt costs: step costs are measured, and the luckiest measurement would get every request of an idle fleet.
+# Engines whose costs differ by less are equal. Half the base time of the fastest engine's step comes on top, and a share of
+# what the prompt costs: step costs are measured, and the luckiest measurement would get every request of an idle fleet.
 TIE_MS: Final = 4.0
 TIE_SHARE: Final = 0.1
 # How many other requests a prompt's computation, or an adapter's load, delays on average. Found by `python -m benchmarks
