@@ -205,7 +205,9 @@ def _light(loop: VirtualLoop) -> Iterator[None]:
 
 def run(calls: Sequence[Call], setting: Setting, beside: Beside | None = None) -> Outcome:
     """Equal arguments give equal outcomes, but for `wall`. beside: runs meanwhile."""
-    logging.getLogger("deployments").setLevel(logging.WARNING)
+    log = logging.getLogger("deployments")
+    level = log.level
+    log.setLevel(logging.WARNING)
     loop, began_s = VirtualLoop(max_run_s=LONGEST_S), time.perf_counter()
     gc.collect()
     gc.disable()
@@ -218,6 +220,7 @@ def run(calls: Sequence[Call], setting: Setting, beside: Beside | None = None) -
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     finally:
+        log.setLevel(level)
         gc.enable()
         loop.close()
     assert not loop.errors, loop.errors[0]
