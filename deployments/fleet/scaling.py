@@ -61,9 +61,7 @@ class ExpectedTime:
         if not (ttft_s > 0 and 0 < utilization <= 1):
             raise ValueError("ttft_s must be positive, utilization above 0 and at most 1")
         self._ttft_s, self._utilization = ttft_s, utilization
-        self._asked: tuple[float, int] | None = (
-            None  # when engines were asked for that are not there yet, and how many were
-        )
+        self._asked: tuple[float, int] | None = None  # when engines that are not there yet were asked for; engines then
         self._start_s = 0.0  # from then until all were there, the last time
         self._told: int | None = None  # the latest decision, until Serve has followed it
         self._gauges: Mapping[str, Gauge] = {}

@@ -184,7 +184,7 @@ class Link(ABC):
 
     @property
     def queued_tokens(self) -> int:
-        """Of prompts to be computed there, counted likewise."""
+        """Prompt tokens to be computed there, with those of streams that it has been sent since it told."""
         return self.load.queued_tokens + sum(num_expected for _, num_expected in self._unseen)
 
     @property

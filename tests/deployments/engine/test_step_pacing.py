@@ -16,7 +16,7 @@ from llama_core.scheduling.request import BACKGROUND, FinishReason, Sequence, Te
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.scheduling.step import Row, StepInput, StepOutput
+from llama_core.scheduling.step import AdapterLoad, Row, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
 from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
@@ -57,6 +57,15 @@ async def test_the_next_step_is_due_shortly_before_the_running_one_ends() -> Non
     queued = await decode(100.01, is_queued=True)
     assert pacing.due_s([queued], 100.0 + DECODE_S) == pytest.approx(due_s), "the step began when the one before ended"
     assert pacing.due_s([queued], due_s) is None, "it is due"
+
+
+async def test_a_step_that_loads_an_adapter_teaches_the_load_alone() -> None:
+    pacing = StepPacing(make())
+    pacing.completed(await decode(100.0), taking(DECODE_S), 100.0)
+    before, step = pacing.costs.model(0.0), await decode(101.0)
+    step.batch.adapters.append(AdapterLoad(1, "digest", "folder"))
+    pacing.completed(step, taking(DECODE_S + 0.3), 101.4)
+    assert pacing.costs.model(0.0) == dataclasses.replace(before, adapter_ms=pytest.approx(300.0))
 
 
 async def test_no_step_is_held_back_where_a_newcomer_could_not_join_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.facts import costs_of
 from deployments.fleet.routing import NOMINAL
-from deployments.links.affinity import PromptPrefixes
+from deployments.links.affinity import EXPECTED_S, PromptPrefixes
 from deployments.links.link import Link, RoutedStream
 from deployments.links.messages import BEAT_S, LOAD_S
 from llama_core.scheduling.block_pool import BlockPool
@@ -20,7 +20,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
-from llama_core.scheduling.step_costs import StepShape
+from llama_core.scheduling.step_costs import CostModel, StepCosts, StepShape
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fleets import FleetOfEngines
 from tests.support.recovering_service import read, steady
@@ -265,3 +265,24 @@ def test_queued_tokens_are_those_that_wait_and_those_that_steps_have_not_compute
     assert scheduler.num_queued_tokens == 2000 - batch.num_tokens
     scheduler.finish(equal, FinishReason.ABORT)
     assert scheduler.num_queued_tokens == 1000 - batch.num_tokens
+
+
+async def test_a_prompt_that_waits_for_long_is_still_expected_where_it_waits() -> None:
+    async with FleetOfEngines(group) as fleet:
+        await learned(fleet, 2, max_batch_size=1, max_queue=100)
+        streams = [await submit(fleet, number, 20, 900) for number in range(2)]
+        waiting = await submit(fleet, 7, 500)
+        await asyncio.sleep(3 * EXPECTED_S)
+        assert not waiting.sequence.output
+        (link,) = [link for link in fleet.links for live in link.streams.values() if live.stream is waiting]
+        assert link.prefixes.num_known(PromptPrefixes(Terms(), prompt(7, 500)).keys(16))[link] == 501 // 16
+        for stream in (*streams, waiting):
+            stream.cancel()
+
+
+def test_the_load_of_an_adapter_is_no_cost_of_a_token() -> None:
+    costs = StepCosts()
+    costs.observe(StepShape(1, 0, 0), 20.0)
+    costs.observe(StepShape(1, 100, 0), 120.0)
+    costs.observe_load(StepShape(1, 100, 0), 420.0)
+    assert costs.model(0.0) == CostModel(20.0, 0.0, 1.0, 300.0, 0.0)
