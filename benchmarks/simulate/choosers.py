@@ -1,5 +1,6 @@
 """What orders engines otherwise than by `deployments.fleet.routing`: one object for all fronts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from deployments.links.link import Link, RoutedStream
 from tests.support.modelled_fleet import ModelledEngine, ModelledLink
 
 
-class Chooser:
+class Chooser(ABC):
     """moves: whether streams that wait may move to another engine, as the product's do."""
 
     moves = False
@@ -17,9 +18,9 @@ class Chooser:
     def attach(self, engine: ModelledEngine) -> None:
         """The engine has started."""
 
+    @abstractmethod
     def order(self, links: Sequence[ModelledLink], live: RoutedStream) -> Sequence[ModelledLink]:
         """The best one first."""
-        raise NotImplementedError
 
     def sent(self, live: RoutedStream, link: ModelledLink) -> None:
         """To that engine."""

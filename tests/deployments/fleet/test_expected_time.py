@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.fleet.facts import costs_of
+from deployments.fleet.placement import MAX_LOOKED_AT
 from deployments.fleet.routing import NOMINAL
 from deployments.links.affinity import EXPECTED_S, PromptPrefixes
 from deployments.links.link import Link, RoutedStream
@@ -286,3 +288,37 @@ def test_the_load_of_an_adapter_is_no_cost_of_a_token() -> None:
     costs.observe(StepShape(1, 100, 0), 120.0)
     costs.observe_load(StepShape(1, 100, 0), 420.0)
     assert costs.model(0.0) == CostModel(20.0, 0.0, 1.0, 300.0, 0.0)
+
+
+async def test_streams_that_cannot_move_do_not_hold_up_those_behind_them() -> None:
+    async with FleetOfEngines(group) as fleet:
+        await learned(fleet, 1, 60, max_batch_size=2, max_queue=200)
+        bound = [await submit(fleet, number, 300, 60) for number in range(2 * MAX_LOOKED_AT)]
+        others = [await submit(fleet, 200 + number, 300, 60) for number in range(10)]
+        model, first = fleet.fleet._models["demo"], fleet.links[0]
+        able, sequences = model._able, {stream.sequence for stream in bound}
+
+        def but_bound(live: RoutedStream, *args: Any, **options: Any) -> list[Link]:  # as of an adapter of one engine
+            found = able(live, *args, **options)
+            return [link for link in found if link is first or live.stream.sequence not in sequences]
+
+        with mock.patch.object(model, "_able", but_bound):
+            await fleet.start(max_seq_len=4096, max_batch_size=2, max_queue=200)
+            second = next(link for link in fleet.links if link is not first)
+            await until(lambda: len(second.streams) >= 4, 3.0)
+        for stream in (*bound, *others):
+            stream.cancel()
+
+
+async def test_what_moves_to_an_engine_that_joins_is_no_more_than_its_share() -> None:
+    async with FleetOfEngines(group) as fleet:
+        await learned(fleet, 1, 60, max_batch_size=4, max_queue=400)
+        streams = [await submit(fleet, number, 300, 60) for number in range(64)]
+        await fleet.start(max_seq_len=4096, max_batch_size=4, max_queue=400)
+        most, second = 0, next(link for link in fleet.links if not link.streams)
+        for _ in range(40):
+            await asyncio.sleep(LOAD_S)
+            most = max(most, len(second.streams))
+        assert 24 <= most <= 40, most
+        for stream in streams:
+            stream.cancel()

@@ -1,10 +1,12 @@
 """Models without an engine: what a front lists, and how their first requests get one."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -237,4 +239,51 @@ async def test_a_model_sleeps_on_while_the_controller_does_not_answer(is_known: 
         await asyncio.sleep(60)
         assert await statuses(client) == {"demo": "sleeping"}
         assert (await client.post("/v1/completions", json=ASK | {"model": "demo"})).status_code == 200
+    await fleet.stop(front)
+
+
+async def test_a_client_that_leaves_before_the_model_wakes_waits_no_more() -> None:
+    fleet = Sleepy()
+    fleet._serve.cancel()
+    front = await fleet.front()
+    inbox = asyncio.Queue[dict[str, Any]]()
+    body = json.dumps(ASK | {"model": "demo", "stream": True}).encode()
+    inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "scheme": "http",
+        "http_version": "1.1",
+        "headers": headers,
+    }
+    scope |= {"path": "/v1/completions", "raw_path": b"/v1/completions", "root_path": "", "query_string": b""}
+    scope |= {"client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {}}
+
+    async def send(message: Any) -> None:
+        pass
+
+    asking = asyncio.create_task(front._http_app(scope, inbox.get, send))
+    await until(lambda: front.fleet._sleeping.awaited)
+    inbox.put_nowait({"type": "http.disconnect"})
+    await asyncio.wait([asking], timeout=5)
+    assert asking.done() and not front.fleet._sleeping.awaited
+    await fleet.stop(front)
+
+
+async def test_a_held_stream_makes_no_more_searches() -> None:
+    fleet = Sleepy()
+    front = await fleet.front()
+    async with http_of(front) as client:
+        await client.post("/v1/completions", json=ASK)
+        fleet._serve.cancel()
+        await fleet.sleep()
+        fleet.cluster.asleep = {}
+        await asyncio.sleep(30)
+        asking = asyncio.create_task(client.post("/v1/completions", json=ASK))
+        await asyncio.sleep(2)
+        with mock.patch.object(Member, "applications", wraps=front._cluster.applications) as searches:
+            await asyncio.sleep(100)
+        assert searches.call_count <= 15
+        asking.cancel()
     await fleet.stop(front)
