@@ -1,6 +1,5 @@
 """What orders engines otherwise than by `deployments.fleet.routing`: one object for all fronts."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,7 +9,7 @@ from deployments.links.link import Link, RoutedStream
 from tests.support.modelled_fleet import ModelledEngine, ModelledLink
 
 
-class Chooser(ABC):
+class Chooser:
     """moves: whether streams that wait may move to another engine, as the product's do."""
 
     moves = False
@@ -18,9 +17,9 @@ class Chooser(ABC):
     def attach(self, engine: ModelledEngine) -> None:
         """The engine has started."""
 
-    @abstractmethod
     def order(self, links: Sequence[ModelledLink], live: RoutedStream) -> Sequence[ModelledLink]:
         """The best one first."""
+        raise NotImplementedError
 
     def sent(self, live: RoutedStream, link: ModelledLink) -> None:
         """To that engine."""
