@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import struct
 import tempfile
 import threading
@@ -28,8 +29,12 @@ class RayPrefixTree(Chooser):
     LEAST_MATCH = 0.1  # else those with the smallest part of the tree
 
     def __init__(self) -> None:
+        root = logging.getLogger()
+        level, handlers = root.level, [*root.handlers]
         from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTree
 
+        root.setLevel(level)  # which the import has changed for the whole process
+        root.handlers[:] = handlers
         self._tree, self._draw, self._count = PrefixTree(), Random(1), 0
 
     def attach(self, engine: ModelledEngine) -> None:
