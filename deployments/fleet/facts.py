@@ -17,38 +17,46 @@ def costs_of(links: Iterable[Link]) -> Costs:
     return {link: costs if costs.base_ms and costs.token_ms else known for link, costs in told.items()}
 
 
-def look_up(links: Sequence[Link], lives: Iterable[RoutedStream]) -> None:
-    """Note which engines know how much of the streams' prompts."""
-    last = None
+def look_up(links: Sequence[Link], lives: Iterable[RoutedStream]) -> bytes:
+    """Note which engines know how much of the streams' prompts. Returns the name of the first prompt, as of `Prompt`."""
+    last, name = None, b""
+    sizes = {(state.block_size, state.window) for link in links if (state := link.state)}
     for live in lives:
         if last is None or live.prefixes is not last.prefixes:
             live.num_known = {}
-            for size, window in {(link.state.block_size, link.state.window) for link in links if link.state}:
+            for size, window in sizes:
                 live.num_known |= links[0].prefixes.num_known(live.prefixes.keys(size), has_window=window > 0)
+            name = name or live.prefixes.name(min(sizes)[0], max([live.num_known.get(link, 0) for link in links]))
             last = live
         live.num_known = last.num_known
+    return name
 
 
 def facts_of(link: Link, lives: Sequence[RoutedStream], costs: Costs) -> Facts:
     """For streams that are placed together; without any, for a request that has no tokens."""
-    state, load = link.state, link.load
+    state, load, num_others, num_new, num_known, adapter = link.state, link.load, 0, 0, 0, ""
     assert state is not None
-    adapter = lives[0].stream.sequence.terms.adapter if lives else ""
+    if lives:
+        first, num_others = lives[0], len(lives) - 1
+        for live in lives:
+            num_new += live.num_new(link)
+        num_known = first.num_known.get(link, 0) * state.block_size
+        adapter = first.stream.sequence.terms.adapter
     return Facts(
         link.engine_id,
         link.is_ready,
         load.running,
-        link.num_sequences - load.running + max(0, len(lives) - 1),
+        link.num_sequences - load.running + num_others,
         state.max_batch_size,
         link.queued_tokens,
-        num_new=sum(1 if live.is_copy else live.num_new(link) for live in lives),
-        num_known=lives[0].num_known.get(link, 0) * state.block_size if lives else 0,
-        step_tokens=max(1, state.max_step_tokens),
-        num_blocks=state.blocks_total,
-        free_blocks=load.free_blocks,
-        block_size=state.block_size,
-        loads_adapter=bool(adapter) and adapter not in link.places,
-        costs=costs[link],
+        num_new,
+        num_known,
+        state.max_step_tokens or 1,
+        state.blocks_total,
+        load.free_blocks,
+        state.block_size,
+        bool(adapter) and adapter not in link.places,
+        costs[link],
     )
 
 

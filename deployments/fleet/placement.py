@@ -326,10 +326,7 @@ class Placement(ABC):
         """For the prompts of these streams together, the best one first."""
         if not links or links[0].is_only:
             return links
-        look_up(links, lives)
-        costs, prefixes, known = costs_of(links), lives[0].prefixes, lives[0].num_known
-        block_size = min(link.state.block_size for link in links if link.state is not None)
-        name = prefixes.name(block_size, max(known.get(link, 0) for link in links))
+        name, costs = look_up(links, lives), costs_of(links)
         by_id = {link.engine_id: link for link in links}
         facts = [facts_of(link, lives, costs) for link in links]
         ordered = self._policy(facts, routing.Prompt(name, self._num_chosen))

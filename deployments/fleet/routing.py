@@ -3,7 +3,6 @@
 Pure functions of what engines have told. Knows nothing of connections. `IngressArgs.routing` names one of POLICIES.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -58,20 +57,21 @@ class Facts(NamedTuple):
     @property
     def step_ms(self) -> float:
         """Of a step with the decodes alone."""
-        return self.costs.base_ms + self.costs.row_ms * min(self.num_sequences, self.slots)
+        return self.costs.base_ms + self.costs.row_ms * min(self.running + self.waiting, self.slots)
 
     @property
     def first_token_ms(self) -> float:
         """From now to the prompt's first token: the prompts before it and its own in steps beside the decodes, then turns for
         slots and blocks, which come free one sequence after the other."""
-        costs, num_tokens = self.costs, self.queued_tokens + self.num_new
-        prompts_ms = num_tokens * costs.token_ms + math.ceil(num_tokens / self.step_tokens) * self.step_ms
-        lacking = max(0.0, self.num_sequences + 1.0 - self.slots)
+        costs, slots, num_tokens = self.costs, self.slots, self.queued_tokens + self.num_new
+        total_ms = num_tokens * costs.token_ms + -(-num_tokens // self.step_tokens) * self.step_ms
+        lacking = self.running + self.waiting + 1.0 - slots
         blocks = num_tokens / self.block_size - self.free_blocks
         if blocks > 0 and self.running:
             lacking = max(lacking, self.running * blocks / max(1, self.num_blocks - self.free_blocks))
-        turn_ms = costs.output_tokens * (costs.base_ms + costs.row_ms * self.slots) / self.slots
-        return prompts_ms + lacking * turn_ms + self.loads_adapter * costs.adapter_ms
+        if lacking > 0:
+            total_ms += lacking * costs.output_tokens * (costs.base_ms + costs.row_ms * slots) / slots
+        return total_ms + costs.adapter_ms if self.loads_adapter else total_ms
 
     @property
     def delay_ms(self) -> float:
@@ -90,8 +90,8 @@ def by_time(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
 
     The prompt's name orders engines of about equal costs: so requests that share nothing spread over idle engines, and equal
     prompts meet, by whichever front they come."""
-    own_ms = min(((1 + DELAYED) * engine.num_new * engine.costs.token_ms for engine in engines), default=0.0)
-    tie_ms = TIE_MS + min((engine.costs.base_ms for engine in engines), default=0.0) / 2 + TIE_SHARE * own_ms
+    own_ms = min([(1 + DELAYED) * engine.num_new * engine.costs.token_ms for engine in engines], default=0.0)
+    tie_ms = TIE_MS + min([engine.costs.base_ms for engine in engines], default=0.0) / 2 + TIE_SHARE * own_ms
     return _ordered(engines, prompt, lambda engine: engine.first_token_ms + engine.delay_ms, tie_ms)
 
 
@@ -135,18 +135,13 @@ def _ordered(
     engines: Sequence[Facts], prompt: Prompt, cost: Callable[[Facts], float], tie: float = 1e-9
 ) -> list[Facts]:
     """tie: costs that exceed the least one by less count as equal."""
-    costs = {engine.engine: cost(engine) for engine in engines}
-    least = min((costs[engine.engine] for engine in engines if engine.is_ready), default=0.0)
-
-    def key(engine: Facts) -> tuple[bool, float, bytes]:
-        own = costs[engine.engine]
-        return (
-            (not engine.is_ready, own, b"")
-            if own >= least + tie
-            else (not engine.is_ready, least, _rank(prompt.name, engine))
-        )
-
-    return sorted(engines, key=key)
+    costs = [cost(engine) for engine in engines]
+    least = min([own for own, engine in zip(costs, engines, strict=True) if engine.is_ready], default=0.0)
+    keys = []
+    for own, engine in zip(costs, engines, strict=True):
+        is_tied = own < least + tie
+        keys.append((not engine.is_ready, least if is_tied else own, _rank(prompt.name, engine) if is_tied else b""))
+    return [engines[place] for place in sorted(range(len(engines)), key=keys.__getitem__)]
 
 
 def _rank(name: bytes, engine: Facts) -> bytes:

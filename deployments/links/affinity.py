@@ -5,9 +5,10 @@ A wrong guess costs time, never a token.
 
 import time
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from operator import and_
+from itertools import repeat
+from operator import and_, or_
 from typing import Final
 
 from llama_core.scheduling.prefix_cache import PrefixHash, prefix_hash, root_hash
@@ -15,9 +16,8 @@ from llama_core.scheduling.request import Terms
 
 HASH_BYTES: Final = 8  # of an engine's hashes: two equal ones cost a detour
 KEY_BITS: Final = 60  # of these in an index: such an integer takes 32 bytes, a longer one 48
-NUM_PARTS: Final = 256  # of a map
-PART_SHIFT: Final = KEY_BITS - 8  # what is left of a key is the number of its part
-CHUNK: Final = 32  # keys that are looked up together
+CHUNK: Final = 64  # keys that are looked up together
+SWEPT: Final = 2048  # keys that each `learn` rids of engines that have gone
 EXPECTED_S: Final = 5.0  # a prompt that has been sent counts for so long, and at most twice as long
 
 
@@ -58,16 +58,16 @@ class PromptPrefixes:
 class PrefixIndex:
     """Of a front's engines: what they tell of their caches, and the prompts that they have been sent lately.
 
-    A map from key to bit mask of engines. It has parts, so that none takes long to grow, or to lose an engine that has gone:
-    its bit is used again when all parts have been swept, of which each `learn` sweeps one.
+    Maps from key to bit mask of engines. The bit of an engine that has gone is used again when no mask has it any more.
     """
 
     def __init__(self) -> None:
         self._bits: dict[Hashable, int] = {}  # of engines
         self._engines: dict[int, Hashable] = {}  # by bit
-        self._retired: dict[int, int] = {}  # by bit: how many parts may have it
-        self._parts: list[dict[int, int]] = [{} for _ in range(NUM_PARTS)]
-        self._swept = 0  # the part that was swept last
+        self._masks: dict[int, int] = {}
+        self._retired = 0  # bits that are swept from masks
+        self._retired_next = 0  # bits that will be swept then
+        self._to_sweep: list[int] = []  # keys
         self._expected: dict[int, int] = {}
         self._expected_before: dict[int, int] = {}
         self._since_s = time.monotonic()  # the beginning of `_expected`
@@ -78,19 +78,20 @@ class PrefixIndex:
         known: dict[Hashable, int] = {}
         others = sum(self._engines)  # bits of engines that are not in `known`
         if has_window:
-            for count, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
-                if found := self._engines_with(key) & others:
+            for count, mask in zip(range(len(keys), 0, -1), self._engines_with(keys[::-1]), strict=True):
+                if found := mask & others:
                     others ^= found
                     self._note(known, found, count)
                     if not others:
                         break
             return known
         for begin in range(0, len(keys), CHUNK):
-            chunk, parts = keys[begin : begin + CHUNK], self._parts
-            if reduce(and_, [parts[key >> PART_SHIFT].get(key, 0) for key in chunk], others) == others:
+            chunk = keys[begin : begin + CHUNK]
+            told = {*map(self._masks.get, chunk)}  # few, where engines know the prompt
+            if None not in told and reduce(and_, told, others) == others:
                 continue  # every engine that is left has all of the chunk: the common case
-            for count, key in enumerate(chunk, begin):
-                if lost := others & ~self._engines_with(key):
+            for count, mask in enumerate(self._engines_with(chunk), begin):
+                if lost := others & ~mask:
                     others ^= lost
                     self._note(known, lost, count)
                     if not others:
@@ -98,9 +99,9 @@ class PrefixIndex:
         self._note(known, others, len(keys))
         return known
 
-    def _engines_with(self, key: int) -> int:
-        expected = self._expected.get(key, 0) | self._expected_before.get(key, 0)
-        return self._parts[key >> PART_SHIFT].get(key, 0) | expected
+    def _engines_with(self, keys: Sequence[int]) -> Iterator[int]:
+        expected = map(or_, map(self._expected.get, keys, repeat(0)), map(self._expected_before.get, keys, repeat(0)))
+        return map(or_, map(self._masks.get, keys, repeat(0)), expected)
 
     def _note(self, known: dict[Hashable, int], bits: int, count: int) -> None:
         while count and bits:
@@ -120,28 +121,34 @@ class PrefixIndex:
         if is_whole:
             self.forget(engine)
         if engine not in self._bits:
-            used = sum(self._engines) + sum(self._retired)
+            used = sum(self._engines) | self._retired | self._retired_next
             bit = self._bits[engine] = ~used & (used + 1)  # the lowest that is free
             self._engines[bit] = engine
-        bit, parts = self._bits[engine], self._parts
+        bit, masks = self._bits[engine], self._masks
         for key in _keys(cached):
-            part = parts[key >> PART_SHIFT]
-            mask = part.get(key)
-            part[key] = bit if mask is None else mask | bit  # one integer for all keys of one engine alone
-        for key in _keys(evicted):
-            for expected in (self._expected, self._expected_before):
+            mask = masks.get(key)
+            masks[key] = bit if mask is None else mask | bit  # one integer for all keys of one engine alone
+        gone = _keys(evicted)
+        self._clear(gone, bit)
+        for expected in (self._expected, self._expected_before):
+            for key in gone:
                 if key in expected:
                     expected[key] &= ~bit
-            part = parts[key >> PART_SHIFT]
-            if left := part.get(key, 0) & ~bit:
-                part[key] = left
-            else:
-                part.pop(key, None)
+
+    def _clear(self, keys: Iterable[int], bits: int) -> None:
+        masks = self._masks
+        for key in keys:
+            mask = masks.get(key, 0)
+            if mask & bits:
+                if left := mask & ~bits:
+                    masks[key] = left
+                else:
+                    del masks[key]
 
     def forget(self, engine: Hashable) -> None:
         if (bit := self._bits.pop(engine, None)) is not None:
             del self._engines[bit]
-            self._retired[bit] = NUM_PARTS
+            self._retired_next |= bit
             for expected in (self._expected, self._expected_before):
                 expected.update([(key, mask ^ bit) for key, mask in expected.items() if mask & bit])
 
@@ -149,9 +156,9 @@ class PrefixIndex:
         now_s = time.monotonic()
         if now_s - self._since_s > EXPECTED_S:
             self._expected, self._expected_before, self._since_s = {}, self._expected, now_s
-        if retired := sum(self._retired):
-            self._swept = (self._swept + 1) % NUM_PARTS
-            items = self._parts[self._swept].items()
-            left = {key: mask & ~retired if mask & retired else mask for key, mask in items if mask & ~retired}
-            self._parts[self._swept] = left
-            self._retired = {bit: num_parts - 1 for bit, num_parts in self._retired.items() if num_parts > 1}
+        self._clear(self._to_sweep[-SWEPT:], self._retired)
+        del self._to_sweep[-SWEPT:]
+        if not self._to_sweep:
+            self._retired, self._retired_next = self._retired_next, 0
+            if self._retired:
+                self._to_sweep = [*self._masks]

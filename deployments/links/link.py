@@ -61,6 +61,8 @@ class RoutedStream:
     def num_new(self, link: "Link") -> int:
         """Tokens that the engine has to compute before it samples."""
         assert link.state is not None
+        if self.is_copy:
+            return 1
         return max(1, self.stream.sequence.length - link.state.block_size * self.num_known.get(link, 0))
 
 
@@ -151,12 +153,15 @@ class Link(ABC):
     @property
     def takes_requests(self) -> bool:
         """While its ranks recover, requests wait for them."""
-        is_gone = self.is_leaving or self.is_suspected or self.is_lost or self.is_deaf
-        return not is_gone and self.state is not None and self.state.phase in ("ready", "recovering")
+        return not self._is_gone and self.state is not None and self.state.phase in ("ready", "recovering")
 
     @property
     def is_ready(self) -> bool:
-        return self.takes_requests and self.state is not None and self.state.phase == "ready"
+        return not self._is_gone and self.state is not None and self.state.phase == "ready"
+
+    @property
+    def _is_gone(self) -> bool:
+        return self.is_leaving or self.is_suspected or self.is_lost or self.is_deaf
 
     @property
     def is_full(self) -> bool:
@@ -180,12 +185,13 @@ class Link(ABC):
     @property
     def num_sequences(self) -> int:
         """That run or wait there: those that it has told, and those that it has been sent since."""
-        return self.running + self.waiting + len(self._unseen)
+        return self.load.running + self.load.waiting + len(self._unseen)
 
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens to be computed there, with those of streams that it has been sent since it told."""
-        return self.load.queued_tokens + sum(num_expected for _, num_expected in self._unseen)
+        unseen = sum([num_expected for _, num_expected in self._unseen]) if self._unseen else 0
+        return self.load.queued_tokens + unseen
 
     @property
     def num_free(self) -> int:
@@ -228,7 +234,7 @@ class Link(ABC):
         live.link, live.number, live.placed_s = self, self._last_number, time.monotonic()
         live.is_accepted = live.is_admitted = False
         self.streams[live.number] = live
-        live.num_expected = 1 if live.is_copy else live.num_new(self)
+        live.num_expected = live.num_new(self)
         self._unseen.append((live.number, live.num_expected))
         self.expect(live)
 
