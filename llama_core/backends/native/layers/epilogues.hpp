@@ -20,8 +20,11 @@ struct AddTo {
     float factor;
     void operator()(int row, int tile, const float* out) const {
         T* state = to[row] + tile * kTileOutputs;
-        for (int i = 0; i < kTileOutputs; i += kLanes)
-            store(state + i, load(state + i) + round_to<T>(round_to<T>(load(out + i)) * splat(factor)));
+        for (int i = 0; i < kTileOutputs; i += kLanes) {
+            Vec sum = round_to<T>(load(out + i));
+            if (factor != 1.0f) sum = round_to<T>(sum * splat(factor));
+            store(state + i, load(state + i) + sum);
+        }
     }
 };
 
