@@ -43,6 +43,7 @@ SLOW_STREAMS: Final = 0.1  # share of --num-streams, at least, where clients are
 SINGLE: Final = ("engine", "node", "rank", "cut", "stop")  # faults of one engine
 UPDATES: Final = ("down", "upgrade", "upgrade_with_room", "front_down", "template", "adapter")
 KINDS: Final = (*SINGLE, "front", *UPDATES, "controller")
+LULL: Final = "lull"  # needs --scales
 
 
 @dataclass
@@ -76,10 +77,17 @@ async def strike(nodes: Nodes, main_thread: MainThread, options: argparse.Namesp
     num_slow = round(options.slow * options.streams)
     num_fast = options.streams - num_slow
     requests = asks(max(num_fast, 3 * len(kinds)), MODEL, options.max_tokens, kinds=kinds, adapters=NAMES)
-    streams = Streams(nodes.url, of_both_models(requests), num_fast, returns=returns)
+    streams = Streams(nodes.url, of_both_models(requests), num_fast, returns=returns, unasked=nodes.unasked)
     kinds = [kind for kind in kinds if kind not in SHORT]
     requests = asks(min(num_slow, 2 * len(kinds)), MODEL, options.slow_tokens, 1, kinds, NAMES)
-    slow = Streams(nodes.url, of_both_models(requests), num_slow, returns=returns, lasts_s=options.slow_s)
+    slow = Streams(
+        nodes.url,
+        of_both_models(requests),
+        num_slow,
+        returns=returns,
+        lasts_s=options.slow_s,
+        unasked=nodes.unasked,
+    )
     if "adapter" in kinds:
         await main_thread.run(nodes.load_adapter)
     course = Course(streams, slow)
@@ -183,6 +191,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             options.engines,
             random.Random(options.seed),
             of_first,
+            options.scales,
             max_batch_size=options.max_batch_size,
             max_seq_len=1048 + max(options.max_tokens, options.slow_tokens),
         )
@@ -217,12 +226,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-s", type=float, default=125.0, help="seconds of a slow client's stream")
     parser.add_argument("--slow-tokens", type=int, default=1000, help="--max-tokens of slow clients")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between faults at most")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of faults")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, LULL], help="of faults")
+    parser.add_argument(
+        "--scales",
+        action="store_true",
+        help="Serve chooses the number of engines: 1 and 0 at least; adds the fault lull",
+    )
     parser.add_argument("--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="file for the logs of the replicas")
     options = parser.parse_args(arguments)
+    options.kinds += [LULL] * options.scales
     result = run(options)
     text = json.dumps(result, indent=2)
     print(text)

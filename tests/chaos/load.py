@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from collections import Counter, deque
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,16 +165,24 @@ class Streams:
     """Clients that each send one request after the other until `stop`. Answers that differ from `expected` are kept."""
 
     def __init__(
-        self, url: str, requests: list[Ask], num_clients: int, *, returns: bool = False, lasts_s: float = 0.0
+        self,
+        url: str,
+        requests: list[Ask],
+        num_clients: int,
+        *,
+        returns: bool = False,
+        lasts_s: float = 0.0,
+        unasked: Set[str] = frozenset(),
     ) -> None:
-        """returns: the clients come back after a broken connection. lasts_s: they read each answer so slowly."""
+        """returns: the clients come back after a broken connection. lasts_s: they read each answer so slowly. unasked: models
+        that they leave alone."""
         limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
         buffer = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_CLIENTS_BUFFER)] if lasts_s else None
         transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=buffer)
         self._client = httpx.AsyncClient(
             base_url=url, timeout=httpx.Timeout(120.0), transport=transport, trust_env=False
         )
-        self._requests = requests
+        self._requests, self._unasked = requests, unasked
         self.num_clients, self._returns, self._lasts_s = num_clients, returns, lasts_s
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -222,6 +231,10 @@ class Streams:
     async def _ask_on(self, number: int) -> None:
         await asyncio.sleep(self._lasts_s * number / self.num_clients)  # slow clients' streams do not end together
         while not self._stopping:
+            if self._requests[number % len(self._requests)].body["model"] in self._unasked:
+                number += self.num_clients + 1
+                await asyncio.sleep(0.05)
+                continue
             ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
             s_per_char = self._lasts_s / max(1, sum(map(len, expected.texts.values())))
             try:

@@ -35,6 +35,14 @@ ADMIN_KEY: Final = "chaos-admin"
 APPLICATIONS: Final = {"demo": MODEL, "second": SECOND}  # with an engine each
 # Of the second model. Versions differ in a comment, so that answers are the same.
 TEMPLATE: Final = "{{% for message in messages %}}{{{{ message['content'] }}}}{{% endfor %}}{{# version {version} #}}"
+FEWEST: Final = {"demo": 1, "second": 0}  # engines, where Serve chooses their number
+SCALING: Final[dict[str, Any]] = {
+    "metrics_interval_s": 1.0,
+    "look_back_period_s": 4.0,
+    "upscale_delay_s": 0.0,
+    "downscale_delay_s": 2.0,
+    "policy": {"policy_function": "deployments.fleet.scaling:ExpectedTime", "policy_kwargs": {"ttft_s": 1.0}},
+}
 SETTLED_WITHIN_S: Final = 420.0  # a front that leaves keeps its place until its streams have ended
 DRAIN_TIMEOUT_S: Final = 300.0  # of a front: longer than the slowest stream
 # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
@@ -50,10 +58,18 @@ class Nodes:
     `add_node`."""
 
     def __init__(
-        self, directory: Path, num_engines: int, draw: random.Random, of_first: dict[str, Any], **engine_args: Any
+        self,
+        directory: Path,
+        num_engines: int,
+        draw: random.Random,
+        of_first: dict[str, Any],
+        scales: bool = False,
+        **engine_args: Any,
     ) -> None:
-        """num_engines: of each model. of_first: arguments of the first one's engines. The second one has one rank."""
-        self.num_engines, self.draw, self._directory = num_engines, draw, directory
+        """num_engines: of each model. of_first: arguments of the first one's engines. The second one has one rank. scales:
+        Serve chooses the number of engines, at most `num_engines`; the second model sleeps while nobody asks for it."""
+        self.num_engines, self.draw, self._directory, self._scales = num_engines, draw, directory, scales
+        self.unasked: set[str] = set()  # models that clients are to leave alone
         common = {"ckpt_dir": "demo", "max_queue": 1000, "spare_ranks": False} | engine_args
         second = {"model_parallel_size": 1, "cpus_per_rank": 1, "chat_template": TEMPLATE.format(version=0)}
         self._args: dict[str, dict[str, Any]] = {
@@ -110,7 +126,10 @@ class Nodes:
         of_front = {"route_prefix": "/", "import_path": "deployments.app:build_ingress", "deployments": [front]}
         config["applications"].append({"name": "llama", "args": {"drain_timeout_s": DRAIN_TIMEOUT_S}} | of_front)
         for name, args in self._args.items():
-            engine = {"name": "LlamaEngine", "num_replicas": self._sizes[name]}
+            engine: dict[str, Any] = {"name": "LlamaEngine", "num_replicas": self._sizes[name]}
+            if self._scales:
+                scaling = SCALING | {"min_replicas": FEWEST[name], "max_replicas": self._sizes[name]}
+                engine = {"name": "LlamaEngine", "autoscaling_config": scaling}
             place = {"name": name, "route_prefix": None, "import_path": "deployments.app:build_engine"}
             config["applications"].append(place | {"args": args, "deployments": [engine]})
         self._strikes()
@@ -120,7 +139,8 @@ class Nodes:
     def settle(self, other_than: frozenset[tuple[str, str]] = frozenset()) -> frozenset[tuple[str, str]]:
         """Wait until every front is connected with all engines, which are ready; none of them one of `other_than`. Returns the
         engines' models and ids."""
-        sizes = {APPLICATIONS[name]: size for name, size in self._sizes.items()}
+        most = {APPLICATIONS[name]: size for name, size in self._sizes.items()}
+        fewest = {APPLICATIONS[name]: size for name, size in FEWEST.items()} if self._scales else most
 
         def found() -> frozenset[tuple[str, str]] | None:
             for node in [node for node in self._engine_nodes if not node.remaining_processes_alive()]:
@@ -130,10 +150,11 @@ class Nodes:
                 frozenset((e["model"], e["id"]) for e in front["engines"] if e["phase"] == "ready") for front in fronts
             }
             engines = ready.pop() if len(fronts) == self._num_fronts and len(ready) == 1 else frozenset()
-            is_all = Counter(model for model, _ in engines) == sizes
+            sizes = Counter(model for model, _ in engines)
+            is_all = all(fewest[model] <= sizes[model] <= most[model] for model in most)
             return engines if is_all and not engines & other_than else None
 
-        return wait_until(f"all fronts have engines {sizes}", found, SETTLED_WITHIN_S, 0.2)
+        return wait_until(f"all fronts have engines {fewest} .. {most}", found, SETTLED_WITHIN_S, 0.2)
 
     def strike(self, kind: str) -> float:
         """Have something happen, and wait until the cluster serves as before. When it happened, by time.time()."""
@@ -234,6 +255,21 @@ class Nodes:
         self.change(name, self.num_engines - 1)
         self.change(name, self.num_engines - 1, max_queue=self._args[name]["max_queue"] + 1)
         self.change(name, self.num_engines)
+
+    def lull(self) -> None:
+        """Nobody asks for one model until Serve has removed all the engines that it may; then all clients ask again."""
+        name = self._application()
+        model, fewest = APPLICATIONS[name], FEWEST[name]
+
+        def num_engines() -> set[int]:
+            fronts = _broadcast("LlamaIngress", "llama", "describe")
+            return {sum(engine["model"] == model for engine in front["engines"]) for front in fronts}
+
+        self.unasked.add(model)
+        wait_until(f"{model} has {fewest} engines", lambda: num_engines() == {fewest}, SETTLED_WITHIN_S, 0.5)
+        self._strikes()
+        self.unasked.clear()
+        wait_until(f"{model} has an engine", lambda: min(num_engines(), default=0) > 0, SETTLED_WITHIN_S, 0.2)
 
     def _replace(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
