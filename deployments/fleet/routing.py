@@ -90,7 +90,7 @@ def by_time(engines: Sequence[Facts], prompt: Prompt) -> list[Facts]:
 
     The prompt's name orders engines of about equal costs: so requests that share nothing spread over idle engines, and equal
     prompts meet, by whichever front they come."""
-    own_ms = min([(1 + DELAYED) * engine.num_new * engine.costs.token_ms for engine in engines], default=0.0)
+    own_ms = (1 + DELAYED) * min([engine.num_new * engine.costs.token_ms for engine in engines], default=0.0)
     tie_ms = TIE_MS + min([engine.costs.base_ms for engine in engines], default=0.0) / 2 + TIE_SHARE * own_ms
     return _ordered(engines, prompt, lambda engine: engine.first_token_ms + engine.delay_ms, tie_ms)
 

@@ -104,10 +104,8 @@ class PrefixIndex:
         return map(or_, map(self._masks.get, keys, repeat(0)), expected)
 
     def _note(self, known: dict[Hashable, int], bits: int, count: int) -> None:
-        while count and bits:
-            bit = bits & -bits
-            known[self._engines[bit]] = count
-            bits ^= bit
+        if count and bits:
+            known |= {engine: count for bit, engine in self._engines.items() if bit & bits}
 
     def expect(self, engine: Hashable, keys: Iterable[int]) -> None:
         """The engine has been sent this prompt."""
