@@ -75,6 +75,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     | {"model_type": "granite", "embedding_multiplier": 12.0, "attention_multiplier": 0.0625}
     | {"residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": True},
     "granite-biases": _SHAPE | {"model_type": "granite", "attention_bias": True, "logits_scaling": 0.5},
+    "granite-moe": _SHAPE
+    | {"model_type": "granitemoe", "embedding_multiplier": 12.0, "attention_multiplier": 0.125, "num_local_experts": 6}
+    | {"residual_multiplier": 0.22, "logits_scaling": 6.0, "num_experts_per_tok": 3, "tie_word_embeddings": True},
     "phi4-mini": _SHAPE
     | {"model_type": "phi3", "hidden_size": 128, "partial_rotary_factor": 0.75, "tie_word_embeddings": True}
     | {"original_max_position_embeddings": 64, "sliding_window": 262_144}
