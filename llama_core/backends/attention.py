@@ -1,12 +1,20 @@
 """Attention over the paged cache in torch, which defines that of the other backends.
 
-`scale`: of scores, head_dim ** -0.5 if None. `window`: the number of latest positions that a query sees, its own included;
-FULL_ATTENTION for all. `sinks`: [n_heads], see `Attend`. Blocks outside the window may belong to other sequences, which may
-have left NaN there.
+`scale`: of scores, head_dim ** -0.5 if None. `window`, `sinks` [n_heads]: see `Attend`. Blocks outside the window may belong to
+other sequences, which may have left NaN there.
 """
+
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+
+Positions = TypeVar("Positions", int, torch.Tensor)
+
+
+def first_seen(position: Positions, window: int) -> Positions:
+    """The first position that a query sees in a window, which is not that of all positions. It may lie before 0."""
+    return position - window + 1 if window > 0 else position // -window * -window
 
 
 def attend_decodes(
@@ -32,7 +40,7 @@ def attend_decodes(
     position = torch.arange(keys.shape[1], device=q.device)
     hidden = position >= lengths[:, None]  # [B, L]
     if window:
-        hidden |= position < lengths[:, None] - window
+        hidden |= position < first_seen(lengths[:, None] - 1, window)
     scores = scores.masked_fill(hidden[:, None, None, :], float("-inf"))
     if sinks is not None:
         of_rows = sinks.float().view(1, n_kv_heads, -1, 1).expand(len(q), -1, -1, -1)
@@ -53,7 +61,7 @@ def attend_prefill(
 ) -> torch.Tensor:
     """Several queries of one row: q [S, n_heads, head_dim], keys and values [L, n_kv_heads, head_dim].
 
-    The last key is that of the last query. Keys before those of the first query's window are missing.
+    The last key is that of the last query. Keys before those of the first query's window are missing, whole chunks of them.
     """
     before = len(keys) - len(q)
     mask = None
@@ -62,7 +70,7 @@ def attend_prefill(
         position = torch.arange(len(keys), device=q.device)
         mask = position <= own
         if window:
-            mask &= position > own - window
+            mask &= position >= first_seen(own, window)
     shares_keys = q.shape[1] != keys.shape[1]
     if mask is not None and shares_keys and q.is_cuda:
         # With a mask and shared keys, torch holds all scores in float32. Repeating the keys avoids that.

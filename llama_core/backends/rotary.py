@@ -14,9 +14,10 @@ def rotary_table(angles: Angles, head_dim: int, max_seq_len: int, device: torch.
     table = _cos_and_sin(angles.rope or RopeConfig(dim=0), head_dim, max_seq_len, device)
     if angles.temperature is None:
         return table
-    beta, every = angles.temperature.beta, angles.temperature.every
-    terms = torch.log1p(torch.div(torch.arange(max_seq_len, device=device), every, rounding_mode="floor"))
-    return table * (1 + beta * terms)[:, None, None]
+    how = angles.temperature
+    positions = torch.arange(max_seq_len, device=device) + how.ahead
+    terms = torch.log1p(torch.div(positions, how.every, rounding_mode="floor"))
+    return table * (1 + how.beta * terms)[:, None, None]
 
 
 def _cos_and_sin(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:

@@ -86,8 +86,8 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """For each layer the latest positions that a query sees, FULL_ATTENTION for all."""
-        return tuple(each.window for layer in self.layers for each in layer if isinstance(each, Attend))
+        """For each layer the latest positions that a query sees at most, FULL_ATTENTION for all."""
+        return tuple(abs(each.window) for layer in self.layers for each in layer if isinstance(each, Attend))
 
     @property
     def longest_window(self) -> int:
@@ -116,8 +116,6 @@ class ModelConfig:
         for layer in dict.fromkeys(self.layers):
             check_layer(layer, f"{source}: layer {self.layers.index(layer)}")
         self._check_experts(source)
-        if min(self.windows) < 0:
-            raise ConfigError(f"{source}: a sliding window is {min(self.windows)}, which is out of range")
         ropes = [each.rope for each in self.angles if each.rope is not None] or [RopeConfig()]
         for rope in ropes:
             rope.check(source, self.head_dim)

@@ -33,9 +33,9 @@ class Family:
     """model_type: in config.json. layer: what a file says, number of a layer -> its operations.
 
     defaults: of transformers' configuration class, for fields that config.json lacks. A family has windows if sliding_window is
-    among them, a flag for windows if use_sliding_window is, and full layers beside sliding ones if layer_types is. is_sliding:
-    whether a layer is, where layer_types is absent. qkv_bias: q, k and v always have biases. optional_bias: the fields that may
-    turn biases on.
+    among them, chunks if attention_chunk_size is, a flag for windows if use_sliding_window is, and full layers beside sliding
+    ones if layer_types is. is_sliding: whether a layer is, or has chunks, where layer_types is absent. qkv_bias: q, k and v
+    always have biases. optional_bias: the fields that may turn biases on.
 
     rope_types: what the family calls rope types. local_theta: the field with the base of layers with a window, which have a
     rotary embedding of their own; "" if all layers have the same. activations: of the feed-forward layer. reads: further fields

@@ -110,15 +110,26 @@ def experts(
     down: Weight = EXPERT_DOWN,
     activation: Activation = "silu",
     norm_topk: bool = True,
+    scales_inputs: bool = False,
 ) -> tuple[Operation, ...]:
     """From the input of a layer's experts to their output."""
-    route = Route(router, fields.integer("num_experts_per_tok"), norm_topk)
+    route = Route(router, fields.integer("num_experts_per_tok"), norm_topk, scales_inputs)
     return route, GatedExperts("experts_gate_up", (gate, up), activation), ExpertSum("experts_down", (down,))
 
 
 def all_but_each_nth(fields: Fields, i: int) -> bool:
     """`Family.is_sliding` where every sliding_window_pattern-th layer attends to all positions."""
     return (i + 1) % fields.integer("sliding_window_pattern") != 0
+
+
+def has_rope(fields: Fields, i: int) -> bool:
+    """Whether layer `i` is rotated: no_rope_layers has 1 for those that are."""
+    layers = fields.given.get("no_rope_layers")
+    if layers in (None, []):
+        return (i + 1) % fields.integer("no_rope_layer_interval") != 0
+    if not isinstance(layers, list) or len(layers) <= i or layers[i] not in (0, 1):
+        raise fields.wrong("no_rope_layers", "a list of 0 or 1 for each layer")
+    return bool(layers[i])
 
 
 def llama_layer(

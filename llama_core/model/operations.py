@@ -43,12 +43,20 @@ class Weight:
 
 
 class ExpertRows(NamedTuple):
-    """Rows of a weight in each expert's part of a tensor of all experts: every `step`-th from `first`. is_turned: the part is
-    [inputs, outputs]."""
+    """Rows of a weight in each expert's part of a tensor of all experts: every `step`-th from `first`; if in_blocks, block
+    `first` of `step` equal ones. is_turned: the part is [inputs, outputs]."""
 
     first: int = 0
     step: int = 1
     is_turned: bool = False
+    in_blocks: bool = False
+
+    def of(self, size: int) -> slice:
+        """Of a part that has so many rows."""
+        rows = size // self.step
+        return (
+            slice(self.first * rows, (self.first + 1) * rows) if self.in_blocks else slice(self.first, None, self.step)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +82,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Of queries (Nakanishi 2025): a query at position p is multiplied by 1 + beta ln(1 + floor(p / every))."""
+    """Of queries (Nakanishi 2025): a query at position p is multiplied by 1 + beta ln(1 + floor((p + ahead) / every))."""
 
     beta: float
     every: int
+    ahead: int = 0
 
 
 class Angles(NamedTuple):
@@ -116,8 +125,9 @@ class Rotate:
 @dataclass(frozen=True, slots=True)
 class Attend:
     """Grouped-query attention (Ainslie et al. 2023). window: the latest positions that a query sees, its own included (Beltagy
-    et al. 2020). scale: of scores; head_dim ** -0.5 if None. is_gated: outputs are multiplied by the sigmoids of gates (Qiu et
-    al. 2025). sinks: a score for each head, of a position without a value (Xiao et al. 2024)."""
+    et al. 2020); if negative, those up to its own in its chunk of -window positions. scale: of scores; head_dim ** -0.5 if
+    None. is_gated: outputs are multiplied by the sigmoids of gates (Qiu et al. 2025). sinks: a score for each head, of a
+    position without a value (Xiao et al. 2024)."""
 
     window: int = FULL_ATTENTION
     scale: float | None = None
@@ -145,12 +155,14 @@ class Route:
     """The choice of experts for each token (Shazeer et al. 2017): the `top_k` with the largest logits, of equal ones those
     with lower numbers. The logits are the value times `router`. The value stays.
 
-    norm_topk: the weights of these experts sum to 1; else they are those of the softmax over all experts.
+    norm_topk: the weights of these experts sum to 1; else they are those of the softmax over all experts. scales_inputs: the
+    weights are 1; the sigmoid of an expert's logit multiplies its input (Llama 4).
     """
 
     router: Weight
     top_k: int
     norm_topk: bool = True
+    scales_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +190,12 @@ class Add:
     multiplier: float = 1.0
 
 
-Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add
+@dataclass(frozen=True, slots=True)
+class Again:
+    """After an `Add`: the value becomes the one that the last `Norm` made of the residual."""
+
+
+Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add | Again
 Product = Linear | GatedLinear | GatedExperts | ExpertSum
 Layer = tuple[Operation, ...]
 
@@ -204,8 +221,9 @@ _DIM: Final[tuple[str, ...]] = ("dim",)
 _QKV: Final = ("heads", "kv_heads", "kv_heads")
 _GATED_QKV: Final = (*_QKV, "heads")
 # What a product may take and make.
-_LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), (("heads",), _DIM), (("hidden",), _DIM))
-_GATED: Final = ((_DIM, ("hidden", "hidden")),)
+_SUMMED: Final = ((("heads",), _DIM), (("hidden",), _DIM), (("expert_hidden",), _DIM))
+_LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), *_SUMMED)
+_GATED: Final = ((_DIM, ("hidden", "hidden")), (_DIM, ("expert_hidden", "expert_hidden")))
 _ROUTED: Final = ("dim", "experts")
 
 
@@ -215,6 +233,7 @@ def check_layer(layer: Layer, place: str) -> None:
     value = _DIM
     names: set[str] = set()
     before: Operation = Add()
+    from_residual: Operation = before  # the last that took it
     for number, operation in enumerate(layer):
         at = f"{place}, operation {number} ({type(operation).__name__})"
         weights = weights_of(operation)
@@ -231,7 +250,7 @@ def check_layer(layer: Layer, place: str) -> None:
                     raise ConfigError(f"{at}: no backend multiplies {', '.join(taken)} to {', '.join(made)}")
                 if len({each.has_bias for each in weights}) > 1:
                     raise ConfigError(f"{at}: all its weights have a bias, or none has")
-                given = ("hidden",) if isinstance(operation, GatedLinear) else made
+                given = made[:1] if isinstance(operation, GatedLinear) else made
                 own.append(tensor)
             case Rotate():
                 is_gated = value == _GATED_QKV
@@ -254,11 +273,17 @@ def check_layer(layer: Layer, place: str) -> None:
                 own.append(tensor)
             case Add() if isinstance(before, Add):
                 raise ConfigError(f"{at}: adds the residual to itself")
+            case Add() if isinstance(before, Again):
+                raise ConfigError(f"{at}: adds the value of a norm")
+            case Again() if not (isinstance(before, Add) and isinstance(from_residual, Norm)):
+                raise ConfigError(f"{at}: must follow Add, in a part of the layer that begins with Norm")
         if value != taken:
             raise ConfigError(f"{at}: takes {', '.join(taken)}, but the value before it is {', '.join(value)}")
         if twice := [each for each in own if each in names]:
             raise ConfigError(f"{at}: {twice[0]} has been used before")
         names.update(own)
+        if isinstance(before, Add) and not isinstance(operation, Again):
+            from_residual = operation
         value, before = given, operation
     if not isinstance(before, Add) or not layer:
         raise ConfigError(f"{place}: does not end with Add, so that its last operations have no effect")

@@ -54,8 +54,8 @@ class RopeConfig:
                 raise ConfigError(f"{source}: rope {name} must be {allowed}, is {value}")
         if self.kind in ("dynamic", "llama3", "yarn", "longrope") and not self.original_context:
             raise ConfigError(f"{source}: rope type {self.kind} needs the original context length")
-        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ConfigError(f"{source}: rope high_freq_factor must be greater than low_freq_factor")
+        if self.kind == "llama3" and self.high_freq_factor < self.low_freq_factor:
+            raise ConfigError(f"{source}: rope high_freq_factor must not be less than low_freq_factor")
         if head_dim is None:
             return
         rotated = self.rotated(head_dim)

@@ -31,7 +31,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # old versions of transformers 
 # Of quantized activations and caches, which are computed as floats here.
 _ACTIVATIONS = re.compile(r"\.((?:input|output|activation|[qkv])_(?:scale|zero_point))$")
 _WEIGHT = ".weight"
-_IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "vision_adapter.", "vision_projection.")
+_IMAGES: Final = ("vision_tower.", "vision_model.", "multi_modal_projector.", "vision_adapter.", "vision_projection.")
 _LAYERS, _HEAD = "model.", "lm_head."
 # How files name the layers and the output layer: as a language model, without its head, and as the text part of a model with
 # images by transformers 5 and 4.
@@ -151,7 +151,8 @@ class HuggingFaceWeights(WeightReader):
             return stored
         own = stored[spec.expert]
         is_turned = spec.rows.is_turned and own.ndim == len(spec.shape) == 2 and stored.dtype != torch.uint8
-        return (own.T if is_turned else own)[spec.rows.first :: spec.rows.step]
+        own = own.T if is_turned else own
+        return own[spec.rows.of(len(own))]
 
     def _check_tied(self, directory: Path) -> None:
         """Raises CheckpointError if the files have an output layer beside an embedding with other values."""

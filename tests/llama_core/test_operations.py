@@ -21,7 +21,7 @@ from llama_core.model.llama import (
     attention,
     feed_forward,
 )
-from llama_core.model.operations import Add, Attend, GatedLinear, Layer, Linear, Norm, Rotate
+from llama_core.model.operations import Add, Again, Attend, GatedLinear, Layer, Linear, Norm, Rotate
 from llama_core.model.rope import RopeConfig
 from tests.support.plain_model import decoder
 
@@ -40,6 +40,15 @@ REFUSED: dict[str, tuple[Layer, str]] = {
     ),
     "an Add of the residual": ((*ATTENDED, Add(), Add()), "operation 5 .Add.: adds the residual to itself"),
     "an Add at the begin": ((Add(),), "operation 0 .Add.: adds the residual to itself"),
+    "Again without an Add before": (
+        (Norm(ATTENTION_NORM), Again(), *ATTENDED, Add()),
+        "operation 1 .Again.: must follow Add",
+    ),
+    "Again without a norm": ((*ATTENDED, Add(), Again(), *FED, Add()), "operation 5 .Again.: .* begins with Norm"),
+    "an Add of a norm": (
+        (Norm(ATTENTION_NORM), *ATTENDED, Add(), Again(), Add()),
+        "operation 7 .Add.: adds the value of a norm",
+    ),
     "a weight used twice": (
         (*ATTENDED, Norm(FFN_NORM), Add(), Norm(FFN_NORM), *FED, Add()),
         "ffn_norm has been used",

@@ -75,6 +75,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     | {"model_type": "granite", "embedding_multiplier": 12.0, "attention_multiplier": 0.0625}
     | {"residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": True},
     "granite-biases": _SHAPE | {"model_type": "granite", "attention_bias": True, "logits_scaling": 0.5},
+    "granite-moe": _SHAPE
+    | {"model_type": "granitemoe", "embedding_multiplier": 12.0, "attention_multiplier": 0.125, "num_local_experts": 6}
+    | {"residual_multiplier": 0.22, "logits_scaling": 6.0, "num_experts_per_tok": 3, "tie_word_embeddings": True},
     "phi4-mini": _SHAPE
     | {"model_type": "phi3", "hidden_size": 128, "partial_rotary_factor": 0.75, "tie_word_embeddings": True}
     | {"original_max_position_embeddings": 64, "sliding_window": 262_144}
@@ -146,6 +149,20 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     }
     | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     "mixtral": _SHAPE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    "llama4": {
+        "model_type": "llama4",
+        "vision_config": {"model_type": "llama4_vision_model", "num_channels": 1, "vision_output_dim": 16}
+        | _IMAGES
+        | {"projector_input_dim": 16, "projector_output_dim": 16},
+        "text_config": _SHAPE
+        | {"model_type": "llama4_text", "head_dim": 16, "num_hidden_layers": 5, "intermediate_size_mlp": 160}
+        | {"num_local_experts": 6, "interleave_moe_layer_step": 2, "attention_chunk_size": 24, "floor_scale": 8}
+        | {"rope_scaling": {"rope_type": "llama3"} | _LLAMA3 | {"high_freq_factor": 1.0}, "rope_theta": 5e5},
+    },
+    "llama4-moe": _SHAPE
+    | {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2}
+    | {"intermediate_size_mlp": 64, "moe_layers": [0, 2], "no_rope_layers": [1, 0, 1], "use_qk_norm": False}
+    | {"attention_chunk_size": 24, "attention_bias": True, "attn_temperature_tuning": False},
     "gpt-oss": _SHAPE
     | {
         "model_type": "gpt_oss",

@@ -23,6 +23,7 @@ from llama_core.model.llama import HEAD_NORMS, llama_layer
 from llama_core.model.operations import (
     Activation,
     Add,
+    Again,
     Attend,
     ExpertSum,
     GatedExperts,
@@ -92,11 +93,13 @@ def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_se
     for i, layer in enumerate(config.layers):
         part = {name.split(".", 2)[2]: weight for name, weight in w.items() if name.startswith(f"layers.{i}.")}
         heads: list[torch.Tensor] = []
-        x = residual
+        x = normed = residual
         for operation in layer:
             match operation:
                 case Norm(weight, eps):
+                    is_of_residual = x is residual
                     x = _norm(config, x, weight.offset + part[f"{weight.name}.weight"], eps)
+                    normed = x if is_of_residual else normed
                 case Linear(_, parts):
                     heads = [_linear(part, each.name, x) for each in parts]
                     x = heads[0]
@@ -121,6 +124,8 @@ def forward(config: ModelConfig, weights: Weights, tokens: Sequence[int], max_se
                 case GatedLinear(_, parts, activation):
                     gate, up = (_linear(part, each.name, x) for each in parts)
                     x = _gate(gate, up, activation)
+                case Again():
+                    x = normed
                 case Route():
                     route = operation
                 case GatedExperts():
@@ -153,10 +158,13 @@ def _sum_experts(part: Weights, route: Route, gates: GatedExperts, down: Weight,
     logits = _linear(part, route.router.name, x)
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : route.top_k]
     weights = logits.gather(-1, chosen).softmax(-1) if route.norm_topk else logits.softmax(-1).gather(-1, chosen)
+    scores = torch.ones_like(weights)
+    if route.scales_inputs:
+        scores, weights = logits.gather(-1, chosen).sigmoid(), scores
     total = torch.zeros_like(x)
-    for token, (experts, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
-        for expert, share in zip(experts, shares, strict=True):
-            gate, up = (_linear(part, each.name.format(expert), x[token]) for each in gates.parts)
+    for token, (experts, shares, factors) in enumerate(zip(chosen.tolist(), weights, scores, strict=True)):
+        for expert, share, factor in zip(experts, shares, factors, strict=True):
+            gate, up = (_linear(part, each.name.format(expert), factor * x[token]) for each in gates.parts)
             total[token] += share * _linear(part, down.name.format(expert), _gate(gate, up, gates.activation))
     return total
 
@@ -173,9 +181,11 @@ def _attend(
     """[T, heads, head_dim] each -> [T, heads * head_dim]."""
     group = config.n_heads // config.n_kv_heads
     k, v = (y.repeat_interleave(group, dim=1) for y in (k, v))
-    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
+    at = torch.arange(len(q))
+    distance, chunk = at[:, None] - at, at // abs(window)
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    scores = scores.masked_fill((distance < 0) | (distance >= window), float("-inf"))
+    is_outside = distance >= window if window > 0 else chunk[:, None] != chunk
+    scores = scores.masked_fill((distance < 0) | is_outside, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
     weights = scores.softmax(-1)[..., : len(q)]

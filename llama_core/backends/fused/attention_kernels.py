@@ -52,8 +52,10 @@ class Form(NamedTuple):
 @triton.jit
 def first_seen_of(length, window: tl.constexpr):
     """The first position that the last of `length` positions attends to."""
-    if window:
+    if window > 0:
         return tl.maximum(length - window, 0)
+    if window < 0:  # a chunk
+        return (length - 1) // -window * -window
     return length * 0
 
 

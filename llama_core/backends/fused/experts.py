@@ -39,18 +39,23 @@ class Experts:
         for expert in torch.unique(chosen).tolist():
             tokens, places = torch.where(chosen == expert)
             (matrix, bias), (last, last_bias) = self.gates[expert], self.down[expert]
-            result = last.multiply(ops.gated_product(x[tokens], matrix, bias, self.activation)).float()
+            factors = weights[tokens, places, None]
+            inputs = x[tokens] * factors.type_as(x) if self.route.scales_inputs else x[tokens]
+            result = last.multiply(ops.gated_product(inputs, matrix, bias, self.activation)).float()
             result = result if last_bias is None else result + last_bias
-            total[tokens] += result * weights[tokens, places, None]
+            total[tokens] += result if self.route.scales_inputs else result * factors
         return total.type_as(x)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts of each token, int64 [T, top_k], in the order of their numbers, and their weights, float32."""
+        """The experts of each token, int64 [T, top_k], in the order of their numbers, and their weights, or the factors of
+        their inputs, float32."""
         logits = F.linear(
             x.float(), self.router.float(), None if self.router_bias is None else self.router_bias.float()
         )
         # A stable sort: of equal logits those with lower numbers.
         chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, : self.route.top_k].sort(-1).values
+        if self.route.scales_inputs:
+            return chosen, logits.gather(-1, chosen).sigmoid()
         if self.route.norm_topk:
             return chosen, logits.gather(-1, chosen).softmax(-1)
         return chosen, logits.softmax(-1).gather(-1, chosen)

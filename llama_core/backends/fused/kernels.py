@@ -95,6 +95,7 @@ class TritonOps(TorchOps):
         keys_table = None if k_table is q_table else k_table
         read = qkv, q_table, positions, slot_mapping
         sizes = {"head_dim": head_dim, "dim_block": triton.next_power_of_2(head_dim), "heads": heads}
+        sizes["turns_keys"] = k_table is not None
         layer_kernels._rotate_and_store[(count, triton.cdiv(total_heads, heads))](
             *read, *cache, q_norm, k_norm, bias, keys_table, eps, n_heads, n_kv_heads, **sizes, **early_launch()
         )

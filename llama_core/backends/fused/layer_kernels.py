@@ -158,10 +158,11 @@ def _rotate_and_store(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     heads: tl.constexpr,
+    turns_keys: tl.constexpr,
     is_early: tl.constexpr,
 ):
     """Rotate and store `heads` heads of one token. A head is read and written whole, and split into its pairs in registers.
-    k_table: of keys, None where theirs is `table`."""
+    k_table: of keys, None where theirs is `table`, or where they are not turned."""
     let_next_start(is_early)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
@@ -198,6 +199,9 @@ def _rotate_and_store(
             k_cos, k_sin = tl.split(tl.reshape(k_angle, (dim_block // 2, 2)))
             cos = tl.where(is_query[:, None], cos, k_cos[None, :])
             sin = tl.where(is_query[:, None], sin, k_sin[None, :])
+        if not turns_keys:
+            cos = tl.where(is_query[:, None], cos, 1.0)
+            sin = tl.where(is_query[:, None], sin, 0.0)
         turned = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (heads, dim_block)).to(x.dtype)
     place = cache_slot * n_kv_heads * head_dim + at
     tl.store(source, turned, mask=inside & is_query[:, None])

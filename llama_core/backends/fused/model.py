@@ -22,6 +22,7 @@ from llama_core.model.config import ModelConfig
 from llama_core.model.operations import (
     Activation,
     Add,
+    Again,
     Attend,
     ExpertSum,
     GatedExperts,
@@ -41,7 +42,8 @@ from llama_core.weights.loader import GroupedWeight
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One step on its way through the layers. residual: [T, dim]. places: int64 [T], of the tokens' LoRA adapters, 0 for none;
-    None where no token has one. gates: [T, H head_dim] of the attention that follows, if it is gated."""
+    None where no token has one. gates: [T, H head_dim] of the attention that follows, if it is gated. normed: [T, dim], what
+    the next `Again` takes."""
 
     residual: torch.Tensor
     step: StepTensors
@@ -51,6 +53,7 @@ class _Pass:
     clock: StepClock
     places: torch.Tensor | None
     gates: list[torch.Tensor] = field(default_factory=list)
+    normed: list[torch.Tensor] = field(default_factory=list)
 
 
 # One or several operations: a method of `FusedTransformer` and its first arguments. The last two are the step's `_Pass` and the
@@ -197,9 +200,14 @@ class FusedTransformer:
                     done = 3
                 case Add(multiplier), *_:
                     yield FusedTransformer._add, (multiplier,)
+                case Again(), *_:
+                    yield FusedTransformer._again, ()
                 case _:
                     raise AssertionError(f"layer {i}: {operation}")
-            left = left[done:]
+            (at, last), left = left[done - 1], left[done:]
+            has_again = at < end and Again() in self.config.layers[at]
+            if has_again and isinstance(last, Norm) and not isinstance(left[0][1], Add):  # else a norm of what is added
+                yield FusedTransformer._keep, ()
 
     def _held(self, layer: int, weight: Weight, kind: str = "weight") -> Any:
         """The tensor that holds a weight or bias, of experts those of all; None for a bias that it lacks."""
@@ -281,6 +289,13 @@ class FusedTransformer:
         residual = way.residual
         residual += x if multiplier == 1.0 else x * multiplier
         return residual
+
+    def _keep(self, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        way.normed[:] = [x]
+        return x
+
+    def _again(self, way: _Pass, x: torch.Tensor) -> torch.Tensor:
+        return way.normed[0]
 
     def _sum(self, product: _Product, way: _Pass, x: torch.Tensor) -> torch.Tensor:
         """The product, summed over the ranks, + its bias."""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from llama_core.backends.attention import attend_decodes, attend_prefill
+from llama_core.backends.attention import attend_decodes, attend_prefill, first_seen
 from llama_core.backends.fused.adapters import Adapted
 from llama_core.backends.fused.sampling.sampler import SamplingState, TorchSampler
 from llama_core.backends.fused.step_plan import AttentionTiles, SampleTensors, StepTensors, TileSizes
@@ -133,7 +133,7 @@ class TorchOps:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
-        the last `how.window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
+        those in `how.window`. Blocks outside the window are not read. Tokens that are in no tile have undefined results.
 
         cache: one layer's. block_tables: int64 [slots, N] block numbers. sinks: [H], or None.
         """
@@ -149,7 +149,7 @@ class TorchOps:
             out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window, scale, sinks)
         several = [tiles.decodes[tiles.decodes[:, 1] > 1], tiles.chunks[tiles.chunks[:, 1] > 0]]
         for begin, count, slot, start, _ in torch.cat(several).tolist():
-            first = max(0, start - window + 1) if window else 0
+            first = max(0, first_seen(start, window)) if window else 0
             position = torch.arange(first, start + count, device=q.device)
             place = block_tables[slot, position // block_size] * block_size + position % block_size
             seen_keys, seen_values = keys.flatten(0, 1)[place], values.flatten(0, 1)[place]

@@ -131,7 +131,7 @@ def _body_bytes(
     """Bytes of the layers over `tokens` tokens, of which `decodes` are decode tokens, at their peak
     (`FusedTransformer.hidden_states`): the residual, the value before an operation, and what the operation makes."""
     share = RankShare.of(model, parallel.rank, parallel.world_size)
-    dim, hidden = model.dim, len(share.hidden)
+    dim = model.dim
     queries = len(share.heads) * model.head_dim
     projected = queries + 2 * len(share.kv_heads) * model.head_dim
     wide = tokens * dtype.itemsize
@@ -139,7 +139,7 @@ def _body_bytes(
     in_order = config.batch_invariant and parallel.world_size > 1
     summed = tokens * dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32) if in_order else wide * dim
     partial = _partial_bytes(config, model, share, min(tokens, decodes))
-    most = value = rows = 0  # bytes beside the residual; of the value, which is the residual at a layer's begin
+    most = value = rows = kept = 0  # bytes beside the residual; of the value, which is the residual at a layer's begin
     for operation in (each for layer in dict.fromkeys(model.layers) for each in layer):
         match operation:
             case Norm():
@@ -157,16 +157,19 @@ def _body_bytes(
                 made, after = rows * (dim + 3 * len(share.expert_hidden)) * dtype.itemsize, value
             case ExpertSum():
                 made, after = rows * dim * 3 * _FLOAT32 + summed, wide * dim
-            case GatedLinear():
+            case GatedLinear(parts=(gate, _)):
+                hidden = len(share.expert_hidden if gate.outputs == "expert_hidden" else share.hidden)
                 made, after = 3 * wide * hidden, wide * hidden  # gate and up, and their gated product
             case Rotate(norms_all_heads=all_heads):  # in place, but for norms of all heads, and of gates
                 is_copied = all_heads or value > wide * projected
                 made, after = (2 * wide + tokens * _FLOAT32) * projected * is_copied, value
             case Add(multiplier):
                 made, after = 0 if multiplier == 1.0 else wide * dim, 0
+            case _:  # Again
+                made, after, kept = 0, 0, wide * dim
         most, value = max(most, value + made), after
     shrunk = tokens * 4 * config.max_lora_rank * _FLOAT32 if config.max_loras else 0  # of q, k, v and gates
-    return wide * dim + tokens * _INT + most + shrunk
+    return wide * dim + tokens * _INT + kept + most + shrunk
 
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, share: RankShare, decodes: int) -> int:
@@ -213,8 +216,8 @@ def split_begin(split: int) -> int:
 
 
 def split_count(num_positions: int, window: int) -> int:
-    """Splits that one query sees at most, of so many positions. window: that it sees, 0 for all."""
-    all_splits = split_of(num_positions - 1) + 1
+    """Splits that one query sees at most, of so many positions. window: see `Attend`."""
+    all_splits, window = split_of(num_positions - 1) + 1, abs(window)
     # As many as if all splits were as short as the first ones.
     return min(all_splits, (window + SPLIT_UNIT - 2) // SPLIT_UNIT + 1) if window else all_splits
 

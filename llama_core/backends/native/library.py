@@ -65,14 +65,14 @@ class Kind(IntEnum):
 class Buffer(IntEnum):
     """What an `Operation` reads and writes: a row for each token of the step."""
 
-    RESIDUAL, NORMED, QKV, ATTENDED, GATED, PROJECTED = range(6)
+    RESIDUAL, NORMED, QKV, ATTENDED, GATED, PROJECTED, SHARED = range(7)
 
 
 class Variant(IntEnum):
     """Of a kind of `Operation`: a gate's activation, a norm of all heads together, attention whose output is gated, experts'
-    weights that are a softmax of all experts."""
+    weights that are a softmax of all experts, or sigmoids that multiply their inputs."""
 
-    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE, SCORES_ALL, CLAMPED_SWIGLU = range(6)
+    PLAIN, GELU_TANH, ALL_HEADS, SIGMOID_GATE, SCORES_ALL, CLAMPED_SWIGLU, SCALES_INPUTS = range(7)
 
 
 class TokenMask(ctypes.Structure):

@@ -23,6 +23,7 @@ from llama_core.backends.native.library import Buffer, Kind, Operation, Tensor, 
 from llama_core.model.config import ModelConfig
 from llama_core.model.operations import (
     Add,
+    Again,
     Angles,
     Attend,
     ExpertSum,
@@ -111,6 +112,8 @@ class NativeModel:
                     kind, value, factor, variant = Kind.LINEAR, Buffer.QKV, 1.0, Variant.PLAIN
                     if isinstance(operation, GatedLinear):
                         kind, value = Kind.GATED_LINEAR, Buffer.GATED
+                        if parts[0].outputs == "expert_hidden":  # another width than in layers without experts
+                            value = Buffer.SHARED
                         variant = _ACTIVATIONS[operation.activation]
                     elif isinstance(following, Add):
                         value, factor = Buffer.RESIDUAL, following.multiplier
@@ -120,8 +123,9 @@ class NativeModel:
                     yield Operation(kind, source, value, *tensors, factor=factor, variant=variant)
                 case Rotate():
                     yield self._rotation(i, operation)
-                case Route(router, top_k, norm_topk):
+                case Route(router, top_k, norm_topk, scales_inputs):
                     variant, value = Variant.PLAIN if norm_topk else Variant.SCORES_ALL, Buffer.NORMED
+                    variant = Variant.SCALES_INPUTS if scales_inputs else variant
                     if source == Buffer.RESIDUAL:
                         yield Operation(Kind.NORM, source, value)
                     routed = {"experts": self._n_experts, "chosen": top_k}
@@ -149,6 +153,8 @@ class NativeModel:
                     value = Buffer.RESIDUAL
                     if source == Buffer.PROJECTED:  # else the product before has added
                         yield Operation(Kind.ADDITION, source, value, factor=multiplier)
+                case Again():
+                    value = Buffer.NORMED  # which nothing has overwritten since
 
     def _rotation(self, i: int, how: Rotate) -> Operation:
         q, k = (self._number(f"layers.{i}.", each) for each in how.norms or (None, None))

@@ -61,11 +61,11 @@ LLAMA_DEFINE_STRUCT(Operation, LLAMA_OPERATION)
 enum Kind { LLAMA_KINDS(LLAMA_ENUMERATOR) };
 #define LLAMA_BUFFERS(entry)                                                                                                  \
     entry(kResidual, "residual") entry(kNormed, "normed") entry(kQkv, "qkv") entry(kAttended, "attended")                     \
-    entry(kGated, "gated") entry(kProjected, "projected")
+    entry(kGated, "gated") entry(kProjected, "projected") entry(kShared, "shared")
 enum Buffer { LLAMA_BUFFERS(LLAMA_ENUMERATOR) };
 #define LLAMA_VARIANTS(entry) \
     entry(kPlain, "plain") entry(kGeluTanh, "gelu_tanh") entry(kAllHeads, "all_heads") entry(kSigmoidGate, "sigmoid_gate") \
-    entry(kScoresAll, "scores_all") entry(kClampedSwiglu, "clamped_swiglu")
+    entry(kScoresAll, "scores_all") entry(kClampedSwiglu, "clamped_swiglu") entry(kScalesInputs, "scales_inputs")
 enum Variant { LLAMA_VARIANTS(LLAMA_ENUMERATOR) };
 // clang-format on
 

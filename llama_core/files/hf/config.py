@@ -4,6 +4,7 @@ What config.json does not say has the default of transformers' configuration cla
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from llama_core.errors import ConfigError
@@ -15,7 +16,7 @@ from llama_core.model.family import Family, Given
 from llama_core.model.fields import Fields, shown
 from llama_core.model.operations import FULL_ATTENTION
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
 _OF_WHOLE_MODEL: Final = ("quantization_config", "tie_word_embeddings")  # beside text_config
 
 # Fields that change the model without changing its weights' names, and their values that change nothing.
@@ -39,6 +40,9 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "per_layer_config": ({},),
     "use_bidirectional_attention": (False,),
     "clip_qkv": (),
+    "use_qk_norm": (False,),
+    "attn_temperature_tuning": (False,),
+    "attention_chunk_size": (),
 }
 
 
@@ -61,7 +65,7 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
     attention_bias = given.flag("attention_bias")
     biases = attention_bias or family.qkv_bias, attention_bias, given.flag("mlp_bias")
     said = Given(rope, _windows(given, family, n_layers), *biases, given, local_rope)
-    return ModelConfig(
+    model = ModelConfig(
         dim=dim,
         n_heads=n_heads,
         n_kv_heads=given.integer("num_key_value_heads", n_heads),
@@ -72,8 +76,8 @@ def model_from_config(config: Mapping[str, Any], *, vocab_size: int, source: str
         norm_eps=given.number("rms_norm_eps") or 1e-6,
         tied_embeddings=given.flag("tie_word_embeddings"),
         context_length=context,
-        **family.model(given),
-    ).check(source)
+    )
+    return replace(model, **family.model(given)).check(source)
 
 
 def text_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -125,25 +129,27 @@ def _refuse_unsupported(given: Fields, family: Family) -> None:
 
 
 def _windows(given: Fields, family: Family, n_layers: int) -> tuple[int, ...]:
-    """The window of each layer. sliding_window null turns the family's default off."""
+    """The window of each layer, negative for chunks. sliding_window null turns the family's default off."""
+    has_chunks = "attention_chunk_size" in family.defaults
+    local, name = (_CHUNKED, "attention_chunk_size") if has_chunks else (_SLIDING, "sliding_window")
     layer_types = given.texts("layer_types")
     if layer_types is not None and len(layer_types) != n_layers:
         raise ConfigError(f"{given.source}: layer_types has {len(layer_types)} entries for {n_layers} layers")
     for kind in layer_types or ():
-        if kind not in (_SLIDING, _FULL):
+        if kind not in (local, _FULL):
             raise ConfigError(f"{given.source}: layer type {shown(kind)} is not supported")
     is_on = "use_sliding_window" not in family.defaults or given.flag("use_sliding_window")
-    has_windows = is_on and "sliding_window" in family.defaults and "sliding_window" in given.given
+    has_windows = is_on and name in family.defaults and name in given.given
     if layer_types is None:
-        layer_types = [_SLIDING if has_windows and family.is_sliding(given, i) else _FULL for i in range(n_layers)]
-    elif "layer_types" not in family.defaults and set(layer_types) != {_SLIDING if has_windows else _FULL}:
+        layer_types = [local if has_windows and family.is_sliding(given, i) else _FULL for i in range(n_layers)]
+    elif "layer_types" not in family.defaults and set(layer_types) != {local if has_windows else _FULL}:
         raise ConfigError(
             f"{given.source}: layer_types contradicts model_type {given.given['model_type']}, which has one window for all "
             "layers; if the layers alternate, the model_type is ministral"
         )
-    if _SLIDING not in layer_types:
+    if local not in layer_types:
         return (FULL_ATTENTION,) * n_layers
     if not has_windows:
-        raise ConfigError(f"{given.source}: layer_types has sliding layers, but there is no sliding_window")
-    window = given.integer("sliding_window")
-    return tuple(window if kind == _SLIDING else FULL_ATTENTION for kind in layer_types)
+        raise ConfigError(f"{given.source}: layer_types has layers of {local}, but there is no {name}")
+    window = given.integer(name) * (-1 if has_chunks else 1)
+    return tuple(window if kind == local else FULL_ATTENTION for kind in layer_types)

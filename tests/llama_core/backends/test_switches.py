@@ -44,6 +44,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "tied": {"tied_embeddings": True},
     "windows": {"windows": (5, 0, 37)},
     "one window": {"windows": (33, 33, 33)},
+    "chunks": {"windows": (-5, 0, -37)},
+    "chunks of one size": {"windows": (-33, -33, -33)},
     "linear": {"rope": RopeConfig("linear", factor=4.0)},
     "dynamic": {"rope": RopeConfig("dynamic", factor=2.0, original_context=64)},
     "llama3": {"rope": RopeConfig("llama3", 5e5, 8.0, original_context=32)},
@@ -56,7 +58,19 @@ SWITCHES: dict[str, dict[str, Any]] = {
     },
 }
 # Families of CONFIGS, with the switches that no other has.
-FAMILIES = ("gemma3-images", "glm4", "ministral3", "muse-glimmer", "olmo3", "qwen3-moe", "qwen3-moe-all", "gpt-oss")
+FAMILIES = (
+    *(
+        "gemma3-images",
+        "glm4",
+        "ministral3",
+        "muse-glimmer",
+        "olmo3",
+        "qwen3-moe",
+        "qwen3-moe-all",
+        "gpt-oss",
+        "llama4",
+    ),
+)
 TOKENS = [1 + i * 37 % 129 for i in range(100)]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.06}
 GREEDY = SamplingParams(temperature=0.0, logprobs=0)
@@ -203,7 +217,7 @@ from tests.llama_core.backends.test_switches import *
 for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
     for dtype in TOLERANCE:
         print(json.dumps([switch, dtype, differing_ways(model_with(switch), dtype=dtype)]))
-for model in (WIDE, model_with("gpt-oss")):
+for model in (WIDE, model_with("gpt-oss"), model_with("llama4")):
     for dtype, quantization in FORMATS:
         print(json.dumps([quantization, dtype, differing_ways(model, dtype=dtype, quantization=quantization)]))
 """
@@ -226,7 +240,7 @@ def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instruct
     done = run_with_torch(PROGRAM, timeout_s=300, changes=variables(flags))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == 8 + 2 * len(FORMATS) and all(differing == [] for _, _, differing in results), results
+    assert len(results) == 8 + 3 * len(FORMATS) and all(differing == [] for _, _, differing in results), results
 
 
 def test_a_float16_checkpoint_is_bfloat16_natively_and_float16_in_torch() -> None:

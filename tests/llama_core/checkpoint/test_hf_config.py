@@ -32,9 +32,10 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_t
     assert {each.rope.theta for each in config.angles if each.rope} == set(by_kind.values())
     assert config.context_length == reference.max_position_embeddings
     assert config.tied_embeddings is reference.tie_word_embeddings
-    window = getattr(reference, "sliding_window", None) or FULL_ATTENTION
+    chunk = getattr(reference, "attention_chunk_size", None)
+    window = chunk or getattr(reference, "sliding_window", None) or FULL_ATTENTION
     kinds = getattr(reference, "layer_types", None) or ["sliding_attention"] * 32
-    assert config.windows == tuple(window if kind == "sliding_attention" else FULL_ATTENTION for kind in kinds)
+    assert config.windows == tuple(FULL_ATTENTION if kind == "full_attention" else window for kind in kinds)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -113,6 +114,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral", "num_local_experts": 2**31 - 1}, "chooses 2 of 2147483647 experts"),
     ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5}, "chooses 5 of 4 experts"),
     ({"model_type": "mixtral", "num_local_experts": 4096, "intermediate_size": 2**20}, "which is out of range"),
+    ({"model_type": "llama4_text", "moe_layers": 1}, "moe_layers' must be a list of layers"),
+    ({"attention_chunk_size": 8192}, "attention_chunk_size 8192 is not supported"),
     ({"model_type": "gpt_oss", "swiglu_limit": 8.0}, "swiglu_limit 8.0 is not supported, only 7.0"),
     (
         {"model_type": "ministral3", "rope_scaling": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},

@@ -70,7 +70,8 @@ class AttentionLayer {
     }
 
     // Writes what one query tile attends to under some heads: out [tokens][heads * head_dim]. `window`: the latest positions that a
-    // query sees, its own included; 0 for all. `scale`: of scores; 0 for 1 / sqrt(head_dim). `sinks`: of each head, or null.
+    // query sees, its own included; 0 for all; if negative, those in its chunk of -window positions. `scale`: of scores; 0 for
+    // 1 / sqrt(head_dim). `sinks`: of each head, or null.
     void attend(int layer, int window, float scale, const T* sinks, int task, const StepPlan& plan, const Slots& slots,
                 const Rows<T>& out) const {
         const int tasks = plan.tasks_per_query_tile(shape_);
@@ -115,6 +116,11 @@ class AttentionLayer {
         std::memcpy(static_cast<void*>(to), x, shape_.head_dim * sizeof(T));
     }
 
+    static int first_seen(int position, int window) {
+        if (window < 0) return position / -window * -window;
+        return window ? std::max(0, position - window + 1) : 0;
+    }
+
     void attend_head(const QueryTile& tile, const kernels::Source& from, int window, float scale, const T* sinks,
                      const StepPlan& plan, const Rows<T>& to) const {
         const int group = shape_.heads / shape_.kv_heads;
@@ -129,8 +135,8 @@ class AttentionLayer {
                 const int t = tile.begin + (first + i) / group, head = from.head * group + (first + i) % group;
                 T* out = to[t] + head * shape_.head_dim;
                 const int last = plan.tokens[t].position;
-                queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i],
-                              window ? std::max(0, last - window + 1) : 0, last, sinks ? widen(sinks[head]) : kLowest};
+                queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i], first_seen(last, window), last,
+                              sinks ? widen(sinks[head]) : kLowest};
             }
             kernels::attend_all(queries, num, cache_, from, head_dim_, scale);
             for (int i = 0; i < num && !direct; i++) {

@@ -19,7 +19,10 @@ class Experts {
   public:
     Experts(const Shape& s, const std::vector<Operation>& operations) {
         for (const Operation& each : operations)
-            if (each.kind == kRoute) count_ = each.experts, chosen_ = std::max(chosen_, each.chosen);
+            if (each.kind == kRoute) {
+                count_ = each.experts, chosen_ = std::max(chosen_, each.chosen);
+                scales_inputs_ |= each.variant == kScalesInputs;
+            }
         const size_t pairs = size_t(s.max_tokens) * chosen_;
         max_rows_ = pairs + (kUnit - 1) * std::min<size_t>(count_, pairs);
         stride_ = round_up(count_, kLanes);
@@ -81,7 +84,7 @@ class Experts {
         }
         const Vec most = splat(choices[0].weight);
         std::sort(choices, choices + of.chosen, [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
-        float total = 0;
+        float total = of.variant == kScalesInputs;
         if (of.variant == kScoresAll) {
             Vec all = Vec{};
             for (size_t e = 0; e < stride_; e += kLanes) all += exp(load(logits + e) - most);
@@ -89,9 +92,10 @@ class Experts {
         }
         for (int i = 0; i < of.chosen; i++) {
             alignas(64) float lanes[kLanes];
-            store(lanes, exp(splat(choices[i].weight) - most));
+            const Vec logit = splat(choices[i].weight);
+            store(lanes, of.variant == kScalesInputs ? round_to<T>(sigmoid(logit)) : exp(logit - most));
             choices[i].weight = lanes[0];
-            if (of.variant != kScoresAll) total += lanes[0];
+            if (of.variant == kPlain) total += lanes[0];
         }
         for (int i = 0; i < of.chosen; i++) choices[i].weight /= total;
     }
@@ -117,11 +121,16 @@ class Experts {
             for (int i = 0; i < of.chosen; i++) choices_of(t)[i].row += begins_[choices_of(t)[i].expert];
     }
 
-    // Copies a token to its rows, in the form that its experts multiply.
+    // Copies a token to its rows, in the form that its experts multiply. Where weights multiply inputs, they become 1.
     void gather(const Operation& of, const T* x, int dim, InputForm form, int token) {
         for (int i = 0; i < of.chosen; i++) {
             const int row = choices_of(token)[i].row;
-            if (form == InputForm::kRows)
+            if (of.variant == kScalesInputs) {
+                float& weight = choices_of(token)[i].weight;
+                for (int k = 0; k < dim; k += kLanes) store(gathered_[row] + k, load(x + k) * splat(weight));
+                gathered_.quantize(form, row, round16(dim), max_rows_);
+                weight = 1;
+            } else if (form == InputForm::kRows)
                 gathered_.quantized.quantize(x, row, round16(dim), max_rows_);
             else
                 std::memcpy(static_cast<void*>(gathered_[row]), x, round16(dim) * sizeof(T));
@@ -170,11 +179,12 @@ class Experts {
     }
     void reserve(Inputs<T>& inputs, const Linear<T>& w) {
         const InputForm form = w.format().input_form;
-        if (form == InputForm::kDense && !inputs.rows.data) inputs.rows = Activations<T>(max_rows_, w.inputs());
+        if ((form == InputForm::kDense || scales_inputs_) && !inputs.rows.data) inputs.rows = Activations<T>(max_rows_, w.inputs());
         inputs.reserve(form, max_rows_, w.inputs(), true);
     }
 
     int count_ = 0, chosen_ = 0;
+    bool scales_inputs_ = false;
     size_t max_rows_ = 0, stride_ = 0;
     std::vector<float> logits_;                 // [tokens][stride_]
     std::vector<Choice> choices_;               // [tokens][chosen_]

@@ -66,7 +66,7 @@ class Transformer : public Engine, private Tasks {
         weight_bytes = weights_.bytes();
         working_bytes = residual_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + gated_.bytes() +
                         projected_.bytes() + last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes() +
-                        adapters_.bytes() + experts_.bytes();
+                        adapters_.bytes() + experts_.bytes() + shared_.bytes();
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
         waited_before_.resize(s.threads);
         plan_.reserve(s);
@@ -138,6 +138,7 @@ class Transformer : public Engine, private Tasks {
                 experts_.reserve(weights_.matrix(operations_[i - 1].tensor), weights_.matrix(each.tensor));
             if (!is_product(each)) continue;
             const Linear<T>& w = weights_.matrix(each.tensor);
+            if (each.from == kShared && !shared_.rows.data) shared_.rows = Activations<T>(s.max_tokens, w.inputs());
             reserve(inputs_of(each), w, s.max_tokens);
             forms_[i] = form_of(w);
             if (operations_[i - 1].to == kNormed) forms_[i - 1] = form_of(w);
@@ -151,7 +152,12 @@ class Transformer : public Engine, private Tasks {
     static bool is_summed(const Operation& of) { return of.kind == kExpertSum || (of.kind == kLinear && of.to != kQkv); }
     static InputForm form_of(const Linear<T>& w) { return w.format().input_form; }
     Inputs<T>& inputs_of(const Operation& product) {
-        return product.from == kNormed ? normed_ : product.from == kAttended ? attended_ : gated_;
+        switch (product.from) {
+            case kNormed: return normed_;
+            case kAttended: return attended_;
+            case kShared: return shared_;
+            default: return gated_;
+        }
     }
     const Activations<T>& rows_of(int buffer) const { return buffer == kResidual ? residual_ : projected_; }
 
@@ -174,7 +180,7 @@ class Transformer : public Engine, private Tasks {
                 case kNorm: add(kNormTokens, i, blocks); break;
                 case kLinear:
                 case kGatedLinear:
-                    add(kQuantize, i, each.from != kNormed && forms_[i] != InputForm::kDense ? blocks : 0);
+                    add(kQuantize, i, operations_[i - 1].to != kNormed && forms_[i] != InputForm::kDense ? blocks : 0);
                     add(kShrink, i, adapters_.shrink_tasks(each.tensor));
                     add(kProject, i, projection_.tasks_of({weights_.matrix(each.tensor), inputs_of(each), tokens}));
                     add(kShareSum, i, shared && is_summed(each));
@@ -385,7 +391,8 @@ class Transformer : public Engine, private Tasks {
             return project(of, shape.rank ? nullptr : weights_.values(of.other), x, task, thread, Partial{this});
         const T* bias = weights_.values(of.other);
         if (of.kind == kGatedLinear)
-            return with_gate(of, gated_.rows, [&](const auto& gate) { project(of, bias, x, task, thread, gate); });
+            return with_gate(of, (of.to == kShared ? shared_ : gated_).rows,
+                             [&](const auto& gate) { project(of, bias, x, task, thread, gate); });
         if (of.to == kResidual) return project(of, bias, x, task, thread, AddTo<T>{residual_, of.factor});
         project(of, bias, x, task, thread, StoreTo<T>{of.to == kQkv ? qkv_ : projected_});
     }
@@ -527,7 +534,7 @@ class Transformer : public Engine, private Tasks {
     T* const embedding_;  // [full_vocab][columns of this rank]
     const Linear<T>& head_;
     Activations<T> residual_, qkv_, projected_;
-    Inputs<T> normed_, attended_, gated_, last_;
+    Inputs<T> normed_, attended_, gated_, shared_, last_;
     std::vector<float> squares_;         // of each token's queries and keys, on one rank
     std::vector<Sampler> samplers_;      // one for each thread
     std::vector<double> waited_before_;  // of each, before this step

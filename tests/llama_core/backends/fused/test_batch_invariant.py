@@ -47,6 +47,7 @@ def check_attention(
     seeds: Seq[int],
     shapes: Seq[tuple[int, int, int, int]] = SHAPES,
     *,
+    windows: Seq[int] = WINDOWS,
     is_float8: bool = False,
 ) -> None:
     """is_float8: of the cache."""
@@ -54,7 +55,7 @@ def check_attention(
 
     ops = TritonOps(batch_invariant=True)
     for seed in seeds:
-        shape, window = shapes[seed % len(shapes)], WINDOWS[seed % len(WINDOWS)]
+        shape, window = shapes[seed % len(shapes)], windows[seed % len(windows)]
         case, generator = Case(seed, shape, dtype, device, is_float8=is_float8), np.random.default_rng(seed)
         got = attended(ops, case, window)
         cut = [part for row in case.rows for part in parts_of(row, generator)]
@@ -132,6 +133,7 @@ def run_interpreted(statement: str) -> None:
         ("float32", "range(2)"),
         ("float16", "[6]"),
         ("float16", "[7], is_float8=True"),
+        ("float16", "[3, 5], windows=[-40]"),
         pytest.param("float32", "range(2, 6)", marks=pytest.mark.full),
         pytest.param("float16", "range(8, 12), is_float8=True", marks=pytest.mark.full),
     ],

@@ -1,0 +1,89 @@
+"""Llama 4, its text model: layers with chunks of attention, rotated and normed by head without factors, between others whose
+queries have a temperature; experts whose inputs the router scales, and beside them one that all tokens share."""
+
+from dataclasses import replace
+
+from llama_core.model import llama
+from llama_core.model.family import Family, Given
+from llama_core.model.fields import Fields
+from llama_core.model.operations import Add, Again, ExpertRows, Extent, GatedLinear, Layer, Linear, Temperature
+
+_QKV = replace(llama.Q, is_rotated=False), replace(llama.K, is_rotated=False), llama.V  # rows lie in Meta's order
+_ROUTER = replace(llama.ROUTER, hugging_face="feed_forward.router")
+_GATE, _UP, _DOWN = (
+    replace(weight, hugging_face=f"feed_forward.experts.{name}_proj", rows=rows)
+    for weight, name, rows in (
+        (llama.EXPERT_GATE, "gate_up", ExpertRows(0, 2, is_turned=True, in_blocks=True)),
+        (llama.EXPERT_UP, "gate_up", ExpertRows(1, 2, is_turned=True, in_blocks=True)),
+        (llama.EXPERT_DOWN, "down", ExpertRows(is_turned=True)),
+    )
+)
+
+
+def _dense(place: str, tensors: str, width: Extent) -> Layer:
+    """A gated layer without routes. place: of its weights. tensors: the begin of the tensors' names."""
+    gate, up, down = (
+        replace(
+            each, name=each.name.replace("feed_forward", place), hugging_face=each.hugging_face.replace("mlp", place)
+        )
+        for each in (llama.GATE, llama.UP, llama.DOWN)
+    )
+    parts = replace(gate, outputs=width), replace(up, outputs=width)
+    return GatedLinear(f"{tensors}gate_up", parts), Linear(f"{tensors}down", (replace(down, inputs=width),))
+
+
+_DENSE = _dense("feed_forward", "", "hidden")
+_SHARED = _dense("feed_forward.shared_expert", "shared_", "expert_hidden")
+
+
+def _has_experts(fields: Fields, i: int) -> bool:
+    layers = fields.given.get("moe_layers")
+    if layers is None:
+        return (i + 1) % fields.integer("interleave_moe_layer_step") == 0
+    if not isinstance(layers, list):
+        raise fields.wrong("moe_layers", "a list of layers")
+    return i in layers
+
+
+def _layer(given: Given, i: int) -> Layer:
+    fields, rotates, temperature = given.fields, llama.has_rope(given.fields, i), None
+    if not rotates and fields.given.get("attn_temperature_tuning"):  # a flag, or 4 in files of 2025
+        temperature = Temperature(fields.number("attn_scale") or 0.0, fields.integer("floor_scale"), ahead=1)
+    fed = _DENSE
+    if _has_experts(fields, i):
+        routed = llama.experts(fields, router=_ROUTER, gate=_GATE, up=_UP, down=_DOWN, scales_inputs=True)
+        fed = *routed, Add(), Again(), *_SHARED
+    # transformers norms after the rotation, which keeps a head's sum of squares.
+    norms = rotates and fields.flag("use_qk_norm")
+    return llama.llama_layer(
+        given, i, fed=fed, qkv=_QKV, rotates=rotates, has_plain_norms=norms, temperature=temperature
+    )
+
+
+_SWITCHES = {"use_qk_norm": True, "attn_temperature_tuning": True, "attention_chunk_size": 8192}
+
+FAMILIES = (
+    Family(
+        "llama4_text",
+        _layer,
+        {
+            **{"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+            **{
+                "intermediate_size": 8192,
+                "intermediate_size_mlp": 16_384,
+                "rope_theta": 500_000.0,
+                "layer_types": None,
+            },
+            **{"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "no_rope_layer_interval": 4},
+            **{**_SWITCHES, "floor_scale": 8192, "attn_scale": 0.1},
+        },
+        is_sliding=llama.has_rope,
+        optional_bias=("attention_bias",),
+        reads=llama.EXPERT_FIELDS | dict.fromkeys((*_SWITCHES, "no_rope_layers", "no_rope_layer_interval"), ""),
+        model=lambda fields: {
+            **llama.expert_sizes(16, "intermediate_size")(fields),
+            "hidden_dim": fields.integer("intermediate_size_mlp"),
+        },
+        wrappers=("llama4",),
+    ),
+)
