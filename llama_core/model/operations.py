@@ -192,7 +192,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """After an `Add`: the value becomes the one that the last `Norm` made of the residual."""
+    """After experts and their `Add`: the value becomes the one that the `Norm` before the experts made of the residual."""
 
 
 Operation = Norm | Linear | Rotate | Attend | GatedLinear | Route | GatedExperts | ExpertSum | Add | Again
@@ -225,6 +225,7 @@ _SUMMED: Final = ((("heads",), _DIM), (("hidden",), _DIM), (("expert_hidden",), 
 _LINEAR: Final = ((_DIM, _QKV), (_DIM, _GATED_QKV), *_SUMMED)
 _GATED: Final = ((_DIM, ("hidden", "hidden")), (_DIM, ("expert_hidden", "expert_hidden")))
 _ROUTED: Final = ("dim", "experts")
+_NORMED_EXPERTS: Final = (Norm, Route, GatedExperts, ExpertSum, Add)  # none of which overwrites what the norm has made
 
 
 def check_layer(layer: Layer, place: str) -> None:
@@ -233,7 +234,6 @@ def check_layer(layer: Layer, place: str) -> None:
     value = _DIM
     names: set[str] = set()
     before: Operation = Add()
-    from_residual: Operation = before  # the last that took it
     for number, operation in enumerate(layer):
         at = f"{place}, operation {number} ({type(operation).__name__})"
         weights = weights_of(operation)
@@ -275,15 +275,13 @@ def check_layer(layer: Layer, place: str) -> None:
                 raise ConfigError(f"{at}: adds the residual to itself")
             case Add() if isinstance(before, Again):
                 raise ConfigError(f"{at}: adds the value of a norm")
-            case Again() if not (isinstance(before, Add) and isinstance(from_residual, Norm)):
-                raise ConfigError(f"{at}: must follow Add, in a part of the layer that begins with Norm")
+            case Again() if tuple(map(type, layer[max(0, number - 5) : number])) != _NORMED_EXPERTS:
+                raise ConfigError(f"{at}: must follow Norm, experts and Add")
         if value != taken:
             raise ConfigError(f"{at}: takes {', '.join(taken)}, but the value before it is {', '.join(value)}")
         if twice := [each for each in own if each in names]:
             raise ConfigError(f"{at}: {twice[0]} has been used before")
         names.update(own)
-        if isinstance(before, Add) and not isinstance(operation, Again):
-            from_residual = operation
         value, before = given, operation
     if not isinstance(before, Add) or not layer:
         raise ConfigError(f"{place}: does not end with Add, so that its last operations have no effect")

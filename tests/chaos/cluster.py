@@ -237,7 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="file for the logs of the replicas")
     options = parser.parse_args(arguments)
-    options.kinds += [LULL] * options.scales
+    if LULL in options.kinds and not options.scales:
+        parser.error(f"{LULL} needs --scales")
+    options.kinds += [LULL] * (options.scales and LULL not in options.kinds)
     result = run(options)
     text = json.dumps(result, indent=2)
     print(text)

@@ -9,11 +9,15 @@ from llama_core.model.family import Given
 from llama_core.model.llama import (
     ATTENTION_NORM,
     DOWN,
+    EXPERT_DOWN,
+    EXPERT_GATE,
+    EXPERT_UP,
     FFN_NORM,
     GATE,
     K_NORM,
     OUT,
     Q_NORM,
+    ROUTER,
     UP,
     K,
     Q,
@@ -21,7 +25,19 @@ from llama_core.model.llama import (
     attention,
     feed_forward,
 )
-from llama_core.model.operations import Add, Again, Attend, GatedLinear, Layer, Linear, Norm, Rotate
+from llama_core.model.operations import (
+    Add,
+    Again,
+    Attend,
+    ExpertSum,
+    GatedExperts,
+    GatedLinear,
+    Layer,
+    Linear,
+    Norm,
+    Rotate,
+    Route,
+)
 from llama_core.model.rope import RopeConfig
 from tests.support.plain_model import decoder
 
@@ -29,6 +45,7 @@ SIZES = (64, 2, 4, 2, 16, 96, 90)
 GIVEN = Given(RopeConfig(), (0,))
 ATTENDED, FED = attention(GIVEN, 0), feed_forward(GIVEN)
 QKV = Linear("qkv", (Q, K, V))
+EXPERTS = Route(ROUTER, 2), GatedExperts("gate_up", (EXPERT_GATE, EXPERT_UP)), ExpertSum("down", (EXPERT_DOWN,))
 REFUSED: dict[str, tuple[Layer, str]] = {
     "nothing": ((), "does not end with Add"),
     "an output that nobody adds": ((*ATTENDED, Add(), *FED), "does not end with Add"),
@@ -42,12 +59,15 @@ REFUSED: dict[str, tuple[Layer, str]] = {
     "an Add at the begin": ((Add(),), "operation 0 .Add.: adds the residual to itself"),
     "Again without an Add before": (
         (Norm(ATTENTION_NORM), Again(), *ATTENDED, Add()),
-        "operation 1 .Again.: must follow Add",
+        "operation 1 .Again.: must follow Norm, experts and Add",
     ),
-    "Again without a norm": ((*ATTENDED, Add(), Again(), *FED, Add()), "operation 5 .Again.: .* begins with Norm"),
+    "Again without experts": (
+        (*ATTENDED, Add(), Norm(FFN_NORM), *FED, Add(), Again(), *FED, Add()),
+        "operation 9 .Again.: must follow Norm, experts and Add",
+    ),
     "an Add of a norm": (
-        (Norm(ATTENTION_NORM), *ATTENDED, Add(), Again(), Add()),
-        "operation 7 .Add.: adds the value of a norm",
+        (*ATTENDED, Add(), Norm(FFN_NORM), *EXPERTS, Add(), Again(), Add()),
+        "operation 11 .Add.: adds the value of a norm",
     ),
     "a weight used twice": (
         (*ATTENDED, Norm(FFN_NORM), Add(), Norm(FFN_NORM), *FED, Add()),

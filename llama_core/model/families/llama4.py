@@ -1,7 +1,9 @@
 """Llama 4, its text model: layers with chunks of attention, rotated and normed by head without factors, between others whose
 queries have a temperature; experts whose inputs the router scales, and beside them one that all tokens share."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from llama_core.model import llama
 from llama_core.model.family import Family, Given
@@ -60,6 +62,12 @@ def _layer(given: Given, i: int) -> Layer:
     )
 
 
+def _sizes(fields: Fields) -> Mapping[str, Any]:
+    """Llama Guard 4 has no experts."""
+    of_experts = {} if fields.given.get("moe_layers") == [] else llama.expert_sizes(16, "intermediate_size")(fields)
+    return {**of_experts, "hidden_dim": fields.integer("intermediate_size_mlp")}
+
+
 _SWITCHES = {"use_qk_norm": True, "attn_temperature_tuning": True, "attention_chunk_size": 8192}
 
 FAMILIES = (
@@ -80,10 +88,7 @@ FAMILIES = (
         is_sliding=llama.has_rope,
         optional_bias=("attention_bias",),
         reads=llama.EXPERT_FIELDS | dict.fromkeys((*_SWITCHES, "no_rope_layers", "no_rope_layer_interval"), ""),
-        model=lambda fields: {
-            **llama.expert_sizes(16, "intermediate_size")(fields),
-            "hidden_dim": fields.integer("intermediate_size_mlp"),
-        },
+        model=_sizes,
         wrappers=("llama4",),
     ),
 )

@@ -68,6 +68,13 @@ def test_the_temperature_of_queries_is_that_of_the_rotary_embedding_that_counts(
     assert {each.temperature for each in config.angles} == {Temperature(0.3, 32), None}
 
 
+def test_llama_4_without_experts_is_dense() -> None:
+    """As transformers' converter writes Llama Guard 4."""
+    none = {"moe_layers": [], "num_local_experts": 0, "num_experts_per_tok": 0, "interleave_moe_layer_step": 0}
+    config = read(CONFIGS["llama4-moe"] | none)
+    assert config.n_experts == 0 and config.hidden_dim == 64
+
+
 def test_an_expert_has_a_part_for_each_rank() -> None:
     config = read(CONFIGS["mixtral"] | {"intermediate_size": 2})
     config.check_world_size(2)
